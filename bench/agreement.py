@@ -25,9 +25,9 @@ from setting import log_entry, setting_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_server import Served, check_installed, running_vllm
 
-from pdcluster_operator.api.errors import StartError
-from pdcluster_operator.bench.openai import COMPLETIONS, OpenAIServer
+from pdcluster_api.errors import StartError
 from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdctl.bench.openai import COMPLETIONS, OpenAIServer
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from pdcluster_operator.api.load import parse
-from pdcluster_operator.api.pdcluster import PDClusterSpec
-from pdcluster_operator.plan.autoscale.decide import decide
-from pdcluster_operator.plan.autoscale.values import Clock, Holding, Memory, Outcome, PoolFacts, Sample, Windows, WorkerSample
+from pdcluster_api.plan.autoscale.decide import decide
+from pdcluster_api.plan.autoscale.values import Clock, Holding, Memory, Outcome, PoolFacts, Sample, Windows, WorkerSample
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.pdcluster import PDClusterSpec
 
 LIMIT = 1.0
 NOW = 100_000.0

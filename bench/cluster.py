@@ -19,9 +19,9 @@ from prometheus_client.samples import Sample
 from stats import EngineCounters
 from system import Address
 
-from pdcluster_operator.bench.load import Ask, Counted, OnChunk
-from pdcluster_operator.bench.openai import OpenAIServer, http_session
-from pdcluster_operator.bench.started import Started, started_cluster
+from pdctl.bench.load import Ask, Counted, OnChunk
+from pdctl.bench.openai import OpenAIServer, http_session
+from pdctl.bench.started import Started, started_cluster
 
 _LOADED = re.compile(r"loaded model .*dtype=(\S+) threads=(\d+)")
 _RESERVED = re.compile(r"reserved kv cache blocks=(\d+) block_bytes=(\d+)")

@@ -26,9 +26,9 @@ from footprint import Footprint
 from stats import EngineCounters
 from system import Address
 
-from pdcluster_operator.api.errors import IncompleteAnswerError, StartError
-from pdcluster_operator.bench.load import Ask, Counted, OnChunk
-from pdcluster_operator.bench.started import START_LIMIT_SECONDS, end_process
+from pdcluster_api.errors import IncompleteAnswerError, StartError
+from pdctl.bench.load import Ask, Counted, OnChunk
+from pdctl.bench.started import START_LIMIT_SECONDS, end_process
 
 MAX_BATCH = 16  # A's concurrency, so that each of its batches is full
 # Clients that wait for one batch send their next requests together; this lets all of them arrive.

@@ -25,9 +25,9 @@ import yaml
 from cluster import Cluster, Setup, running_cluster
 from setting import setting_lines
 
-from pdcluster_operator.bench.answers import Run, percentile
-from pdcluster_operator.bench.load import Ask, Pace, poisson_arrivals, run_load
-from pdcluster_operator.bench.openai import OpenAIServer
+from pdctl.bench.answers import Run, percentile
+from pdctl.bench.load import Ask, Pace, poisson_arrivals, run_load
+from pdctl.bench.openai import OpenAIServer
 
 FILE = Path(__file__).parents[1] / "examples" / "chat.yaml"
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()

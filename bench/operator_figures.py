@@ -13,7 +13,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdcluster_operator.bench.answers import percentile
+from pdctl.bench.answers import percentile
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})

@@ -78,7 +78,7 @@ class Operator:
             **({"PDCLUSTER_CONCURRENCY": str(self.concurrency)} if self.concurrency else {}),
         }
         with self.log.open("ab") as output:
-            command = [sys.executable, "-m", "pdcluster_operator.main"]
+            command = [sys.executable, "-m", "pdcluster_operator"]
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self._usage = psutil.Process(self._process.pid)
 

@@ -28,9 +28,9 @@ import aiohttp
 import yaml
 from setting import setting_lines
 
-from pdcluster_operator.bench.load import poisson_arrivals
-from pdcluster_operator.bench.openai import COMPLETIONS, http_session
-from pdcluster_operator.bench.started import started_cluster
+from pdctl.bench.load import poisson_arrivals
+from pdctl.bench.openai import COMPLETIONS, http_session
+from pdctl.bench.started import started_cluster
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 FILE = Path(__file__).parents[1] / "examples" / "mixed.yaml"

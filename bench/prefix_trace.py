@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pdcluster_operator.bench.load import Ask
+from pdctl.bench.load import Ask
 
 VOCABULARY = 40_000
 

@@ -15,7 +15,7 @@ from setting import setting_lines
 from stats import LATENCIES, RATES, SLO, STREAM_RATE, EngineCounters, chunks_per_token, start_delays
 from workload import Workload
 
-from pdcluster_operator.bench.answers import percentile
+from pdctl.bench.answers import percentile
 
 _RATIOS = (("mixed", "vllm"), ("1p1d", "vllm"), ("1p1d", "mixed"), ("mixed", "hf"), ("variant", "mixed"))
 

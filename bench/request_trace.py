@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pdcluster_operator.bench.load import Ask
+from pdctl.bench.load import Ask
 
 
 @dataclass(frozen=True, slots=True)

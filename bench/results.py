@@ -8,7 +8,7 @@ from footprint import Footprint
 from stats import EngineCounters, ratios, summarize
 from workload import Workload
 
-from pdcluster_operator.bench.answers import Run
+from pdctl.bench.answers import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,13 @@ from roofline_figures import BYTES, Machine, Reached, Shape, Step, reached
 from run import FILES, LOG, engine_fields
 from setting import log_entry, setting_lines
 
-from pdcluster_operator.api.errors import OperatorError, StartError
-from pdcluster_operator.api.load import load
-from pdcluster_operator.bench.datasets import Lengths, Sampling, random_asks
-from pdcluster_operator.bench.load import Pace, run_load
-from pdcluster_operator.bench.measure import checked
-from pdcluster_operator.local.machine import available_cores
-from pdcluster_operator.local.model import cached_model
+from pdcluster_api.errors import OperatorError, StartError
+from pdcluster_api.schema.load import load
+from pdctl.bench.datasets import Lengths, Sampling, random_asks
+from pdctl.bench.load import Pace, run_load
+from pdctl.bench.measure import checked
+from pdctl.local.machine import available_cores
+from pdctl.local.model import cached_model
 
 CHUNK = 256
 READ_ROWS = 16_384  # half a GB of bfloat16: larger than any cache of a processor

@@ -25,12 +25,12 @@ import psutil
 import yaml
 from router_fakes import CERTIFICATES, MODEL, REVISION
 
-from pdcluster_operator.api.errors import StartError
-from pdcluster_operator.bench.started import end_process
-from pdcluster_operator.local.certificates import make_certificates
-from pdcluster_operator.local.etcd import etcd_launch, find_etcd, wait_until_reachable
-from pdcluster_operator.local.machine import free_port
-from pdcluster_operator.local.processes import Launch, spawn
+from pdcluster_api.errors import StartError
+from pdctl.bench.started import end_process
+from pdctl.local.certificates import make_certificates
+from pdctl.local.etcd import etcd_launch, find_etcd, wait_until_reachable
+from pdctl.local.machine import free_port
+from pdctl.local.processes import Launch, spawn
 
 FOLDER = Path.home() / ".cache" / "pdcluster" / "routers"
 PEERS = ("sglang-router", "smg", "vllm-router")

@@ -38,7 +38,7 @@ from router_systems import (
 from setting import log_entry, setting_lines
 from stats import ratios
 
-from pdcluster_operator.bench.answers import percentile
+from pdctl.bench.answers import percentile
 
 ROOT = Path(__file__).parents[1]
 DIRECT = "direct"

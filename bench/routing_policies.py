@@ -16,8 +16,8 @@ import yaml
 from cluster import Setup, running_cluster
 from prefix_trace import PrefixTrace
 
-from pdcluster_operator.bench.answers import Run
-from pdcluster_operator.bench.load import Pace, run_load
+from pdctl.bench.answers import Run
+from pdctl.bench.load import Pace, run_load
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "examples" / "prefix-routing.yaml"

@@ -43,13 +43,13 @@ from vllm_client import run_client
 from vllm_server import Served, check_installed, running_vllm
 from workload import FULL, GROUPS, QUICK, Workload
 
-from pdcluster_operator.api.errors import InvalidObjectError, OperatorError, StartError
-from pdcluster_operator.api.load import load
-from pdcluster_operator.bench.answers import Run
-from pdcluster_operator.bench.load import run_load
-from pdcluster_operator.bench.measure import checked
-from pdcluster_operator.local.machine import available_cores
-from pdcluster_operator.local.model import cached_model
+from pdcluster_api.errors import InvalidObjectError, OperatorError, StartError
+from pdcluster_api.schema.load import load
+from pdctl.bench.answers import Run
+from pdctl.bench.load import run_load
+from pdctl.bench.measure import checked
+from pdctl.local.machine import available_cores
+from pdctl.local.model import cached_model
 
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "bench" / "LOG.md"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedulers_load import LOAD, Answers, Arrival, arrivals
 
-from pdcluster_operator.bench.svg import Curve, Panel, distribution, picture
+from pdctl.bench.svg import Curve, Panel, distribution, picture
 
 if TYPE_CHECKING:
     from pdcluster_worker.config.engine import EngineConfig

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pdcluster_operator.bench.answers import percentile
-from pdcluster_operator.bench.load import poisson_arrivals
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdctl.bench.answers import percentile
+from pdctl.bench.load import poisson_arrivals
 
 VOCABULARY = 40_000
 

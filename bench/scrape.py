@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.rounds import Rounds
+from pdcluster_operator.scrape.rounds import scrape_round
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.values import Target
 from pdcluster_operator.scrape.windows import Windows
@@ -142,10 +142,10 @@ async def measure(targets: Sequence[Target], page_bytes: int, interval_seconds: 
     registry = CollectorRegistry()
     async with Scraper() as scraper:
         windows = Windows(CLUSTER)
-        scraping = Rounds(scraper, ScrapeMetrics(registry, lambda: (windows,), time.monotonic))
+        metrics = ScrapeMetrics(registry, lambda: (windows,), time.monotonic)
         for _ in range(rounds + 1):
             cpu_start, start = time.process_time(), time.monotonic()
-            await scraping.run(windows, targets, STALE_AFTER)
+            await scrape_round(scraper, metrics, windows, targets, STALE_AFTER)
             wall.append(time.monotonic() - start)
             windows.pools()
             generate_latest(registry)

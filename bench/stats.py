@@ -1,6 +1,6 @@
 """How the bench counts, over rounds and systems: pure functions over recorded answers and counters.
 
-The formulas of a single answer are `pdcluster_operator.bench.answers`', which
+The formulas of a single answer are `pdctl.bench.answers`', which
 `pdctl bench` uses too.  It does not know systems, workloads or HTTP.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from pdcluster_operator.bench.answers import Run, Slo, percentile
+from pdctl.bench.answers import Run, Slo, percentile
 
 SLO = Slo(ttft_seconds=2.0, tpot_seconds=0.1)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from footprint import Footprint
 from stats import EngineCounters
 
-from pdcluster_operator.bench.load import Target
+from pdctl.bench.load import Target
 
 
 @dataclass(frozen=True, slots=True)

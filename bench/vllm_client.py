@@ -19,8 +19,8 @@ from system import Address
 from vllm_server import FOLDER, Served
 from workload import Workload
 
-from pdcluster_operator.api.errors import StartError
-from pdcluster_operator.bench.answers import Answer, Run
+from pdcluster_api.errors import StartError
+from pdctl.bench.answers import Answer, Run
 
 LIMIT_SECONDS = 400.0
 _LAST_BYTES = 2000

@@ -22,11 +22,11 @@ from footprint import Footprint, Watched, idle_footprints
 from stats import EngineCounters
 from system import Address
 
-from pdcluster_operator.api.errors import StartError
-from pdcluster_operator.bench.load import Ask, Counted, OnChunk
-from pdcluster_operator.bench.openai import OpenAIServer, http_session
-from pdcluster_operator.bench.started import START_LIMIT_SECONDS, end_process
-from pdcluster_operator.local.machine import free_port
+from pdcluster_api.errors import StartError
+from pdctl.bench.load import Ask, Counted, OnChunk
+from pdctl.bench.openai import OpenAIServer, http_session
+from pdctl.bench.started import START_LIMIT_SECONDS, end_process
+from pdctl.local.machine import free_port
 
 FOLDER = Path.home() / ".cache" / "pdcluster" / "vllm"
 KV_GIB = 2

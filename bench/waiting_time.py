@@ -24,8 +24,8 @@ from waiting_time_engine import SimulatedServer
 from waiting_time_load import ATTAINMENT, PAPER, PRESETS, Group, Job, bimodal, jobs, probe
 from waiting_time_runs import Deciding, Forecasts, KnownLengths, Ours, Outcome, forecasters, forecasting
 
-from pdcluster_operator.bench.svg import Curve, Panel, picture
 from pdcluster_worker.routing.waiting_time.survival import Survival
+from pdctl.bench.svg import Curve, Panel, picture
 
 PUBLISHED = {"preset": (46.3, 16.4, 25.4, 24.8), "d_eff": (31.5, 16.4, 19.0, 35.7), "d_eff + mu": (27.2, 3.8, 25.5, 10.9)}
 """MAPE in per cent by group, in the order of PAPER [R4]."""

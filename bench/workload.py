@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pdcluster_operator.bench.load import Ask, Pace, poisson_arrivals
+from pdctl.bench.load import Ask, Pace, poisson_arrivals
 
 _FIRST_PLAIN_TOKEN = 256  # special tokens and single bytes stand below it in the vocabularies that we measure
 _WARM_UP_REQUESTS = 2

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pdcluster_operator.certificates.authority import Pair, issue, make_authority
+from pdcluster_api.certificates.authority import Pair, issue, make_authority
 from tests.ports import free_port
 
 NOW = datetime.datetime.now(datetime.UTC)

@@ -7,13 +7,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from pdcluster_operator.cluster.carry_out import carry_out
-from pdcluster_operator.cluster.client import ApiClient, Limits
-from pdcluster_operator.cluster.connect import connect
-from pdcluster_operator.cluster.converge import Action, ObjectName, converge
-from pdcluster_operator.cluster.kinds import CHILDREN, PDCLUSTER, Kind
-from pdcluster_operator.cluster.metrics import ApiMetrics
-from pdcluster_operator.plan.state import Failure
+from pdcluster_api.apiserver.client import ApiClient, Limits
+from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, Kind
+from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.plan.observed.state import Failure
+from pdcluster_operator.writes.apply import apply
+from pdcluster_operator.writes.diff import Action, ObjectName, diff
 from tests.apiserver import cluster_objects as objects
 
 Body = dict[str, Any]
@@ -63,17 +63,17 @@ class Connection:
         return found
 
     async def actions(self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()) -> list[Action]:
-        """What converge says now."""
+        """What diff says now."""
         live = await self.live(owner["metadata"]["namespace"])
-        return converge(owner["metadata"]["uid"], list(desired), live, rewrite=tuple(rewrite))
+        return diff(owner["metadata"]["uid"], list(desired), live, rewrite=tuple(rewrite))
 
     async def converge(self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()) -> list[Failure]:
-        """Do what converge says now."""
-        return await carry_out(self.client, await self.actions(owner, desired, rewrite=rewrite))
+        """Do what diff says now."""
+        return await apply(self.client, await self.actions(owner, desired, rewrite=rewrite))
 
     async def converge_knowing(self, owner: Body, desired: Iterable[Body], live: Iterable[Body]) -> list[Failure]:
-        """Do what converge says of these live objects, which may be out of date."""
-        return await carry_out(self.client, converge(owner["metadata"]["uid"], list(desired), live))
+        """Do what diff says of these live objects, which may be out of date."""
+        return await apply(self.client, diff(owner["metadata"]["uid"], list(desired), live))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Body:
         """One object."""

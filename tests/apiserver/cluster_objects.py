@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pdcluster_operator.api.labels import SEEN_REPLICAS, cluster_labels
+from pdcluster_api.schema.labels import SEEN_REPLICAS, cluster_labels
 
 Manifest = dict[str, Any]
 NAME = "chat"

@@ -169,7 +169,7 @@ class ControlPlane:
         self._wait_for("kube-controller-manager", f"https://127.0.0.1:{port}/healthz", trusted=False)
 
     def _spawn(self, name: str, *flags: str) -> None:
-        launcher = str(files("pdcluster_operator.local").joinpath("launcher.py"))
+        launcher = str(files("pdctl.local").joinpath("launcher.py"))
         with self._log_file(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-I", launcher, str(os.getpid()), str(binary(name)), *flags],

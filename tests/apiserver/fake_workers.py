@@ -7,10 +7,10 @@ from typing import Self
 
 from aiohttp import web
 
-from pdcluster_operator.api import labels
+from pdcluster_api.schema import labels
 from tests.apiserver import nodeless
 from tests.apiserver.plain_api import Body
-from tests.operator.scrape.pages import WorkerPages
+from tests.operator.pdcluster_operator.scrape.pages import WorkerPages
 from tests.ports import free_port
 
 MOST_WORKERS = 6  # of one role

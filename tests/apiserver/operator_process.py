@@ -56,8 +56,8 @@ class OperatorProcess:
 
     def start(self) -> None:
         """Start it and wait until it is ready or stands by."""
-        launcher = str(files("pdcluster_operator.local").joinpath("launcher.py"))  # it dies with the tests
-        command = [sys.executable, "-m", "pdcluster_operator.main"]
+        launcher = str(files("pdctl.local").joinpath("launcher.py"))  # it dies with the tests
+        command = [sys.executable, "-m", "pdcluster_operator"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", launcher, str(os.getpid()), *command], stdout=log, stderr=log, env=self._environment

@@ -8,13 +8,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from pdcluster_operator.cluster.cache import Key
-from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.connect import connect
-from pdcluster_operator.cluster.metrics import ApiMetrics
-from pdcluster_operator.manifests.render import Site
-from pdcluster_operator.reconcile.loop import Loop, LoopSettings
-from pdcluster_operator.reconcile.queue_runner import Done
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.manifests.render import Site
+from pdcluster_operator.loop import Loop, LoopSettings
+from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.session import Session
 
 SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import httpx
 
-from pdcluster_operator.api.labels import CLUSTER, POOL, REVISION, ROLE
-from pdcluster_operator.discovery import keys
+from pdcluster_api.discovery import keys
+from pdcluster_api.schema.labels import CLUSTER, POOL, REVISION, ROLE
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.etcd_server import EtcdServer
 

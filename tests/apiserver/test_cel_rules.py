@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import parse_applied
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.schema.load import parse_applied
 from tests.apiserver.cel_cases import RULES, Rule
 from tests.apiserver.objects import Objects
 from tests.operator.object_cases import minimal

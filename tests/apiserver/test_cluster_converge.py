@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pdcluster_operator.api.labels import SEEN_REPLICAS
-from pdcluster_operator.cluster.converge import ObjectName
-from pdcluster_operator.cluster.kinds import CHILD_OF_NAME, CONFIG_MAP, POOL_SCALER, SECRET, SERVICE
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, CONFIG_MAP, POOL_SCALER, SECRET, SERVICE
+from pdcluster_api.schema.labels import SEEN_REPLICAS
+from pdcluster_operator.writes.diff import ObjectName
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane, KubectlError

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pdcluster_operator.api import conditions
-from pdcluster_operator.api.errors import StartError
-from pdcluster_operator.cluster.carry_out import carry_out
-from pdcluster_operator.cluster.client import Limits
-from pdcluster_operator.cluster.connect import connect
-from pdcluster_operator.cluster.converge import converge
-from pdcluster_operator.cluster.errors import ConflictError, NotFoundError, UnavailableError
-from pdcluster_operator.cluster.kinds import CONFIG_MAP, POD_MONITOR, POOL_SCALER, SERVICE, STATEFUL_SET
+from pdcluster_api.apiserver.client import Limits
+from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.errors import ConflictError, NotFoundError, UnavailableError
+from pdcluster_api.apiserver.kinds import CONFIG_MAP, POD_MONITOR, POOL_SCALER, SERVICE, STATEFUL_SET
+from pdcluster_api.errors import StartError
+from pdcluster_api.schema import conditions
+from pdcluster_operator.writes.apply import apply
+from pdcluster_operator.writes.diff import diff
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane
@@ -187,13 +187,13 @@ async def test_an_api_server_that_restarts_is_waited_for(own_plane: ControlPlane
         own_plane.stop()
         with pytest.raises(UnavailableError, match="the API server does not answer"):
             await quick.client.find(CONFIG_MAP, "default", "chat-policy")
-        actions = converge("00000000-0000-0000-0000-000000000001", [policy, objects.stateful_set(_owner_of(policy))], [])
+        actions = diff("00000000-0000-0000-0000-000000000001", [policy, objects.stateful_set(_owner_of(policy))], [])
         with pytest.raises(UnavailableError):
-            await carry_out(quick.client, actions)
-        carrying_out = asyncio.create_task(carry_out(waiting.client, actions))
+            await apply(quick.client, actions)
+        applying = asyncio.create_task(apply(waiting.client, actions))
         await asyncio.to_thread(_once_refused, waiting)
         own_plane.start()
-        assert await carrying_out == []
+        assert await applying == []
         assert (await quick.get(CONFIG_MAP, "default", "chat-policy"))["data"] == policy["data"]
         assert await quick.get(STATEFUL_SET, "default", objects.WORKLOAD)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pdcluster_operator.cluster.client import Limits
-from pdcluster_operator.cluster.kinds import LEASE
-from pdcluster_operator.cluster.lease import Leadership, LeaseTimes
+from pdcluster_api.apiserver.client import Limits
+from pdcluster_api.apiserver.kinds import LEASE
+from pdcluster_operator.lease import Leadership, LeaseTimes
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane
 

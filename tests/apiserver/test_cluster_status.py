@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pdcluster_operator.cluster.events import MAX_REMEMBERED, PERIOD_SECONDS, Events
-from pdcluster_operator.cluster.kinds import EVENT, PDCLUSTER, POOL_SCALER
-from pdcluster_operator.cluster.status import write_status
-from pdcluster_operator.plan.state import Event
+from pdcluster_api.apiserver.kinds import EVENT, PDCLUSTER, POOL_SCALER
+from pdcluster_api.plan.result import Event
+from pdcluster_operator.writes.events import MAX_REMEMBERED, PERIOD_SECONDS, Events
+from pdcluster_operator.writes.status import write_status
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import load, parse
-from pdcluster_operator.api.revision import revision_of
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.schema.load import load, parse
+from pdcluster_api.schema.revision import revision_of
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.objects import Objects
 from tests.operator.object_cases import GOOD, Change, minimal
-from tests.operator.wrong_objects import BAD, Wrong
+from tests.operator.pdcluster_api.schema.wrong_objects import BAD, Wrong
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 SEEN_BY_THE_SERVER = [wrong for wrong in BAD if wrong.field is not None]

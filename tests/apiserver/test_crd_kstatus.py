@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import parse
-from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.workload import WorkloadId
-from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_operator.plan.state import DiscoveryState, Observed, ScalerState, WorkloadState
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
 from tests.operator.object_cases import at, minimal
 

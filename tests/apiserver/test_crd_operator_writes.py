@@ -5,18 +5,19 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pdcluster_operator.api.conditions import CAPACITY_SHORT
-from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import parse
-from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.workload import WorkloadId
-from pdcluster_operator.manifests.objects import Owner
-from pdcluster_operator.manifests.scaler import render_scaler
-from pdcluster_operator.plan.autoscale.explain import RecordedDecision, read_record
-from pdcluster_operator.plan.autoscale.values import Decision, Input, Problem, Step
-from pdcluster_operator.plan.autoscaled import recorded
-from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_operator.plan.state import Disaggregation, DiscoveryState, Observed, PodState, ScalerState, WorkerRecords, WorkloadState
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.manifests.objects import Owner
+from pdcluster_api.manifests.scaler import render_scaler
+from pdcluster_api.plan.autoscale.explain import read_record
+from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
+from pdcluster_api.plan.observed.decision import Decision, Input, RecordedDecision, Step
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import Disaggregation, DiscoveryState, Observed, PodState, ScalerState, WorkerRecords, WorkloadState
+from pdcluster_api.plan.status.autoscaled import recorded
+from pdcluster_api.schema.conditions import CAPACITY_SHORT
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
 from tests.operator.object_cases import at, minimal
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_operator.api.load import parse
-from pdcluster_operator.manifests.etcd_pod import DATA_FOLDER
-from pdcluster_operator.manifests.render import Capabilities, Owner, Site, render_shared
+from pdcluster_api.manifests.etcd_pod import DATA_FOLDER
+from pdcluster_api.manifests.render import Capabilities, Owner, Site, render_shared
+from pdcluster_api.schema.load import parse
 from tests.apiserver.control_plane import binary
 from tests.operator.object_cases import at, minimal
 from tests.ports import free_port
@@ -59,7 +59,7 @@ class Members:
     @contextmanager
     def running(self, *names: str) -> Iterator[None]:
         """The named members as processes, ended with the block."""
-        launcher = str(files("pdcluster_operator.local").joinpath("launcher.py"))
+        launcher = str(files("pdctl.local").joinpath("launcher.py"))
         processes = []
         try:
             for name in names:

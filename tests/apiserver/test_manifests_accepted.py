@@ -1,7 +1,7 @@
 """Everything that is rendered, as the real API server takes it: fields, values, lengths, quantities.
 
 PodMonitor and PrometheusRule are kinds of another project, which this API
-server does not have; `tests/operator/manifests` holds their content.
+server does not have; `tests/operator/pdcluster_api/manifests` holds their content.
 """
 
 import json
@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.api.load import parse
-from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.workload import WorkloadId
-from pdcluster_operator.manifests.child_names import child_names
-from pdcluster_operator.manifests.render import (
+from pdcluster_api.manifests.child_names import child_names
+from pdcluster_api.manifests.render import (
     Capabilities,
     Manifest,
     Owner,
@@ -26,6 +22,10 @@ from pdcluster_operator.manifests.render import (
     render_tls_secrets,
     render_workload,
 )
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import WorkloadId
 from tests.apiserver.control_plane import ControlPlane, KubectlError
 from tests.operator.object_cases import FULL, GOOD, Change, at, both, minimal
 from tests.system.waiting import wait_for

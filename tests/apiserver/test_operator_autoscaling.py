@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_api.schema.pdcluster import PDCluster
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.fake_workers import FakeWorkers
 from tests.apiserver.nodeless import Nodes
@@ -205,7 +205,7 @@ async def test_a_type_without_room_gives_back_and_the_next_pool_grows(
         scene = work.scene
         spare_pool = {"name": "spare", "gpu": "H100", "replicas": 0, "maxReplicas": 4}
         scene.change(roles={"decode": {"pools": [*ROLES["decode"]["pools"], spare_pool]}})
-        await work.until(lambda: len(scene.status["autoscaling"]["replicas"]) == 3)
+        await work.until(lambda: len(scene.status.get("autoscaling", {}).get("replicas", [])) == 3)
         let_nodes_be_full(work)
         workers.load["decode"] = 1.0
         await work.until(lambda: short(work))  # the condition is there until the next pool has taken over

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_operator.cluster.kinds import API_VERSION
+from pdcluster_api.apiserver.kinds import API_VERSION
 from tests.apiserver.control_plane import ControlPlane, KubectlError
 from tests.apiserver.limited_user import GROUPS, LimitedUser, all_of, limited_user
 from tests.apiserver.nodeless import Nodes

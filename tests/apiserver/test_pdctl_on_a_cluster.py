@@ -12,13 +12,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pdcluster_operator.api import labels
-from pdcluster_operator.api.load import parse
-from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.workload import WorkloadId
-from pdcluster_operator.cli.main import app
-from pdcluster_operator.plan.autoscale.explain import RecordedDecision, remembered
-from pdcluster_operator.plan.autoscale.values import Decision, Input, Step
+from pdcluster_api.plan.autoscale.explain import remembered
+from pdcluster_api.plan.observed.decision import Decision, Input, RecordedDecision, Step
+from pdcluster_api.schema import labels
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import WorkloadId
+from pdctl.cli.main import app
 from tests.apiserver.cluster_objects import ingress_service, scaler, stateful_set
 from tests.apiserver.control_plane import ControlPlane, binary
 from tests.apiserver.objects import Objects
@@ -159,7 +159,7 @@ def test_plan_of_a_file_that_the_api_server_would_refuse_says_the_same(pdctl: Ca
 
 def test_kubectl_finds_it_as_a_plugin(control_plane: ControlPlane, namespace: str, tmp_path: Path):
     plugin = tmp_path / "kubectl-pd"
-    plugin.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pdcluster_operator "$@"\n')
+    plugin.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pdctl "$@"\n')
     plugin.chmod(0o755)
     command = [str(binary("kubectl")), "pd", "why", "talk", "-n", namespace, "--kubeconfig", str(control_plane.kubeconfig)]
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.cluster.cache import name_of
-from pdcluster_operator.cluster.errors import UnsettledError
-from pdcluster_operator.plan.state import Failure
+from pdcluster_api.apiserver.errors import UnsettledError
+from pdcluster_api.plan.observed.state import Failure
+from pdcluster_operator.informer.cache import name_of
 from pdcluster_operator.reconcile import act
 from pdcluster_operator.reconcile.contested import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
@@ -81,7 +81,7 @@ async def test_a_pass_with_an_object_that_would_not_hold_still_tells_the_rest_an
     async def unsettled(*_: Any) -> list[Failure]:
         raise UnsettledError("ConfigMap chat-policy was changed by others again and again", refused)
 
-    monkeypatch.setattr(act, "carry_out", unsettled)  # nobody can be so fast and so regular
+    monkeypatch.setattr(act, "apply", unsettled)  # nobody can be so fast and so regular
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         done = await passes.one()
         assert (done.try_again, done.wrote, done.requeue_after_seconds) == (True, True, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_operator.discovery import keys
+from pdcluster_api.discovery import keys
 from pdcluster_operator.reconcile.worker_records import IDLE_POLL_SECONDS
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes

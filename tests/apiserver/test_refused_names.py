@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.api.load import parse
-from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.workload import WorkloadId
-from pdcluster_operator.manifests.child_names import names_of_before
-from pdcluster_operator.manifests.objects import Owner
-from pdcluster_operator.manifests.render import render_record
+from pdcluster_api.manifests.child_names import names_of_before
+from pdcluster_api.manifests.objects import Owner
+from pdcluster_api.manifests.render import render_record
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.reconcile.contested import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene

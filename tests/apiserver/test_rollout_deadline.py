@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pdcluster_operator.api.labels import REVISION
+from pdcluster_api.schema.labels import REVISION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready, waiting
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene

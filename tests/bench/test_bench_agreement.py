@@ -7,10 +7,10 @@ import agreement as agreement_bench
 import pytest
 from agreement_figures import Agreement, Difference, agreement, agreement_table, first_difference, until_end
 
-from pdcluster_operator.api.errors import StartError
-from pdcluster_operator.bench.openai import OpenAIServer, http_session
+from pdcluster_api.errors import StartError
+from pdctl.bench.openai import OpenAIServer, http_session
 from tests.make_tiny_model import make_tiny_model
-from tests.operator.bench.small_servers import serving
+from tests.operator.pdctl.bench.small_servers import serving
 from tests.system.prompts import Prompts
 
 EXPECTED = [[1, 2, 3, 4], [5, 6, 0], [7, 8, 9, 9]]

@@ -7,7 +7,7 @@ import run as run_module
 from typer.testing import CliRunner
 from workload import FULL
 
-from pdcluster_operator.cli.main import app
+from pdctl.cli.main import app
 
 TEXT = (Path(__file__).parents[2] / "docs" / "bench" / "README.md").read_text()
 

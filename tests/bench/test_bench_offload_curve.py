@@ -7,8 +7,8 @@ import pytest
 import yaml
 from offload_curve import LENGTHS, POLICIES, QUEUES, asks, row, with_routing
 
-from pdcluster_operator.api.load import parse
-from pdcluster_operator.bench.answers import Answer, Run
+from pdcluster_api.schema.load import parse
+from pdctl.bench.answers import Answer, Run
 
 
 def test_load_has_the_same_lengths_for_each_mode_and_no_prompt_twice() -> None:

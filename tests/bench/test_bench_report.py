@@ -9,7 +9,7 @@ from setting import log_entry
 from stats import EngineCounters
 from workload import Workload
 
-from pdcluster_operator.bench.answers import Answer, Run
+from pdctl.bench.answers import Answer, Run
 
 WORKLOAD = Workload("A", 32, 2, 1, concurrency=1)
 ENGINE = EngineCounters(num_steps=10, step_seconds=0.5, overhead_seconds=0.02, num_remote_prefills=1)

@@ -18,8 +18,8 @@ from stats import EngineCounters
 from system import Address, Start
 from workload import Workload
 
-from pdcluster_operator.api.errors import IncompleteAnswerError, StartError
-from pdcluster_operator.bench.load import Ask, Counted, OnChunk
+from pdcluster_api.errors import IncompleteAnswerError, StartError
+from pdctl.bench.load import Ask, Counted, OnChunk
 
 WORKLOADS = (Workload("A", 4, 2, 2, concurrency=2), Workload("client", 4, 2, 2, concurrency=2, by="vllm", for_batches=False))
 

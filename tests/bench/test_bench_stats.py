@@ -4,7 +4,7 @@ import pytest
 import stats
 from stats import EngineCounters, Spread, ratios, spread, summarize
 
-from pdcluster_operator.bench.answers import Answer, Run
+from pdctl.bench.answers import Answer, Run
 
 
 def answer(*chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None = None) -> Answer:

@@ -5,7 +5,7 @@ from pathlib import Path
 import make_traces
 import pytest
 
-from pdcluster_operator.replay.trace import read_trace
+from pdctl.replay.trace import read_trace
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "traces"
 

@@ -13,7 +13,7 @@ from vllm_client import client_command, run_client, run_of
 from vllm_server import Served, running_vllm
 from workload import Workload
 
-from pdcluster_operator.api.errors import StartError
+from pdcluster_api.errors import StartError
 
 INSTALL = Path(__file__).parents[2] / "bench" / "peers" / "install_vllm.sh"
 MODEL = Path("/models/small")

@@ -21,10 +21,10 @@ apiserver_request_total{verb="GET",resource="services",code="200"} 70
 apiserver_request_total{verb="WATCH",resource="services",code="200"} 1
 """
 LOG = """\
-2026-01-01 00:00:00,000 DEBUG pdcluster_operator.reconcile.loop pass ended key=bench/chat-0 wrote=True seconds=0.081500
-2026-01-01 00:00:00,100 INFO pdcluster_operator.cluster.carry_out create object=Secret chat-ca namespace=bench
-2026-01-01 00:00:00,200 DEBUG pdcluster_operator.reconcile.loop pass ended key=bench/chat-0 wrote=False seconds=0.007000
-2026-01-01 00:00:00,200 DEBUG pdcluster_operator.reconcile.loop pass ended key=bench/chat-0 wrote=Fal"""
+2026-01-01 00:00:00,000 DEBUG pdcluster_operator.loop pass ended key=bench/chat-0 wrote=True seconds=0.081500
+2026-01-01 00:00:00,100 INFO pdcluster_operator.writes.apply create object=Secret chat-ca namespace=bench
+2026-01-01 00:00:00,200 DEBUG pdcluster_operator.loop pass ended key=bench/chat-0 wrote=False seconds=0.007000
+2026-01-01 00:00:00,200 DEBUG pdcluster_operator.loop pass ended key=bench/chat-0 wrote=Fal"""
 
 
 def cells(line: str) -> list[str]:

@@ -6,7 +6,7 @@ import operator_scale
 import pytest
 from operator_scale import positive, wait_until
 
-from pdcluster_operator.cluster.kinds import CHILDREN, SERVICE, STATEFUL_SET
+from pdcluster_api.apiserver.kinds import CHILDREN, SERVICE, STATEFUL_SET
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", ""])

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_operator.cluster import kinds
-from pdcluster_operator.cluster.kinds import Kind, Manner
+from pdcluster_api.apiserver import kinds
+from pdcluster_api.apiserver.kinds import Kind, Manner
 from pdcluster_operator.settings import Settings
 from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, environment_of, helm, of_kind, render
 

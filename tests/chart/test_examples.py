@@ -8,11 +8,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pdcluster_operator.api.load import load, load_applied
-from pdcluster_operator.api.routing import DecodeScoreSpec, OffloadSpec, PrefillQueueSpec
-from pdcluster_operator.cli.main import app
-from pdcluster_operator.local.up import UpRequest, prepare
-from pdcluster_operator.plan.idle import idle_remarks
+from pdcluster_api.schema.load import load, load_applied
+from pdcluster_api.schema.routing import DecodeScoreSpec, OffloadSpec, PrefillQueueSpec
+from pdctl.cli.main import app
+from pdctl.local.idle import idle_remarks
+from pdctl.local.up import UpRequest, prepare
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))

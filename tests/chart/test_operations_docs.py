@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdcluster_operator.api import conditions
+from pdcluster_api.schema import conditions
 from tests.chart.helm_chart import CHART
 from tests.chart.test_chart_rights import OBJECTS
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdcluster_operator.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
+from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
 from tests.chart.helm_chart import CHART
-from tests.operator.manifests.rendering import shared_of
 from tests.operator.object_cases import at
+from tests.operator.pdcluster_api.manifests.rendering import shared_of
 
 ROOT = Path(__file__).parents[2]
 TRUST = (ROOT / "docs" / "trust.md").read_text()

@@ -1,4 +1,4 @@
-"""crds/pdcluster.yaml and pdcluster_operator.api say the same: fields, requirements, defaults, limits and names."""
+"""crds/pdcluster.yaml and pdcluster_api.schema say the same: fields, requirements, defaults, limits and names."""
 
 import re
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ import yaml
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from pdcluster_operator.api import conditions
-from pdcluster_operator.api.accelerators import accelerators
-from pdcluster_operator.api.engine import EngineSpec
-from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
-from pdcluster_operator.api.pdcluster import PDClusterSpec
-from pdcluster_operator.api.sections import MAX_POOLS, PoolSpec
-from pdcluster_operator.api.values import MAX_WORKERS
+from pdcluster_api.schema import conditions
+from pdcluster_api.schema.accelerators import accelerators
+from pdcluster_api.schema.engine import EngineSpec
+from pdcluster_api.schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_api.schema.sections import MAX_POOLS, PoolSpec
+from pdcluster_api.schema.values import MAX_WORKERS
 
 ROOT = Path(__file__).parents[2]
 CRD = yaml.safe_load((ROOT / "crds" / "pdcluster.yaml").read_text())

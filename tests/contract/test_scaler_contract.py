@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_operator.api.labels import GROUP, SEEN_REPLICAS
-from pdcluster_operator.api.sections import PoolSpec, RolesSpec
-from pdcluster_operator.manifests.objects import OWNER_API_VERSION, Owner
-from pdcluster_operator.manifests.scaler import KIND, render_scaler
+from pdcluster_api.manifests.objects import OWNER_API_VERSION, Owner
+from pdcluster_api.manifests.scaler import KIND, render_scaler
+from pdcluster_api.schema.labels import GROUP, SEEN_REPLICAS
+from pdcluster_api.schema.sections import PoolSpec, RolesSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 CRD = yaml.safe_load((CRDS / "pdpoolscaler.yaml").read_text())

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 import yaml
 
-from pdcluster_operator.api.engine import EngineSpec
-from pdcluster_operator.api.load import load, parse
-from pdcluster_operator.api.sections import ModelSpec
-from pdcluster_operator.discovery import etcd, keys
-from pdcluster_operator.discovery.disaggregation import read_disaggregation
-from pdcluster_operator.local.certificates import WORKER_NAME
-from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
-from pdcluster_operator.plan import pods, state
-from pdcluster_operator.plan.state import Disaggregation
+from pdcluster_api.apiserver import pods
+from pdcluster_api.discovery import etcd, keys
+from pdcluster_api.discovery.disaggregation import read_disaggregation
+from pdcluster_api.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
+from pdcluster_api.plan.observed import state
+from pdcluster_api.plan.observed.state import Disaggregation
+from pdcluster_api.schema.engine import EngineSpec
+from pdcluster_api.schema.load import load, parse
+from pdcluster_api.schema.sections import ModelSpec
 from pdcluster_operator.reconcile.key_secret import is_key
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
@@ -31,8 +31,9 @@ from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import options, records
 from pdcluster_worker.server.http.api_keys import ApiKeys
-from tests.operator.manifests.test_every_field_counts import ENGINE_VALUES, SCHEDULING_VALUES
+from pdctl.local.certificates import WORKER_NAME
 from tests.operator.object_cases import minimal
+from tests.operator.pdcluster_api.manifests.test_every_field_counts import ENGINE_VALUES, SCHEDULING_VALUES
 
 ROOT = Path(__file__).parents[2]
 ENTRY = "alice"

@@ -1,4 +1,7 @@
-"""What the operator's tests share.  Real here: etcd, processes, signals, files, TLS.  Not real: the worker program (standin_worker.py)."""
+"""Fixtures of the operator's tests.
+
+Real here: etcd, processes, signals, files, TLS.  Not real: the worker program (pdctl/local/standin_worker.py).
+"""
 
 import asyncio
 import time

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_operator.api.load import load
-from pdcluster_operator.local.model import cached_model
+from pdcluster_api.schema.load import load
+from pdctl.local.model import cached_model
 from tests.chat_model import FOLDER, chat_model
 
 ROOT = Path(__file__).parents[2]

@@ -1,17 +1,12 @@
 """The size checker on small trees: a good one passes, each limit is named when it is passed."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "check_sizes.py"
+from tests.scripts.checker import run_script
+
 FIVE = "one, two, three, four, five"
-
-
-def check(*folders: Path | str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *folders], capture_output=True, text=True, timeout=60, check=False)
 
 
 def function(num_lines: int) -> str:
@@ -33,7 +28,7 @@ def test_sizes_at_their_limits_pass(tmp_path: Path) -> None:
         f"    @staticmethod\n    def free({FIVE}): ...\n"
     )
 
-    result = check(tmp_path)
+    result = run_script("check_sizes.py", tmp_path)
 
     assert result.stdout == "check_sizes: 3 files, 0 problems\n"
     assert result.returncode == 0
@@ -68,7 +63,7 @@ def test_sizes_over_a_limit_fail_with_place_value_and_limit(tmp_path: Path, sour
     path = tmp_path / "bad.py"
     path.write_text(source)
 
-    result = check(tmp_path)
+    result = run_script("check_sizes.py", tmp_path)
 
     assert f"{path}:{problem}" in result.stdout
     assert "check_sizes: 1 files, 1 problems" in result.stdout
@@ -79,11 +74,11 @@ def test_sizes_leave_generated_code_out(tmp_path: Path) -> None:
     for name in ("worker_pb2.py", "worker_pb2_grpc.py"):
         (tmp_path / name).write_text(module(401))
 
-    assert check(tmp_path).stdout == "check_sizes: 0 files, 0 problems\n"
+    assert run_script("check_sizes.py", tmp_path).stdout == "check_sizes: 0 files, 0 problems\n"
 
 
 def test_sizes_of_missing_folder_are_an_error(tmp_path: Path) -> None:
-    result = check(tmp_path / "nowhere")
+    result = run_script("check_sizes.py", tmp_path / "nowhere")
 
     assert "nowhere: no such folder" in result.stdout
     assert result.returncode == 2

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts.checker import run_script
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_words.py"
-
-
-def check(*folders: Path | str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *folders], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_words_that_name_the_thing_pass(tmp_path: Path) -> None:
@@ -19,7 +17,7 @@ def test_words_that_name_the_thing_pass(tmp_path: Path) -> None:
         '    """Return whether a pod is retold."""\n    return f"pods {wish}"  # a number\n'
     )
 
-    result = check(tmp_path)
+    result = run_script("check_words.py", tmp_path)
 
     assert result.stdout == "check_words: 1 files, 0 problems\n"
     assert result.returncode == 0
@@ -50,7 +48,7 @@ def test_each_breach_is_named(tmp_path: Path, source: str, problem: str) -> None
     path = tmp_path / "bad.py"
     path.write_text(source)
 
-    result = check(tmp_path)
+    result = run_script("check_words.py", tmp_path)
 
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"{path}:{problem}")

@@ -4,6 +4,8 @@ from tests.conftest import ROOT, group_of, turn_of
 
 SYSTEM = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests" / "system").glob("test_*.py"))]
 
+PURE = "tests/operator/pdctl/local/test_rows.py"
+
 
 def test_files_that_share_a_cluster_go_together():
     together = {file: group_of(file) for file in SYSTEM if group_of(file) != file}
@@ -12,13 +14,13 @@ def test_files_that_share_a_cluster_go_together():
 
 
 def test_a_file_of_its_own_and_files_elsewhere_stand_alone():
-    for file in ("tests/system/test_drain.py", "tests/apiserver/test_cel_rules.py", "tests/operator/test_rows.py"):
+    for file in ("tests/system/test_drain.py", "tests/apiserver/test_cel_rules.py", PURE):
         assert (ROOT / file).is_file()
         assert group_of(file) == file
 
 
 def test_what_takes_long_begins_first():
-    files = ["tests/operator/test_rows.py", "tests/apiserver/test_cel_rules.py", "tests/system/test_ipv6.py", "tests/system/test_idle.py"]
+    files = [PURE, "tests/apiserver/test_cel_rules.py", "tests/system/test_ipv6.py", "tests/system/test_idle.py"]
     assert sorted(files, key=turn_of) == files[::-1]
 
 

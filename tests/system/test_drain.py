@@ -22,7 +22,7 @@ from tests.system.client import Json, body
 from tests.system.cluster import Cluster, NewCluster
 from tests.system.load import Load, Outcome
 from tests.system.prompts import Prompts
-from tests.system.test_equality_over_http import SAMPLED, SAMPLING
+from tests.system.sampled import SAMPLED, SAMPLING
 from tests.system.trace_load import run_trace
 from tests.system.waiting import wait_for
 from tests.system.worker_process import SETTLE_SECONDS, Metrics, WorkerProcess
@@ -58,7 +58,7 @@ def fleet(fleet_cluster: Fleet) -> Iterator[Fleet]:
     """All five, ready, and each decode worker knows the others."""
     fleet_cluster.cluster.heal()
     for decode in fleet_cluster.decodes.values():
-        wait_for(lambda decode=decode: _num_decode_peers(decode) == 2, SETTLE_SECONDS, f"{decode.name} knows two decode peers")
+        wait_for(lambda decode=decode: decode.num_decode_peers() == 2, SETTLE_SECONDS, f"{decode.name} knows two decode peers")
     yield fleet_cluster
     fleet_cluster.cluster.wait_settled()
 
@@ -111,7 +111,7 @@ def traced(fleet: Fleet) -> Iterator[WorkerProcess]:
     for decode in fleet.decodes.values():
         decode.take_policy(TRACED)
     router.wait_ready()
-    router.wait_for(lambda: _num_decode_peers(router) == len(DECODES), "the router knows the decode workers")
+    router.wait_for(lambda: router.num_decode_peers() == len(DECODES), "the router knows the decode workers")
     yield router
     for worker in set(fleet.cluster.workers.values()) - before - {router}:
         worker.close()
@@ -247,7 +247,3 @@ def _tokens_made(workers: list[WorkerProcess], since: list[Metrics]) -> float:
 def _ready_reason(worker: WorkerProcess) -> str:
     """Why it is not ready; empty when it is."""
     return worker.client.http.get("/ready").json()["reason"] or ""
-
-
-def _num_decode_peers(worker: WorkerProcess) -> float:
-    return worker.metrics().value("peers", role="decode", state="ready")

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
-import msgspec
 import pytest
 
-from pdcluster_worker.messages.requests import Sampling
 from tests.reference import Reference
 from tests.system.client import Answer, body
 from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
+from tests.system.sampled import SAMPLED, SAMPLING
 from tests.system.worker_process import WorkerProcess
 
 # Around the edges of blocks (16), chunks (64) and the offload threshold (256), and some in between.
@@ -20,22 +19,6 @@ LENGTHS = sorted({1, 2, 3, 7, 9, 24, 40, 72, 100, 150, 200, 300, *(edge + step f
 MAX_TOKENS = 12
 
 Ask = Callable[[list[int]], Answer]
-
-SAMPLING = Sampling(
-    max_tokens=20,
-    seed=1234,
-    temperature=0.9,
-    top_p=0.95,
-    top_k=50,
-    min_p=0.001,
-    presence_penalty=0.5,
-    frequency_penalty=0.3,
-    repetition_penalty=1.1,
-    logprobs=3,
-    ignore_eos=True,
-)
-SAMPLED = msgspec.to_builtins(SAMPLING)
-"""The same as fields of an API request: their names are alike."""
 
 
 def ask_twice(decode: WorkerProcess) -> Ask:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pdcluster_operator.cli.main import app
 from pdcluster_worker.journeys.journey import LIFETIME
+from pdctl.cli.main import app
 from tests.otlp_collector import Collector, Span
 from tests.reference import Reference
 from tests.system.client import body

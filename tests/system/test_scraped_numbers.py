@@ -11,8 +11,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdcluster_operator.manifests.pod_monitor import LIMITS
-from pdcluster_operator.plan.autoscale.values import WorkerSample
+from pdcluster_api.manifests.pod_monitor import LIMITS
+from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import parse_page
 from pdcluster_operator.scrape.sample import Reading, worker_sample
 from tests.system.cluster import Pair

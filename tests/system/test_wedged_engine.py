@@ -8,8 +8,8 @@ import httpx
 import psutil
 import pytest
 
-from pdcluster_operator.local.processes import Launch
-from pdcluster_operator.local.supervisor import Supervisor
+from pdctl.local.processes import Launch
+from pdctl.local.supervisor import Supervisor
 from tests.reference import Reference
 from tests.system.client import answer_of, body
 from tests.system.cluster import Cluster, NewCluster, Pair
@@ -43,13 +43,13 @@ def second(impatient: Pair) -> Iterator[WorkerProcess]:
     try:
         cluster.wait_ready()
         for decode in (impatient.decode, worker):
-            decode.wait_for(lambda decode=decode: _num_decode_peers(decode) == 1, "both decode workers know each other")
+            decode.wait_for(lambda decode=decode: decode.num_decode_peers() == 1, "both decode workers know each other")
         yield worker
     finally:
         worker.close()
         del cluster.workers[worker.name]
         cluster.heal()
-        impatient.decode.wait_for(lambda: _num_decode_peers(impatient.decode) == 0, "the second one is forgotten")
+        impatient.decode.wait_for(lambda: impatient.decode.num_decode_peers() == 0, "the second one is forgotten")
 
 
 @pytest.fixture
@@ -164,10 +164,6 @@ def _check_relayed_to_its_end(worker: WorkerProcess, prompts: Prompts) -> None:
         assert relayed.done
         assert worker.wait_end() == 1
     assert LAST_WORDS in worker.log_tail(1)
-
-
-def _num_decode_peers(worker: WorkerProcess) -> float:
-    return worker.metrics().value("peers", role="decode", state="ready")
 
 
 def _status(worker: WorkerProcess, path: str) -> int:

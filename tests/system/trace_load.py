@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from pdcluster_operator.bench.load import Ask
+from pdctl.bench.load import Ask
 from tests.system.client import Json, body
 from tests.system.tokens import tokens_in
 

@@ -184,6 +184,10 @@ class WorkerProcess:
         assert said is not None, f"{self.name} has not said it"
         return int(said[1])
 
+    def num_decode_peers(self) -> float:
+        """Ready decode workers that it knows."""
+        return self.metrics().value("peers", role="decode", state="ready")
+
     def metrics(self) -> Metrics:
         """Scrape it."""
         return Metrics(self.client.http.get("/metrics").raise_for_status().text)

@@ -1,3 +1,1 @@
-"""The PDCluster operator: API types, pure planning, manifests, and pdctl."""
-
-__version__ = "0.1.0"
+"""The operator process: watches PDClusters, reconciles one at a time, and scrapes their workers."""

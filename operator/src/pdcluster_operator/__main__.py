@@ -1,6 +1,6 @@
-"""`python -m pdcluster_operator` is `pdctl`."""
+"""`python -m pdcluster_operator` is `pdcluster-operator`."""
 
-from pdcluster_operator.cli.main import main
+from pdcluster_operator.main import main
 
 if __name__ == "__main__":
     main()

@@ -20,16 +20,16 @@ from typing import Any, Literal
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from pdcluster_operator.api.errors import OperatorError, StartError
-from pdcluster_operator.cluster.client import ApiClient, Limits
-from pdcluster_operator.cluster.connect import connect
-from pdcluster_operator.cluster.lease import Leadership
-from pdcluster_operator.cluster.metrics import ApiMetrics
+from pdcluster_api.apiserver.client import ApiClient, Limits
+from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.errors import OperatorError, StartError
+from pdcluster_api.manifests.render import Site
 from pdcluster_operator.handlers.framework import WatchSettings, run_watches
 from pdcluster_operator.handlers.probes import make_app, serve
 from pdcluster_operator.handlers.watch import Watch
-from pdcluster_operator.manifests.render import Site
-from pdcluster_operator.reconcile.loop import Loop, LoopSettings
+from pdcluster_operator.lease import Leadership
+from pdcluster_operator.loop import Loop, LoopSettings
 from pdcluster_operator.settings import Settings
 
 LIMITS = Limits(page=100)
@@ -211,7 +211,3 @@ def _configure_logging(level: int) -> None:
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kopf").setLevel(max(level, logging.WARNING))
     logging.getLogger("aiohttp").setLevel(max(level, logging.WARNING))
-
-
-if __name__ == "__main__":
-    main()

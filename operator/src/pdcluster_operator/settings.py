@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pdcluster_operator.api.errors import StartError
+from pdcluster_api.errors import StartError
 
 Value = TypeVar("Value")
 Number = TypeVar("Number", int, float)

@@ -9,7 +9,7 @@ from pdcluster_worker.config.asked_device import asked_device, check_gpu
 from pdcluster_worker.config.worker import load_worker_config
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.processes import worker_start
-from tests.worker.config.test_worker_config_errors import MINIMUM, write
+from tests.worker.config.engine_files import MINIMUM, write
 
 
 def with_device(folder: Path, device: str) -> Path:

@@ -12,23 +12,7 @@ from pdcluster_worker.messages.engine_settings import (
     SchedulerSettings,
     SpeculationSettings,
 )
-
-MINIMUM = """
-cluster: chat
-revision: r1
-role: decode
-pool: cpu
-model: {name: m, path: /models/m}
-discovery: {endpoints: ["127.0.0.1:2379"]}
-tls: {ca: ca.pem, certificate: worker.pem, key: worker.key}
-"""
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "engine.yaml"
-    path.write_text(text)
-    return path
-
+from tests.worker.config.engine_files import MINIMUM, write
 
 CHUNKS = "{low: 32, high: 128, stages: 4, maxTokens: 512}"
 

@@ -104,3 +104,16 @@ class RecordingPeer:
                 yield reply
         finally:
             self.closed = True
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let others run until it holds."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def outcomes(worker: Worker) -> dict[str, float]:
+    """Remote prefills by how they ended."""
+    samples = worker.metrics.remote_prefill.collect()[0].samples
+    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}

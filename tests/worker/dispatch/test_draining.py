@@ -1,7 +1,7 @@
 """When a worker is ready, draining and drained, on counters of what holds it and of clients that have not taken all."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pdcluster_worker.dispatch import draining
 from pdcluster_worker.dispatch.draining import Drain
 from pdcluster_worker.peers.records import WorkerState
+from tests.worker.dispatch.doubles import until
 
 DEADLINE_SECONDS = 20
 
@@ -53,12 +54,6 @@ async def holder(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Holder]:
     holder = Holder()
     yield holder
     await holder.drain.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def test_drain_by_command_ends_drained_when_nothing_holds(holder: Holder) -> None:

@@ -1,6 +1,5 @@
 """Learning from requests that run here, and the refusal of deadlines that cannot be met."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -16,11 +15,11 @@ from pdcluster_worker.dispatch.estimation import MAX_LABELS, Estimation, Followe
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys import journey
-from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Submit, Tokens
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.slo import aged
 from tests.worker.dispatch.doubles import ScriptedEngine
+from tests.worker.dispatch.ingress.ingresses import two_tokens
 
 
 class Bench:
@@ -189,13 +188,6 @@ def test_a_refused_request_is_not_in_the_line() -> None:
             pass
 
     assert bench.ttft() == before
-
-
-def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:
-    if not isinstance(message, Submit):
-        return ()
-    request_id = message.spec.request_id
-    return [Tokens([Token(request_id, 7)]), Tokens([Token(request_id, 8, finish_reason="length")])]
 
 
 async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(worker: Worker, engine: ScriptedEngine) -> None:

@@ -22,15 +22,9 @@ from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials
-from tests.system.certificates import make_certificates
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
 
 BUDGET = 100  # of a step; two are promised ahead for each engine
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> TLSConfig:
-    return TLSConfig(**make_certificates(tmp_path_factory.mktemp("tls") / "ours").settings())
 
 
 class Scene:

@@ -19,6 +19,7 @@ from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from tests.make_tiny_model import EOS, make_tiny_model
 from tests.system.prompts import Prompts
+from tests.worker.equality.answers import check
 from tests.worker.equality.engines import Guesses, Model, Pair, engines_over
 
 NUM_TOKENS = 60
@@ -123,12 +124,6 @@ def text_of(folder: Path, answer: list[Token]) -> str:
 
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     return str(tokenizer.decode([token.token_id for token in answer]))
-
-
-def check(actual: list[list[Token]], expected: list[list[Token]]) -> None:
-    assert [[token.token_id for token in answer] for answer in actual] == [[token.token_id for token in answer] for answer in expected]
-    for mine, theirs in zip(actual, expected, strict=True):
-        assert [token.logprob for token in mine] == pytest.approx([token.logprob for token in theirs], abs=1e-3)
 
 
 def test_every_answer_has_its_form(folder: Path, expected: list[list[Token]]) -> None:

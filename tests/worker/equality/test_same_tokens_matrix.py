@@ -24,6 +24,7 @@ from pdcluster_worker.model import prompt_logprobs
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference
 from tests.system.prompts import Prompts
+from tests.worker.equality.answers import check
 from tests.worker.equality.engines import CONTINUOUS, Guesses, Model, Pair, engines_over
 
 LENGTHS = (1, 16, 17, 64, 63, 65, 130, 33)  # blocks are 16, chunks 64
@@ -101,12 +102,6 @@ def reference(models: Models) -> Reference:
 def expected(models: Models) -> list[list[Token]]:
     pair = pair_of(models, "tp 1", "local and cached", CONTINUOUS)
     return [pair.run([spec], remote=False)[0] for spec in specs("expected")]
-
-
-def check(actual: list[list[Token]], expected: list[list[Token]]) -> None:
-    assert [[token.token_id for token in answer] for answer in actual] == [[token.token_id for token in answer] for answer in expected]
-    for mine, theirs in zip(actual, expected, strict=True):
-        assert [token.logprob for token in mine] == pytest.approx([token.logprob for token in theirs], abs=1e-3)
 
 
 def check_cell(pair: Pair, path: str, own: SchedulerSettings, expected: list[list[Token]]) -> None:

@@ -14,7 +14,6 @@ from pdcluster_worker.head_line.wire import Answer, Hello, LineError, encode, re
 from pdcluster_worker.messages.engine import EngineFailed, Ping, Stop, decode_outputs
 from pdcluster_worker.messages.engine import encode as encode_messages
 from tests.ports import free_port
-from tests.system.certificates import make_certificates
 
 HELLO = Hello(1, "c", "r", "mixed", "node-b", "127.0.0.1")
 
@@ -73,11 +72,6 @@ class PlayedHead:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> TLSConfig:
-    return TLSConfig(**make_certificates(tmp_path_factory.mktemp("tls") / "ours").settings())
 
 
 @pytest.fixture

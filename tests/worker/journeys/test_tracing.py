@@ -13,7 +13,7 @@ from pdcluster_worker.journeys.journey import LIFETIME, note, note_at
 from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.journeys.tracing import close_tracing, endpoint_in, start_tracing
 from tests.otlp_collector import Collector
-from tests.worker.config.test_worker_config_errors import MINIMUM, write
+from tests.worker.config.engine_files import MINIMUM, write
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 PARENT = f"00-{32 * 'a'}-{16 * 'b'}-01"

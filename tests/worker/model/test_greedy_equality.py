@@ -1,20 +1,14 @@
 """The runner's greedy tokens are those of transformers' generate() in float32, however a request is cut into steps."""
 
-import random
-
 import pytest
 
 from tests.equality import assert_same_tokens
+from tests.worker.model.random_prompts import random_prompt
 
 KINDS = ["llama", "llama-mha", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "olmo2"]
 WINDOWED = ["mistral-window", "qwen2-window", "gemma3", "olmo3"]
 """The first two run by our decoder, the others by transformers' code; a window is 24 tokens."""
 NUM_OUTPUT = 12
-
-
-def random_prompt(seed: int, length: int) -> list[int]:
-    generator = random.Random(seed)
-    return [generator.randrange(3, 512) for _ in range(length)]
 
 
 @pytest.fixture(params=[*KINDS, *WINDOWED])

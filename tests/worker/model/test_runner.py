@@ -1,6 +1,5 @@
 """The runner beyond greedy: sampling is the same on every path, and one bad request fails alone and leaves nothing behind."""
 
-import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,13 +14,9 @@ from pdcluster_worker.model.runner import open_runner
 from pdcluster_worker.model.step_plan import row_sizes
 from tests.equality import assert_same_tokens
 from tests.kept_answer import keep_answer
+from tests.worker.model.random_prompts import random_prompt
 
 SAMPLED = {"temperature": 0.9, "seed": 11, "top_p": 0.95, "presence_penalty": 0.4, "repetition_penalty": 1.1, "logprobs": 2}
-
-
-def random_prompt(seed, length):
-    generator = random.Random(seed)
-    return [generator.randrange(3, 512) for _ in range(length)]
 
 
 def test_seeded_sampling_is_the_same_in_chunks_in_company_and_after_preemption(tiny_folder, make_driver):

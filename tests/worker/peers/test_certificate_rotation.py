@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.certificates.authority import WORKER_NAME, Pair, issue, make_authority
+from pdcluster_api.certificates.authority import WORKER_NAME, Pair, issue, make_authority
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.peers import tls
 from pdcluster_worker.peers.tls import Credentials

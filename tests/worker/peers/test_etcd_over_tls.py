@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.certificates.authority import make_authority
+from pdcluster_api.certificates.authority import make_authority
 from pdcluster_worker.config.worker import DiscoveryConfig, EtcdTLSConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys

@@ -15,10 +15,10 @@ import kopf
 from kopf._cogs.structs.references import Insights
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
-from pdcluster_operator.api import labels
-from pdcluster_operator.cluster.kinds import PDCLUSTER, Kind
-from pdcluster_operator.cluster.listing import SELECTOR, WATCHED
+from pdcluster_api.apiserver.kinds import PDCLUSTER, Kind
+from pdcluster_api.schema import labels
 from pdcluster_operator.handlers.watch import Watch, register
+from pdcluster_operator.informer.listing import SELECTOR, WATCHED
 
 LIST_CHUNK = 100
 logger = logging.getLogger(__name__)

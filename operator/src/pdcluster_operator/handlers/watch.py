@@ -10,8 +10,9 @@ from typing import Any
 
 import kopf
 
-from pdcluster_operator.cluster.cache import Cache, Key
-from pdcluster_operator.cluster.kinds import Kind
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Kind
+from pdcluster_operator.informer.cache import Cache
 
 
 @dataclass(frozen=True)

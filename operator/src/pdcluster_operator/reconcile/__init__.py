@@ -1,3 +1,1 @@
-"""Reconcile one PDCluster at a time: observe, plan, render, converge, write the status; with its
-queue.
-"""
+"""Reconcile one PDCluster: look, plan, act, report."""

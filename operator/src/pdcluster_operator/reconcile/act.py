@@ -12,17 +12,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from pdcluster_operator.cluster.cache import Cache, name_of
-from pdcluster_operator.cluster.carry_out import carry_out
-from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.converge import Action, converge
-from pdcluster_operator.cluster.errors import ClusterError, ConflictError, UnavailableError, UnsettledError, failure_of
-from pdcluster_operator.cluster.events import Events
-from pdcluster_operator.cluster.kinds import PDCLUSTER, POOL_SCALER, Kind
-from pdcluster_operator.cluster.observe import Live, still_ending
-from pdcluster_operator.cluster.status import write_status
-from pdcluster_operator.manifests.render import Capabilities, Site
-from pdcluster_operator.plan.state import ClusterPlan, Event, Failure
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError, ConflictError, UnavailableError, UnsettledError, failure_of
+from pdcluster_api.apiserver.kinds import PDCLUSTER, POOL_SCALER, Kind
+from pdcluster_api.apiserver.observe import Live, still_ending
+from pdcluster_api.manifests.render import Capabilities, Site
+from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.plan.result import ClusterPlan, Event
+from pdcluster_operator.informer.cache import Cache, name_of
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
 from pdcluster_operator.reconcile.discovery import Question
@@ -31,6 +28,10 @@ from pdcluster_operator.reconcile.records import Records, Snapshots
 from pdcluster_operator.reconcile.session import Session
 from pdcluster_operator.reconcile.settled import Inputs, settled
 from pdcluster_operator.reconcile.tls import tls_step
+from pdcluster_operator.writes.apply import apply
+from pdcluster_operator.writes.diff import Action, diff
+from pdcluster_operator.writes.events import Events
+from pdcluster_operator.writes.status import write_status
 
 logger = logging.getLogger(__name__)
 CERTIFICATES = "Certificates"
@@ -114,7 +115,7 @@ class Actor:
         manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
         foreground = worker_sets(live) if plan.ends_first else ()
-        wanted = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=foreground)
+        wanted = diff(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=foreground)
         actions, fought = session.contested.sift(wanted, live.children)
         refused, conflict = await self._write(session, actions)
         events = (Event(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
@@ -138,7 +139,7 @@ class Actor:
         """Return the refused writes, and the conflict."""
         conflict = None
         try:
-            refused = await carry_out(self.client, actions, partial(self._learn, session))
+            refused = await apply(self.client, actions, partial(self._learn, session))
         except UnsettledError as e:
             refused, conflict = list(e.failures), e
         session.contested.written(actions, refused)

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from pdcluster_operator.api.errors import EtcdUnreachableError
-from pdcluster_operator.certificates.reading import Stored
-from pdcluster_operator.cluster.cache import Key
-from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.errors import ClusterError
-from pdcluster_operator.cluster.kinds import POD, SECRET
-from pdcluster_operator.discovery.commands import Registered, StoredRecord, read_registered, remove_records, write_commands
-from pdcluster_operator.discovery.etcd import EtcdTLS, check_reachable
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError
+from pdcluster_api.apiserver.kinds import POD, SECRET
+from pdcluster_api.certificates.reading import Stored
+from pdcluster_api.discovery.commands import Registered, StoredRecord, read_registered, remove_records, write_commands
+from pdcluster_api.discovery.etcd import EtcdTLS, check_reachable
+from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_operator.reconcile.discovery import Question
 
 

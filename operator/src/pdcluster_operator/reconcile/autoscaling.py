@@ -17,22 +17,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from pdcluster_operator.api import labels
-from pdcluster_operator.api.autoscale import AutoscaleSpec
-from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.cluster.cache import Cache, Key
-from pdcluster_operator.cluster.kinds import PDCLUSTER
-from pdcluster_operator.cluster.observe import Live, ready_workers
-from pdcluster_operator.manifests.objects import HTTP_PORT
-from pdcluster_operator.plan.autoscale.decide import decide
-from pdcluster_operator.plan.autoscale.explain import RecordedDecision
-from pdcluster_operator.plan.autoscale.values import Clock, Memory, Outcome
-from pdcluster_operator.plan.autoscaled import has_changed
-from pdcluster_operator.plan.cluster import asked_of
-from pdcluster_operator.plan.pool_facts import Seen, is_unschedulable, pool_facts
-from pdcluster_operator.plan.state import Observed
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import PDCLUSTER
+from pdcluster_api.apiserver.observe import Live, ready_workers
+from pdcluster_api.manifests.objects import HTTP_PORT
+from pdcluster_api.plan.autoscale.decide import decide
+from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
+from pdcluster_api.plan.cluster import asked_of
+from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.state import Observed
+from pdcluster_api.plan.sizes.pool_facts import Seen, is_unschedulable, pool_facts
+from pdcluster_api.plan.status.autoscaled import has_changed
+from pdcluster_api.schema import labels
+from pdcluster_api.schema.autoscale import AutoscaleSpec
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
-from pdcluster_operator.scrape.rounds import Rounds
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_operator.scrape.rounds import scrape_round
+from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.values import Target
 from pdcluster_operator.scrape.windows import Windows
 
@@ -49,7 +52,8 @@ class Scaling:
     """
 
     cache: Cache
-    rounds: Rounds
+    scraper: Scraper
+    scrapes: ScrapeMetrics
     metrics: AutoscaleMetrics
     port: int = HTTP_PORT
     clock: Callable[[], float] = time.monotonic
@@ -143,7 +147,7 @@ class Autoscaling:
         if followed is None or followed.task is None:
             return None
         followed.task.cancel()
-        self.shared.rounds.metrics.forget(self.key)
+        self.shared.scrapes.forget(self.key)
         self.shared.metrics.forget(self.key)
         return followed.task
 
@@ -199,7 +203,8 @@ class Autoscaling:
     async def _round(self, followed: _Followed) -> None:
         try:
             targets = self._targets(followed.leaving)
-            await self.shared.rounds.run(followed.windows, targets, followed.spec.stale_after)
+            scraper, scrapes = self.shared.scraper, self.shared.scrapes
+            await scrape_round(scraper, scrapes, followed.windows, targets, followed.spec.stale_after)
             if self._decide(followed, [target.pod for target in targets]):
                 self.enqueue()
         except Exception:  # its next round goes on

@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdcluster_operator.api import conditions
-from pdcluster_operator.cluster.cache import Body
-from pdcluster_operator.cluster.converge import Action, ObjectName, Verb, is_held
-from pdcluster_operator.cluster.differences import writers
-from pdcluster_operator.cluster.kinds import SERVICE
-from pdcluster_operator.plan.state import Failure
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.kinds import SERVICE
+from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.schema import conditions
+from pdcluster_operator.writes.diff import Action, ObjectName, Verb, is_held
+from pdcluster_operator.writes.drift import writers
 
 MAX_WRITES = 10
 WINDOW_SECONDS = 300.0

@@ -3,19 +3,20 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from pdcluster_operator.api.conditions import APPLY_FAILED, FORBIDDEN
-from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.workload import WorkloadId
-from pdcluster_operator.cluster.converge import ObjectName
-from pdcluster_operator.cluster.differences import Manifest
-from pdcluster_operator.cluster.errors import ForbiddenError
-from pdcluster_operator.cluster.kinds import POD_MONITOR, PROMETHEUS_RULE
-from pdcluster_operator.cluster.observe import Live, workload_of
-from pdcluster_operator.manifests.render import Capabilities, Owner, Site, render_scaler, render_shared, render_workload
-from pdcluster_operator.plan.state import ClusterPlan, Failure, ScalerPlan
+from pdcluster_api.apiserver.errors import ForbiddenError
+from pdcluster_api.apiserver.kinds import POD_MONITOR, PROMETHEUS_RULE
+from pdcluster_api.apiserver.observe import Live, workload_of
+from pdcluster_api.manifests.render import Capabilities, Owner, Site, render_scaler, render_shared, render_workload
+from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.plan.result import ClusterPlan, ScalerPlan
+from pdcluster_api.schema.conditions import APPLY_FAILED, FORBIDDEN
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.reconcile.older_names import service_accounts_in_use
 from pdcluster_operator.reconcile.records import Records
+from pdcluster_operator.writes.diff import ObjectName
+from pdcluster_operator.writes.drift import Manifest
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from pdcluster_operator.api.sections import EtcdSpec
-from pdcluster_operator.cluster.cache import Key
-from pdcluster_operator.discovery.keys import ROOT, records_prefix
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.discovery.keys import ROOT, records_prefix
+from pdcluster_api.schema.sections import EtcdSpec
 
 logger = logging.getLogger(__name__)
 CHECK_PERIOD_SECONDS = 15.0

@@ -7,12 +7,12 @@ cluster that names one, and again soon while something is wrong with it.
 
 from dataclasses import dataclass
 
-from pdcluster_operator.api import conditions
-from pdcluster_operator.certificates.reading import Stored
-from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.errors import ClusterError, UnavailableError, failure_of
-from pdcluster_operator.cluster.kinds import SECRET
-from pdcluster_operator.plan.problem import Problem
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError, UnavailableError, failure_of
+from pdcluster_api.apiserver.kinds import SECRET
+from pdcluster_api.certificates.reading import Stored
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.schema import conditions
 
 KEY_SECRET_POLL_SECONDS = 15.0
 

@@ -7,12 +7,12 @@ known of the etcd.  Nothing is written.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.cluster.observe import Live, managed_etcd, observe
-from pdcluster_operator.manifests.render import Owner
-from pdcluster_operator.plan.conditions import discovery_answers
-from pdcluster_operator.plan.problem import Problem
-from pdcluster_operator.plan.state import DiscoveryState, Observed
+from pdcluster_api.apiserver.observe import Live, managed_etcd, observe
+from pdcluster_api.manifests.render import Owner
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed
+from pdcluster_api.plan.status.conditions import discovery_answers
+from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.reconcile.discovery import EtcdCheck, Question
 from pdcluster_operator.reconcile.key_secret import KEY_SECRET_POLL_SECONDS, KeySecret
 from pdcluster_operator.reconcile.records import Snapshots

@@ -6,8 +6,8 @@ from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pdcluster_operator.cluster.cache import Key
-from pdcluster_operator.plan.autoscale.values import Outcome
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.plan.autoscale.values import Outcome
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -19,7 +19,7 @@ class LoopMetrics:
         self.queue_depth = Gauge("pdcluster_operator_queue_depth", "PDClusters that wait for a worker.", registry=registry)
         self.reconcile_seconds = Histogram(
             "pdcluster_operator_reconcile_seconds",
-            "Seconds to observe, plan and converge one PDCluster.",
+            "Seconds to reconcile one PDCluster: look, plan, act and report.",
             buckets=_BUCKETS,
             registry=registry,
         )

@@ -9,15 +9,9 @@ to delete any; unused ones are only no longer renewed.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pdcluster_operator.cluster.cache import Body
-from pdcluster_operator.cluster.observe import Live, workload_of
-from pdcluster_operator.manifests.child_names import (
-    ChildNames,
-    child_names,
-    mounts,
-    names_of_before,
-    runs_as,
-)
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.observe import Live, workload_of
+from pdcluster_api.manifests.child_names import ChildNames, child_names, mounts, names_of_before, runs_as
 
 
 def service_accounts_in_use(live: Live) -> tuple[str, ...]:

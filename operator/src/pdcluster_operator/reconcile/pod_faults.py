@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import inf
 
-from pdcluster_operator.api import conditions
-from pdcluster_operator.cluster.cache import Body
-from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.errors import ClusterError, UnavailableError
-from pdcluster_operator.cluster.kinds import CORE_EVENT
-from pdcluster_operator.cluster.observe import Live, is_short_of_pods
-from pdcluster_operator.plan.problem import Problem
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError, UnavailableError
+from pdcluster_api.apiserver.kinds import CORE_EVENT
+from pdcluster_api.apiserver.observe import Live, is_short_of_pods
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.schema import conditions
 
 logger = logging.getLogger(__name__)
 SHORTAGE_GRACE_SECONDS = 3.0

@@ -10,22 +10,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pdcluster_operator.api import conditions
-from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import parse_stored
-from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.cluster.cache import Key
-from pdcluster_operator.cluster.errors import ConflictError, UnavailableError
-from pdcluster_operator.cluster.kinds import PDCLUSTER
-from pdcluster_operator.cluster.observe import Live, observe
-from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_operator.plan.events import cut_short
-from pdcluster_operator.plan.state import DiscoveryState, Event
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.errors import ConflictError, UnavailableError
+from pdcluster_api.apiserver.kinds import PDCLUSTER
+from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
+from pdcluster_api.plan.observed.state import DiscoveryState
+from pdcluster_api.plan.result import Event
+from pdcluster_api.plan.status.events import cut_short
+from pdcluster_api.schema import conditions
+from pdcluster_api.schema.load import parse_stored
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.act import Actor
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.look import look, look_closer
 from pdcluster_operator.reconcile.metrics import LoopMetrics
-from pdcluster_operator.reconcile.queue_runner import Done
 from pdcluster_operator.reconcile.session import Session, Sessions
 
 logger = logging.getLogger(__name__)

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_operator.api.labels import workload_labels
-from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.sections import PoolSpec
-from pdcluster_operator.api.workload import WorkloadId
-from pdcluster_operator.cluster.cache import Body
-from pdcluster_operator.cluster.observe import Live, workload_of
-from pdcluster_operator.manifests.objects import new_object
-from pdcluster_operator.manifests.render import Owner, image_of_record, is_of_pool, pool_of_engine, render_record
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.observe import Live, workload_of
+from pdcluster_api.manifests.objects import new_object
+from pdcluster_api.manifests.render import Owner, image_of_record, is_of_pool, pool_of_engine, render_record
+from pdcluster_api.schema.labels import workload_labels
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.reconcile.older_names import names_of_revision
 
 WORKER = "worker"

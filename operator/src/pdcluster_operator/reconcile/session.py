@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.cluster.cache import Key
-from pdcluster_operator.plan.state import Failure
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.contested import Contested
 from pdcluster_operator.reconcile.discovery import CHECK_PERIOD_SECONDS, EtcdCheck

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from pdcluster_operator.cluster.observe import Live
-from pdcluster_operator.manifests.render import Capabilities
-from pdcluster_operator.plan.state import ClusterPlan
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.manifests.render import Capabilities
+from pdcluster_api.plan.result import ClusterPlan
 
 MAX_SECONDS = 300.0
 """As often as every PDCluster is enqueued in any case."""

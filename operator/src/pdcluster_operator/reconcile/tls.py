@@ -7,15 +7,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from pdcluster_operator.api import labels
-from pdcluster_operator.certificates.reading import Stored
-from pdcluster_operator.certificates.rotation import Step, carry_out, next_step
-from pdcluster_operator.cluster.converge import ObjectName
-from pdcluster_operator.cluster.differences import Manifest
-from pdcluster_operator.cluster.observe import Live
-from pdcluster_operator.manifests.child_names import ChildNames
-from pdcluster_operator.manifests.render import Owner, render_tls_secrets
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.certificates.reading import Stored
+from pdcluster_api.certificates.rotation import Step, carry_out, next_step
+from pdcluster_api.manifests.child_names import ChildNames
+from pdcluster_api.manifests.render import Owner, render_tls_secrets
+from pdcluster_api.schema import labels
 from pdcluster_operator.reconcile.older_names import certificates_in_use
+from pdcluster_operator.writes.diff import ObjectName
+from pdcluster_operator.writes.drift import Manifest
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from pdcluster_operator.api.errors import EtcdUnreachableError
-from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.cluster.cache import Key
-from pdcluster_operator.cluster.errors import ClusterError
-from pdcluster_operator.discovery.commands import Registered, StoredRecord
-from pdcluster_operator.manifests.engine_config import etcd_endpoints
-from pdcluster_operator.plan.disaggregating import digest
-from pdcluster_operator.plan.insync import odd_ones
-from pdcluster_operator.plan.state import Device, Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.errors import ClusterError
+from pdcluster_api.discovery.commands import Registered, StoredRecord
+from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_api.manifests.engine_config import etcd_endpoints
+from pdcluster_api.plan.observed.state import Device, Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.plan.status.disaggregating import digest
+from pdcluster_api.plan.status.insync import odd_ones
+from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.reconcile.discovery import Question
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pdcluster_operator.plan.autoscale.values import WorkerSample
+from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.values import Answer, ClusterKey, Miss
-from pdcluster_operator.scrape.windows import Seen, Windows
+from pdcluster_operator.scrape.windows import Windows
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 _POOL = ("namespace", "pdcluster", "role", "pool")
@@ -32,7 +32,7 @@ _NUMBERS: dict[str, tuple[Callable[[list[float]], float], str]] = {
 _OF_ALL = ("prefill_queue_requests", "prefill_queue_tokens")
 
 
-class ScrapeMetrics:
+class ScrapeMetrics(Collector):
     """Counts every scrape, and shows what the windows of all clusters hold.
 
     windows: those that there are when the registry is collected
@@ -49,7 +49,9 @@ class ScrapeMetrics:
             ["namespace", "pdcluster", "reason"],
             registry=registry,
         )
-        registry.register(_SeenCollector(windows, clock))
+        self._windows = windows
+        self._clock = clock
+        registry.register(self)
 
     def count(self, answers: Sequence[Answer]) -> None:
         """Count the answers of a round."""
@@ -62,56 +64,36 @@ class ScrapeMetrics:
         """Remove what is counted for a cluster."""
         self._misses.remove_by_labels({"namespace": cluster[0], "pdcluster": cluster[1]})
 
-
-class _SeenCollector(Collector):
-    def __init__(self, windows: Callable[[], Iterable[Windows]], clock: Callable[[], float]) -> None:
-        self._windows = windows
-        self._clock = clock
-
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """A family for each number, a sample for each pool."""
-        pools = [seen for windows in self._windows() for seen in windows.newest()]
-        yield self._ages(pools)
-        yield _workers(pools)
-        for name in _NUMBERS:
-            yield _numbers(name, pools)
+        ages, workers, numbers = _families()
+        for windows in self._windows():
+            for pool, sample in windows.newest().items():
+                labels = (*windows.cluster, *pool)
+                answered_at = windows.answered_at(pool)
+                if answered_at is not None:
+                    ages.add_metric(labels, self._clock() - answered_at)
+                staying = [each for each in sample.workers if each.pod not in windows.leaving]
+                workers.add_metric((*labels, "fresh"), len(staying))
+                stale = [pod for pod in sample.stale if pod not in windows.leaving]
+                workers.add_metric((*labels, "stale"), len(stale))
+                for name, family in numbers.items():
+                    _add(family, labels, name, sample.workers if name in _OF_ALL else staying)
+        yield ages
+        yield workers
+        yield from numbers.values()
 
-    def _ages(self, pools: Sequence[Seen]) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(
-            f"{_PREFIX}sample_age_seconds", "Time since a worker of the pool that stays gave good numbers.", labels=_POOL
-        )
-        now = self._clock()
-        for seen in pools:
-            if seen.answered_at is not None:
-                family.add_metric(_labels(seen), now - seen.answered_at)
-        return family
 
-
-def _workers(pools: Sequence[Seen]) -> GaugeMetricFamily:
+def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, dict[str, GaugeMetricFamily]]:
+    ages = GaugeMetricFamily(f"{_PREFIX}sample_age_seconds", "Time since a worker of the pool that stays gave good numbers.", labels=_POOL)
     text = "Ready workers of the pool that stay: fresh ones count, stale ones have missed too many scrapes."
-    family = GaugeMetricFamily(f"{_PREFIX}scraped_workers", text, labels=(*_POOL, "state"))
-    for seen in pools:
-        family.add_metric((*_labels(seen), "fresh"), len(_staying(seen)))
-        family.add_metric((*_labels(seen), "stale"), sum(pod not in seen.leaving for pod in seen.sample.stale))
-    return family
+    workers = GaugeMetricFamily(f"{_PREFIX}scraped_workers", text, labels=(*_POOL, "state"))
+    numbers = {name: GaugeMetricFamily(_PREFIX + name, text, labels=_POOL) for name, (_, text) in _NUMBERS.items()}
+    return ages, workers, numbers
 
 
-def _numbers(name: str, pools: Sequence[Seen]) -> GaugeMetricFamily:
-    """One number for each pool that has a fresh worker; none where it is unknown: 0 would mean
-    idle.
-    """
-    over, text = _NUMBERS[name]
-    family = GaugeMetricFamily(_PREFIX + name, text, labels=_POOL)
-    for seen in pools:
-        workers = seen.sample.workers if name in _OF_ALL else _staying(seen)
-        if workers:
-            family.add_metric(_labels(seen), over([getattr(worker, name) for worker in workers]))
-    return family
-
-
-def _staying(seen: Seen) -> Sequence[WorkerSample]:
-    return [worker for worker in seen.sample.workers if worker.pod not in seen.leaving]
-
-
-def _labels(seen: Seen) -> tuple[str, str, str, str]:
-    return *seen.cluster, *seen.pool
+def _add(family: GaugeMetricFamily, labels: Sequence[str], name: str, workers: Sequence[WorkerSample]) -> None:
+    """Add a number of a pool; none where it has no fresh worker: 0 would mean idle."""
+    over, _ = _NUMBERS[name]
+    if workers:
+        family.add_metric(labels, over([getattr(worker, name) for worker in workers]))

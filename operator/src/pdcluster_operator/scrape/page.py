@@ -10,7 +10,7 @@ Names are the contract of docs/architecture.md, read without labels.
 import re
 from dataclasses import dataclass
 
-from pdcluster_operator.api.errors import OperatorError
+from pdcluster_api.errors import OperatorError
 
 _NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _SHOWN_BYTES = 40

@@ -1,9 +1,7 @@
 """One round of one cluster: scrape its workers, update the windows, count, log the changes."""
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
 
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
@@ -13,24 +11,22 @@ from pdcluster_operator.scrape.windows import Windows
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """Scrapes for all clusters of the process.  `clock` is the scraper's."""
+async def scrape_round(
+    scraper: Scraper,
+    metrics: ScrapeMetrics,
+    windows: Windows,
+    targets: Sequence[Target],
+    stale_after: int,
+) -> None:
+    """Scrape a cluster's ready workers once; targets that are no longer named are forgotten.
 
-    scraper: Scraper
-    metrics: ScrapeMetrics
-    clock: Callable[[], float] = time.monotonic
-
-    async def run(self, windows: Windows, targets: Sequence[Target], stale_after: int) -> None:
-        """Scrape a cluster's ready workers once; targets that are no longer named are forgotten.
-
-        One round of a cluster at a time.  Cancelled, it leaves the windows as they were.
-        """
-        answers = await self.scraper.scrape(targets)
-        before = windows.stale().keys() & {target.pod for target in targets}
-        windows.add(self.clock(), answers, stale_after)
-        self.metrics.count(answers)
-        _log_changes(windows.cluster, before, windows.stale())
+    One round of a cluster at a time.  Cancelled, it leaves the windows as they were.
+    """
+    answers = await scraper.scrape(targets)
+    before = windows.stale().keys() & {target.pod for target in targets}
+    windows.add(scraper.clock(), answers, stale_after)
+    metrics.count(answers)
+    _log_changes(windows.cluster, before, windows.stale())
 
 
 def _log_changes(cluster: ClusterKey, before: Set[str], after: Mapping[str, Miss]) -> None:

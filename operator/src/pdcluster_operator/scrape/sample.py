@@ -8,7 +8,7 @@ A request counts where it came in, when its first token goes out.
 
 from dataclasses import dataclass, fields
 
-from pdcluster_operator.plan.autoscale.values import WorkerSample
+from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import Page
 
 _GAUGES = (

@@ -49,7 +49,7 @@ class Scraper:
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits or Limits()
-        self._clock = clock
+        self.clock = clock
         self._turns = asyncio.Semaphore(self._limits.concurrency)
 
     async def __aenter__(self) -> Self:
@@ -76,9 +76,9 @@ class Scraper:
 
     async def _scrape_one(self, target: Target, own: asyncio.Semaphore) -> Answer:
         async with own, self._turns:
-            started = self._clock()
+            started = self.clock()
             result = await self._page_or_miss(target.address)
-            ended = self._clock()
+            ended = self.clock()
         return Answer(target, ended, ended - started, result)
 
     async def _page_or_miss(self, address: str) -> Page | Miss:

@@ -9,29 +9,15 @@ times MAX_ROUNDS.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_operator.plan.autoscale.values import PoolKey, Sample, WorkerSample
+from pdcluster_api.plan.autoscale.values import Sample, WorkerSample
+from pdcluster_api.schema.workload import PoolKey
 from pdcluster_operator.scrape.sample import Reading, worker_sample
 from pdcluster_operator.scrape.values import Answer, ClusterKey, Miss, Target
 
 MAX_ROUNDS = 30  # readers average over a few, however far apart these are
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The newest of one pool.
-
-    answered_at: when one of its workers that stay last gave good numbers; None = none has
-    leaving:     pods of the cluster on their way out, some of which are in the sample
-    """
-
-    cluster: ClusterKey
-    pool: PoolKey
-    sample: Sample
-    answered_at: float | None
-    leaving: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -108,12 +94,19 @@ class Windows:
         """Reason by pod, for those that are stale."""
         return {pod: worker.miss for (_, _, pod), worker in self._workers.items() if worker.is_stale and worker.miss is not None}
 
-    def newest(self) -> Iterator[Seen]:
-        """The newest of every pool."""
-        for pool, rounds in self._rounds.items():
-            staying = [worker for place, worker in self._workers.items() if place[:2] == pool and place[2] not in self._leaving]
-            answered_at = max((worker.reading.at for worker in staying if worker.reading is not None), default=None)
-            yield Seen(self.cluster, pool, rounds[-1], answered_at, self._leaving)
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Pods of the cluster that drain, some of which are in the rounds."""
+        return self._leaving
+
+    def newest(self) -> dict[PoolKey, Sample]:
+        """The newest round of every pool."""
+        return {pool: rounds[-1] for pool, rounds in self._rounds.items()}
+
+    def answered_at(self, pool: PoolKey) -> float | None:
+        """When a worker of the pool that stays last gave good numbers; None = none has."""
+        staying = [worker for place, worker in self._workers.items() if place[:2] == pool and place[2] not in self._leaving]
+        return max((worker.reading.at for worker in staying if worker.reading is not None), default=None)
 
     def _add_samples(self, at: float) -> None:
         pools = {place[:2] for place in self._workers}

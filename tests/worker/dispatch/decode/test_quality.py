@@ -20,11 +20,12 @@ from pdcluster_worker.dispatch.decode.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys.journey import begun
-from pdcluster_worker.messages.engine import Abort, EngineInput, EngineOutput, Submit, Tokens
+from pdcluster_worker.messages.engine import Abort, EngineInput, EngineOutput, Submit
 from pdcluster_worker.messages.peers import Generated, PrefillMode
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdcluster_worker.routing.qos.meter import Measured
 from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine
+from tests.worker.dispatch.ingress.ingresses import two_tokens
 
 LOW, NORMAL, HIGH = 100, 0, -100
 BUSY = Measured(1.0, waiting_seconds=1.0, prompt_tokens=10, first_tokens=1, ended=1, busy_seconds=1.0)
@@ -33,13 +34,6 @@ BUSY = Measured(1.0, waiting_seconds=1.0, prompt_tokens=10, first_tokens=1, ende
 
 def spec(request_id: str = "r", priority: int = LOW, *, max_tokens: int = 3, num_tokens: int = 10) -> RequestSpec:
     return RequestSpec(request_id, [1] * num_tokens, Sampling(max_tokens=max_tokens, seed=1, min_tokens=2), priority=priority)
-
-
-def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:
-    if not isinstance(message, Submit):
-        return ()
-    request_id = message.spec.request_id
-    return [Tokens([Token(request_id, 7)]), Tokens([Token(request_id, 8, finish_reason="length")])]
 
 
 def silent(_: EngineInput) -> Sequence[EngineOutput]:

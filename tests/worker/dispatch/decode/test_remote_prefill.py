@@ -41,7 +41,7 @@ from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.routing.side_costs import MIN_SAMPLES, SideCosts
 from pdcluster_worker.routing.slo_feedback import STEP, SloFeedback
 from pdcluster_worker.testing import FakeClock
-from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, stats
+from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, outcomes, stats
 
 EPOCH = b"e" * 16
 SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))
@@ -90,11 +90,6 @@ def dispatcher(worker: Worker, engine: ScriptedEngine, peer: GrantingPeer, peers
 
 async def collect(dispatcher: DecodeDispatcher, prefill: PrefillMode = "remote") -> list[Generated]:
     return [generated async for generated in dispatcher.run(SPEC, prefill)]
-
-
-def outcomes(worker: Worker) -> dict[str, float]:
-    samples = worker.metrics.remote_prefill.collect()[0].samples
-    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
 
 
 async def test_remote_prefill_streams_the_peers_token_then_the_engines(

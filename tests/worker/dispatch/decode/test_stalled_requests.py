@@ -29,8 +29,8 @@ from pdcluster_worker.messages.engine import (
 )
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
-from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of
-from tests.worker.dispatch.ingress.test_ingress import DecodePeer
+from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, outcomes
+from tests.worker.dispatch.ingress.ingresses import DecodePeer
 
 EPOCH = b"e" * 16
 SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))
@@ -94,11 +94,6 @@ def _one_second_more(still: patience.Stillness, period: float) -> float:
 async def collect(dispatcher: DecodeDispatcher, prefill: PrefillMode) -> list[Generated]:
     async with asyncio.timeout(5):
         return [generated async for generated in dispatcher.run(SPEC, prefill)]
-
-
-def outcomes(worker: Worker) -> dict[str, float]:
-    samples = worker.metrics.remote_prefill.collect()[0].samples
-    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
 
 
 # --- the prefill worker's engine ------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The engine processes of a worker: which death ends it, which engine comes back, and when."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from pdcluster_worker.dispatch.engines.engines import Engine
 from pdcluster_worker.dispatch.engines.group import EngineGroup
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine import Begin
-from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
+from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, until
 
 
 class PlayedChild:
@@ -81,12 +81,6 @@ class Scene:
     @property
     def serving(self) -> list[int]:
         return [engine.rank for engine in self.group.engines if engine.serves]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 @pytest.fixture

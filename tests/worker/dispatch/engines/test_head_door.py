@@ -34,11 +34,6 @@ from tests.system.certificates import make_certificates
 HELLO = Hello(VERSION, "c", "r1", "mixed", "node-b", "127.0.0.1")
 
 
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> TLSConfig:
-    return TLSConfig(**make_certificates(tmp_path_factory.mktemp("tls") / "ours").settings())
-
-
 def config_of(tls: TLSConfig, **engine: int) -> WorkerConfig:
     return WorkerConfig(
         cluster="c",

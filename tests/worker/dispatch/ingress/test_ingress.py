@@ -1,7 +1,7 @@
 """Which decode worker runs a request, and what happens when that worker fails."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -9,64 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from pdcluster_worker.config.qos import EstimationPolicy
-from pdcluster_worker.config.routing import PrefillScorePolicy
-from pdcluster_worker.dispatch.decode.broker import CreditBroker
-from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.decode.remote import RemotePrefill
 from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Submit, Tokens
 from pdcluster_worker.messages.peers import Generated, Load, PrefillMode
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdcluster_worker.messages.requests import RequestSpec, Token
 from tests.worker.dispatch.doubles import ScriptedEngine
-
-
-class DecodePeer:
-    """A decode worker that plays a script of tokens and errors."""
-
-    def __init__(self, *script: Generated | Exception, key: str = "peer") -> None:
-        self.key = key
-        self.script = script
-        self.load = Load()
-        self.is_draining = False
-        self.asked: list[str] = []
-        self.outputs: list[list[int]] = []
-
-    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        self.asked.append(spec.request_id)
-        self.outputs.append(spec.output)
-        for item in self.script:
-            if isinstance(item, Exception):
-                raise item
-            yield item
-
-
-def spec(request_id: str = "r") -> RequestSpec:
-    return RequestSpec(request_id, [1, 2, 3], Sampling(max_tokens=2, seed=1))
-
-
-def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:
-    if not isinstance(message, Submit):
-        return ()
-    request_id = message.spec.request_id
-    return [Tokens([Token(request_id, 7)]), Tokens([Token(request_id, 8, finish_reason="length")])]
-
-
-def make_ingress(worker: Worker, engine: ScriptedEngine, *peers: DecodePeer) -> Ingress:
-    engine.answer = two_tokens
-    broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
-
-    def decodes() -> list[DecodePeer]:
-        return [peer for peer in peers if not peer.is_draining]
-
-    here = DecodeDispatcher(worker, RemotePrefill(worker, broker), list, decodes)
-    return Ingress(worker, here, decodes)
-
-
-def busy_here(ingress: Ingress) -> None:
-    """Make this worker the worse choice."""
-    ingress._here._num_decoding = 3
+from tests.worker.dispatch.ingress.ingresses import DecodePeer, busy_here, make_ingress, spec
 
 
 async def collect(ingress: Ingress, *specs: RequestSpec) -> list[tuple[int, int]]:

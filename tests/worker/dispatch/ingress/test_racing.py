@@ -15,9 +15,9 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys import journey
 from pdcluster_worker.messages.peers import Load
 from pdcluster_worker.routing import moving, racing
-from tests.worker.dispatch.doubles import ScriptedEngine
-from tests.worker.dispatch.ingress.test_ingress import make_ingress
-from tests.worker.dispatch.ingress.test_moving import WHOLE, Model, collect, counted, ids, model_here, spec, until
+from tests.worker.dispatch.doubles import ScriptedEngine, until
+from tests.worker.dispatch.ingress.ingresses import make_ingress
+from tests.worker.dispatch.ingress.moving_model import WHOLE, Model, collect, counted, ids, model_here, spec
 
 ALWAYS = RacingPolicy(enabled=True, max_requests=1, max_ratio=1.0)
 

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from pdcluster_operator.local import supervisor
 from pdcluster_worker.dispatch import draining
 from pdcluster_worker.processes import server_process
 from pdcluster_worker.server.http.unsent import (
@@ -19,6 +18,7 @@ from pdcluster_worker.server.http.unsent import (
     parse,
     read,
 )
+from pdctl.local import supervisor
 
 PORT = 8000
 LOCAL = ":1F40"

@@ -11,7 +11,7 @@ from pdcluster_worker.server.text.events import Answer, Delta, assembled
 from pdcluster_worker.server.tools.registry import FORMS
 from pdcluster_worker.server.tools.scanning import Numbering
 from tests.worker.server.recorded_calls import HERMES_NOW, TOOLS
-from tests.worker.server.tools.test_tool_parsers import called, cut
+from tests.worker.server.tools.parsing import called, cut
 
 QWEN3 = "{%- if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 R1 = "<\uff5cAssistant\uff5c><think>\n {% if '</think>' in content %}"

@@ -1,9 +1,8 @@
 """Calls of tools in a model's text: every form, however the text is cut into pieces."""
 
-import json
 import time
-from collections.abc import Iterable, Sequence
-from itertools import count, pairwise
+from collections.abc import Sequence
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +14,7 @@ from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser, parser_for
 from pdcluster_worker.server.tools.scanning import Numbering
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS, MALFORMED, RECORDED, TOOLS, Recorded
+from tests.worker.server.tools.parsing import called, cut
 
 FORCED = '[{"name": "get_weather", "parameters": {"city": "a\\"}]{", "where": {"x": [{}]}}}, {"name": "now", "parameters": {}}]'
 
@@ -28,21 +28,12 @@ def parser_of(name: str, most: int | None = None) -> CallParser:
     return FORMS[name].parser(TOOLS, numbering(most))
 
 
-def cut(text: str, places: Iterable[int]) -> list[str]:
-    bounds = [0, *sorted({place % (len(text) + 1) for place in places}), len(text)]
-    return [text[start:end] for start, end in pairwise(bounds)]
-
-
 def parts_of(parser: CallParser, pieces: Sequence[str]) -> list[Part]:
     return [*(part for piece in pieces for part in parser.feed(piece)), *parser.end()]
 
 
 def answer_of(parser: CallParser, pieces: Sequence[str]) -> Answer:
     return assembled([Delta(0, tuple(parts_of(parser, pieces)), finish_reason="stop")])
-
-
-def called(answer: Answer) -> tuple[tuple[str, object], ...]:
-    return tuple((call.name, json.loads(call.arguments)) for call in answer.tool_calls)
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case.parser}-{case.output[:30]!r}")

@@ -1,0 +1,254 @@
+"""Requests to the API server, as raw JSON: no model classes, which would take most of the memory.
+
+Every request has a time limit.  What may pass by itself (no connection, 429,
+5xx) is tried again a bounded number of times, after the Retry-After that the
+server asks for or a doubling delay; the rest is raised as one of `errors`.
+The caller decides what to do about a 409: only it knows what that meant.
+"""
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient as Transport
+
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.errors import ClusterError, ConflictError, GoneError, NotFoundError, UnavailableError, error_of
+from pdcluster_api.apiserver.kinds import POD, Kind
+from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.schema.labels import FIELD_MANAGER
+
+logger = logging.getLogger(__name__)
+
+APPLY = "application/apply-patch+yaml"  # JSON is YAML
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one request.
+
+    timeout_seconds:     of one try
+    tries:               in all
+    first_delay_seconds: before the second try, doubled before each further one
+    max_delay_seconds:   the longest wait, the server's Retry-After included
+    page:                objects per answer of a list
+    """
+
+    timeout_seconds: float = 15.0
+    tries: int = 4
+    first_delay_seconds: float = 0.2
+    max_delay_seconds: float = 10.0
+    page: int = 500
+
+    def delay(self, num_tries: int, retry_after: float | None) -> float:
+        """Seconds to wait after so many tries; with jitter, so that waiting callers spread out."""
+        seconds = self.first_delay_seconds * 2.0 ** (num_tries - 1) if retry_after is None else retry_after
+        return min(self.max_delay_seconds, seconds) * random.uniform(1.0, 1.25)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request.
+
+    verb: of Kubernetes (get, list, create, patch, delete); kind: for metrics, messages.
+    """
+
+    verb: str
+    kind: str
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    content_type: str = JSON
+
+
+class ApiClient:
+    """The API server.  Use it as a context manager, or `close` it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        metrics: ApiMetrics,
+        limits: Limits | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._transport, self._metrics, self._limits, self._sleep = transport, metrics, limits or Limits(), sleep
+
+    async def __aenter__(self) -> "ApiClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._transport.close()  # type: ignore[no-untyped-call]  # its annotations are partial
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Body:
+        """One object.  Raises NotFoundError."""
+        return await self._send(Request("get", kind.name, "GET", kind.path(namespace, name), {}))
+
+    async def find(self, kind: Kind, namespace: str, name: str) -> Body | None:
+        """One object; None when there is none."""
+        try:
+            return await self.get(kind, namespace, name)
+        except NotFoundError:
+            return None
+
+    async def proxied(self, namespace: str, pod: str, port: int, path: str) -> Body:
+        """Answer of a pod to a GET; NotFoundError is the pod's own 404 too."""
+        proxy = f"{POD.path(namespace, f'{pod}:{port}')}/proxy{path}"
+        return await self._send(Request("get", "pods/proxy", "GET", proxy, {}))
+
+    async def serves(self, kind: Kind) -> bool:
+        """Return whether the API server has a kind; that takes no right to its objects."""
+        group = kind.path(None).rpartition("/")[0]
+        try:
+            found = await self._send(Request("get", "APIResourceList", "GET", group, {}))
+        except NotFoundError:
+            return False
+        return any(resource.get("name") == kind.plural for resource in found.get("resources") or ())
+
+    async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> AsyncIterator[Body]:
+        """Every object of a kind (in a namespace, or in all), with apiVersion and kind; read in
+        pages.
+
+        labels, fields: selectors
+        A list that lasted so long that its version is no longer kept starts again, and may repeat
+        objects.
+        """
+        query = {"limit": str(self._limits.page), "labelSelector": labels, "fieldSelector": fields}
+        query = {key: value for key, value in query.items() if value}
+        position: dict[str, str] = {}
+        restarts = 0
+        while True:
+            try:
+                page = await self._send(Request("list", kind.name, "GET", kind.path(namespace), {**query, **position}))
+            except GoneError:
+                restarts += 1
+                if not position or restarts >= self._limits.tries:
+                    raise
+                position = {}
+                continue
+            for item in page.get("items") or ():
+                yield {"apiVersion": kind.api_version, "kind": kind.name, **item}
+            following = page.get("metadata", {}).get("continue")
+            if not following:
+                return
+            position = {"continue": following}
+
+    async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
+        """Create an object.
+
+        Raises ConflictError when one of that name exists, also by a lost answer.
+        """
+        path = kind.path(body["metadata"]["namespace"])
+        return await self._send(Request("create", kind.name, "POST", path, {"fieldManager": FIELD_MANAGER}, body))
+
+    async def apply(self, kind: Kind, body: Mapping[str, Any], *, force: bool = True) -> Body:
+        """Server-side apply; with metadata.uid only to that very object.
+
+        force: take over fields that others have set otherwise; without it they are a ConflictError
+        """
+        path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
+        query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
+        return await self._send(Request("apply", kind.name, "PATCH", path, query, body, APPLY))
+
+    async def merge_patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, subresource: str | None = None) -> Body:
+        """JSON merge patch of an object or a subresource; conditional if it has
+        metadata.resourceVersion.
+        """
+        path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
+        return await self._send(Request("patch", kind.name, "PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE_PATCH))
+
+    async def json_patch(self, kind: Kind, namespace: str, name: str, operations: Sequence[Mapping[str, Any]], *, subresource: str) -> Body:
+        """JSON patch of a subresource.  Raises ConflictError when a `test` operation fails."""
+        path = f"{kind.path(namespace, name)}/{subresource}"
+        return await self._send(Request("patch", kind.name, "PATCH", path, {"fieldManager": FIELD_MANAGER}, operations, JSON_PATCH))
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
+        """PUT; metadata.resourceVersion makes it conditional."""
+        path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
+        return await self._send(Request("update", kind.name, "PUT", path, {"fieldManager": FIELD_MANAGER}, body))
+
+    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False) -> Body | None:
+        """Delete that very object (not another one of the name); one that is gone is no error.
+
+        What it owns goes after it, or with foreground before it: then it is being deleted for as
+                                                                  long as the garbage collector
+        knows of anything of that, and is returned so.  Without, one that is being deleted in the
+        foreground goes at once.
+        """
+        policy = "Foreground" if foreground else "Background"
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy, "preconditions": {"uid": uid}}
+        try:
+            answer = await self._send(Request("delete", kind.name, "DELETE", kind.path(namespace, name), {}, options))
+        except NotFoundError:
+            logger.debug("already gone kind=%s namespace=%s name=%s", kind, namespace, name)
+            return None
+        return answer if foreground and "deletionTimestamp" in answer["metadata"] else None  # else it is gone, or a Status says so
+
+    async def _send(self, request: Request) -> Body:
+        num_tries = 0
+        while True:
+            num_tries += 1
+            try:
+                return await self._try(request)
+            except UnavailableError as e:
+                if num_tries >= self._limits.tries:
+                    self._count_error(request, e)
+                    raise
+                await self._sleep(self._limits.delay(num_tries, e.retry_after))
+            except ClusterError as e:
+                self._count_error(request, e)
+                raise
+
+    def _count_error(self, request: Request, error: ClusterError) -> None:
+        if not isinstance(error, NotFoundError | ConflictError | GoneError):  # these are answers
+            self._metrics.errors.labels(request.verb, request.kind, type(error).__name__).inc()
+
+    async def _try(self, request: Request) -> Body:
+        code = 0
+        started = time.monotonic()
+        try:
+            code, headers, content = await self._exchange(request)
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise UnavailableError(f"the API server does not answer ({type(e).__name__}: {e})") from e
+        finally:
+            self._metrics.calls.labels(request.verb, request.kind, str(code)).inc()
+            self._metrics.seconds.labels(request.verb).observe(time.monotonic() - started)
+        if not 200 <= code <= 299:
+            raise error_of(code, content, headers)
+        return _object(content)
+
+    async def _exchange(self, request: Request) -> tuple[int, Mapping[str, str], bytes]:
+        arguments = await self._transport.param_serialize(
+            request.method,
+            request.path,
+            query_params=list(request.query.items()),
+            header_params={"Content-Type": request.content_type, "Accept": JSON},
+            body=request.body,
+            auth_settings=["BearerToken"],
+        )
+        timeout = aiohttp.ClientTimeout(total=self._limits.timeout_seconds)
+        response = await self._transport.call_api(*arguments, _request_timeout=timeout)
+        return response.status, response.headers, await response.read()  # type: ignore[no-untyped-call]
+
+
+def _object(content: bytes) -> Body:
+    try:
+        body = json.loads(content)
+    except ValueError as e:
+        raise UnavailableError("the API server's answer is not JSON; is there a proxy in between?") from e
+    if not isinstance(body, dict):
+        raise UnavailableError("the API server's answer is not an object; is there a proxy in between?")
+    return body

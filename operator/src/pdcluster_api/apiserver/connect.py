@@ -1,0 +1,42 @@
+"""Find the API server and our credentials: from a kubeconfig, or from the pod that we run in."""
+
+from pathlib import Path
+
+from kubernetes.aio.client.api_client import ApiClient as Transport
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import load_incluster_config, load_kube_config
+from kubernetes.aio.config.config_exception import ConfigException
+from yaml import YAMLError
+
+from pdcluster_api.errors import StartError
+from pdcluster_api.schema.labels import FIELD_MANAGER
+
+MAX_CONNECTIONS = 32
+
+
+async def connect(kubeconfig: Path | None, context: str | None = None, *, proxies: bool = True) -> Transport:
+    """Open a connection pool; None = with the ServiceAccount of this pod, whose token is read
+    again.
+
+    context: of the kubeconfig; None = its current one
+    proxies: those of the environment count; looking for them costs two turns of a thread pool a
+             request
+
+    Raises StartError (exit code 2) when the file, or the pod's account, cannot be used.
+    """
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = MAX_CONNECTIONS
+    configuration.client_session_kwargs = {"trust_env": proxies}
+    try:
+        if kubeconfig is None:
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            await load_kube_config(  # type: ignore[no-untyped-call]
+                str(kubeconfig), context=context, client_configuration=configuration, persist_config=False
+            )
+        transport = Transport(configuration)
+    except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:  # all that its reader raises of a wrong file
+        source = "not in a pod with a ServiceAccount" if kubeconfig is None else f"kubeconfig {kubeconfig} cannot be used"
+        raise StartError(f"{source}: {e}; set KUBECONFIG to a working file, or run in a pod", exit_code=2) from e
+    transport.user_agent = FIELD_MANAGER
+    return transport

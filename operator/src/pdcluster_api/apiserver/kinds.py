@@ -1,0 +1,99 @@
+"""The kinds of objects that the operator reads or makes, in one table.
+
+The order of the table is the order in which the operator makes objects: what a
+pod needs before the pods, and the Services, which move traffic, last.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pdcluster_api.schema.labels import GROUP
+from pdcluster_api.schema.pdcluster import KIND
+
+API_VERSION = f"{GROUP}/v1alpha1"
+
+
+class Manner(Enum):
+    """Treatment of a kind by the operator (`writes.diff`).
+
+    APPLIED: server-side apply, kept as it should be, deleted when not wanted
+    RECORD:  applied once; its content never changes, and it is deleted when not wanted
+    KEPT:    applied once, again only on request, and left to the owner reference to delete
+    REQUEST: created once, patched where it must change, since its spec is the user's; deleted when
+             not wanted
+    READ:    not made by us
+    """
+
+    APPLIED = "applied"
+    RECORD = "record"
+    KEPT = "kept"
+    REQUEST = "request"
+    READ = "read"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind.
+
+    optional: its CustomResourceDefinition may be missing in a cluster
+    shared:   paths of fields that others may write, as OpenShift adds pull secrets to
+              ServiceAccounts
+    """
+
+    api_version: str
+    name: str
+    plural: str
+    manner: Manner = Manner.READ
+    optional: bool = False
+    namespaced: bool = True
+    shared: frozenset[str] = frozenset()
+
+    def path(self, namespace: str | None, name: str | None = None) -> str:
+        """URL path of one object, or of all of a namespace, or (namespace None) of all there
+        are.
+        """
+        root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
+        place = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
+        return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+PDCLUSTER = Kind(API_VERSION, KIND, "pdclusters")
+POD = Kind("v1", "Pod", "pods")
+CORE_EVENT = Kind("v1", "Event", "events")
+EVENT = Kind("events.k8s.io/v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+CUSTOM_RESOURCE_DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", Manner.APPLIED, shared=frozenset({"secrets", "imagePullSecrets"}))
+SECRET = Kind("v1", "Secret", "secrets", Manner.KEPT)
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", Manner.APPLIED)
+CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions", Manner.RECORD)
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", Manner.APPLIED)
+POD_DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", Manner.APPLIED)
+POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", Manner.REQUEST)
+STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", Manner.APPLIED)
+POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", Manner.APPLIED, optional=True)
+PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules", Manner.APPLIED, optional=True)
+# What load balancers' controllers write; with an external address comes a traffic policy by default, in the name of who wrote the address.
+_ADDRESSES = frozenset({"spec.loadBalancerIP", "spec.loadBalancerClass", "spec.externalIPs", "spec.externalTrafficPolicy"})
+SERVICE = Kind("v1", "Service", "services", Manner.APPLIED, shared=_ADDRESSES)
+
+CHILDREN = (
+    SERVICE_ACCOUNT,
+    SECRET,
+    CONFIG_MAP,
+    CONTROLLER_REVISION,
+    NETWORK_POLICY,
+    POD_DISRUPTION_BUDGET,
+    POOL_SCALER,
+    STATEFUL_SET,
+    POD_MONITOR,
+    PROMETHEUS_RULE,
+    SERVICE,
+)
+"""Every kind of which the operator makes objects for a PDCluster, in the order of making."""
+
+CHILD_OF_NAME = {kind.name: kind for kind in CHILDREN}

@@ -1,0 +1,250 @@
+"""Turn cached bodies into the planner's input: one PDCluster, its workloads, scalers, etcd and
+Service.
+
+Pure.  Only children of this very PDCluster count: those of an earlier one of
+the same name are about to be collected.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from pdcluster_api.apiserver.body import Body, Key
+from pdcluster_api.apiserver.pods import FOR_ETCD, pod_problem, pod_state
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed, PodState, ScalerState, WorkloadState
+from pdcluster_api.plan.status.problems import worst_of
+from pdcluster_api.schema import labels
+from pdcluster_api.schema.workload import WorkloadId
+
+LATE_SECONDS = 10.0
+"""After the end of its grace period a kubelet kills a pod at once; then it needs a moment to
+say so.
+"""
+
+
+@dataclass(frozen=True)
+class Live:
+    """A PDCluster's body and the bodies of its children."""
+
+    body: Body
+    children: Sequence[Body]
+    _own: dict[str, dict[str, Body]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        own: defaultdict[str, dict[str, Body]] = defaultdict(dict)
+        for child in self.children:
+            if self.uid in owner_uids(child):
+                own[child["kind"]][child["metadata"]["name"]] = child
+        object.__setattr__(self, "_own", dict(own))
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name of the PDCluster."""
+        return Key(self.body["metadata"]["namespace"], self.body["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        """Uid of the PDCluster."""
+        return str(self.body["metadata"]["uid"])
+
+    @property
+    def is_going(self) -> bool:
+        """Return whether it is being deleted."""
+        return "deletionTimestamp" in self.body["metadata"]
+
+    def own(self, kind: str) -> dict[str, Body]:
+        """Children of one kind by name."""
+        return self._own.get(kind, {})
+
+
+def observe(
+    live: Live,
+    *,
+    discovery: DiscoveryState,
+    failures: Sequence[Failure] = (),
+    faults: Mapping[str, Problem],
+    outdated: Collection[WorkloadId] = (),
+    key_fault: Problem | None = None,
+) -> Observed:
+    """Observe one PDCluster.
+
+    failures: writes that the API server refused in the last reconcile
+    faults:   by StatefulSet, the problem that keeps it from getting pods
+    outdated: workloads of a pool that was declared otherwise when they were made: as good as gone
+    key_fault: problem of the API keys' Secret; None = there is a key, or no Secret is named
+    """
+    service = live.own("Service").get(live.key.name)
+    selector = {} if service is None else service["spec"].get("selector", {})
+    return Observed(
+        generation=live.body["metadata"]["generation"],
+        status=live.body.get("status", {}),
+        discovery=discovery,
+        workloads=[replace(state, gone=True) if state.id in outdated else state for state in _workloads(live, faults)],
+        records=sorted(
+            {identity for body in live.own("ControllerRevision").values() if (identity := workload_of(body))}.difference(outdated)
+        ),
+        scalers=[_scaler(body) for body in live.own("PDPoolScaler").values()],
+        service_revision=selector.get(labels.REVISION),
+        service_role=selector.get(labels.ROLE),
+        failures=failures,
+        key_fault=key_fault,
+        budgets={
+            name: number
+            for name, body in live.own("PodDisruptionBudget").items()
+            if isinstance(number := body["spec"].get("minAvailable"), int)
+        },
+    )
+
+
+def managed_etcd(live: Live, name: str, wanted: int, faults: Mapping[str, Problem]) -> DiscoveryState:
+    """The managed etcd, by the readiness of its pods, with the worst problem of the others.
+
+    faults: by StatefulSet, the problem that keeps it from getting pods
+    """
+    body = live.own("StatefulSet").get(name, {})
+    found = [problem for pod in live.children if _is_of_etcd(pod) and (problem := pod_problem(pod, FOR_ETCD))]
+    if name in faults and is_short_of_pods(body):
+        found.append(faults[name])
+    return DiscoveryState(managed=True, ready=body.get("status", {}).get("readyReplicas", 0), wanted=wanted, problem=worst_of(found))
+
+
+def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
+    """Workload of a StatefulSet, snapshot or pod; None = of none, as etcd's."""
+    found = body["metadata"].get("labels", {})
+    try:
+        return WorkloadId(found[labels.CLUSTER], found[labels.ROLE], found[labels.POOL], found[labels.REVISION])
+    except KeyError:
+        return None
+
+
+def still_ending(live: Live, now: datetime) -> dict[WorkloadId, float | None]:
+    """Workloads without a StatefulSet that still have pods of an earlier one: a new one could not
+    make its own.
+
+    With the seconds to wait for those, None = unknown.  A pod that should have ended long ago, as
+    of a lost node, holds nothing back: the pod of its name waits for it.  The others need not,
+    though Kubernetes makes them only after a pod of a lower ordinal that it could make: with the
+    first one stuck it makes none.
+    Pods that were orphaned on purpose have no owner, and are adopted.
+    """
+    sets = {workload_of(body) for body in live.own("StatefulSet").values()}
+    lefts = {
+        identity: [_seconds_left(pod, now) for pod in left] for identity, left in _pods_by_workload(live).items() if identity not in sets
+    }
+    return {
+        identity: None if None in lasts else max(seconds for seconds in lasts if seconds is not None)
+        for identity, lasts in lefts.items()
+        if any(seconds is None or seconds > 0 for seconds in lasts)
+    }
+
+
+def _seconds_left(pod: Body, now: datetime) -> float | None:
+    """Time until a pod counts as stuck in termination; None = it is not terminating."""
+    should_be_gone = pod["metadata"].get("deletionTimestamp")  # its grace period included
+    if should_be_gone is None:
+        return None
+    return (datetime.fromisoformat(should_be_gone) - now).total_seconds() + LATE_SECONDS
+
+
+def ready_workers(live: Live, revision: str | None, draining: Collection[str] = ()) -> list[tuple[WorkloadId, Body]]:
+    """Pods of workers that are ready and do not end, of one revision; None = of all.
+
+    draining: pods that count too though they say that they are not ready any more
+    """
+    return [
+        (identity, pod)
+        for identity, pods in sorted(_pods_by_workload(live).items())
+        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+        if revision in (None, identity.revision) and _is_at_work(pod_state(pod), draining)
+    ]
+
+
+def _is_at_work(pod: PodState, draining: Collection[str]) -> bool:
+    return not pod.terminating and (pod.ready or (pod.started and pod.name in draining))
+
+
+def is_short_of_pods(body: Mapping[str, Any]) -> bool:
+    """Return whether a StatefulSet has fewer pods than desired; one that is being deleted gets
+    none.
+    """
+    if "deletionTimestamp" in body["metadata"]:
+        return False
+    return int(body.get("status", {}).get("replicas", 0)) < int(body["spec"].get("replicas", 1))
+
+
+def owner_uids(body: Mapping[str, Any]) -> list[str]:
+    """Uids of an object's owners."""
+    return [reference["uid"] for reference in body["metadata"].get("ownerReferences", ())]
+
+
+def _is_of_etcd(body: Body) -> bool:
+    marks: Mapping[str, str] = body["metadata"].get("labels", {})
+    return body["kind"] == "Pod" and marks.get(labels.COMPONENT) == labels.ETCD
+
+
+def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]:
+    """Workloads of all StatefulSets, and of terminating pods whose StatefulSet is gone."""
+    pods, types = _pods_by_workload(live), _recorded_types(live)
+    sets = {identity: body for body in live.own("StatefulSet").values() if (identity := workload_of(body))}
+    states = [
+        _workload(identity, sets[identity], faults.get(identity.name), pods.get(identity, []))
+        if identity in sets
+        else _remains(identity, pods[identity])
+        for identity in sorted({*sets, *pods})
+    ]
+    return [replace(state, gpu=types.get(state.id.name) or next((pod.gpu for pod in state.pods if pod.gpu), "")) for state in states]
+
+
+def _recorded_types(live: Live) -> dict[str, str]:
+    """Accelerator type that a workload was made for, by its snapshot; etcd has none."""
+    pools = {name: (record.get("data") or {}).get("pool") for name, record in live.own("ControllerRevision").items()}
+    return {name: str(pool.get("gpu", "")) for name, pool in pools.items() if isinstance(pool, Mapping)}
+
+
+def _remains(identity: WorkloadId, pods: Sequence[Body]) -> WorkloadState:
+    states = tuple(pod_state(pod) for pod in pods)
+    return WorkloadState(identity, 0, len(states), sum(state.ready for state in states), 0, gone=True, pods=states)
+
+
+def _workload(identity: WorkloadId, body: Body, fault: Problem | None, pods: Iterable[Body]) -> WorkloadState:
+    status = body.get("status", {})
+    return WorkloadState(
+        id=identity,
+        desired=body["spec"].get("replicas", 1),
+        current=status.get("replicas", 0),
+        ready=status.get("readyReplicas", 0),
+        updated=status.get("updatedReplicas", 0),
+        gone="deletionTimestamp" in body["metadata"],
+        fault=fault,
+        pods=tuple(pod_state(pod) for pod in pods),
+    )
+
+
+def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
+    """Pods by StatefulSet: they are its children, not the PDCluster's, and have our labels.
+
+    Labels can be copied: a pod without an owner, or of another controller, is not ours.
+    """
+    found: defaultdict[WorkloadId, list[Body]] = defaultdict(list)
+    for body in live.children:
+        identity = workload_of(body) if body["kind"] == "Pod" else None
+        owners = {(reference["kind"], reference["name"]) for reference in body["metadata"].get("ownerReferences", ())}
+        if identity is not None and ("StatefulSet", identity.name) in owners:  # the one that is there, or an earlier one
+            found[identity].append(body)
+    return found
+
+
+def _scaler(body: Body) -> ScalerState:
+    spec = body["spec"]
+    seen = body["metadata"].get("annotations", {}).get(labels.SEEN_REPLICAS, "")
+    return ScalerState(spec["role"], spec["pool"], spec["replicas"], int(seen) if seen.isdecimal() else None, _writer(body))
+
+
+def _writer(scaler: Body) -> str | None:
+    """The other manager that wrote the replicas of a scaler last."""
+    entries = scaler["metadata"].get("managedFields") or ()
+    names = (str(each.get("manager")) for each in entries if "f:replicas" in ((each.get("fieldsV1") or {}).get("f:spec") or {}))
+    return next((name for name in names if name != labels.FIELD_MANAGER), None)

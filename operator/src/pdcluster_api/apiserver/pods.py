@@ -1,0 +1,224 @@
+"""Problems of a pod, in words that a user can act on.
+
+Pure: a pod's body as the API server has it -> PodState.  Counters and back-off
+times that Kubernetes puts into its messages are left out, so that a pod that
+goes on failing in the same way says the same all the time.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_api.apiserver.last_words import last_words
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import PodState
+from pdcluster_api.schema import conditions, labels
+from pdcluster_api.schema.workload import WorkloadId
+
+Body = Mapping[str, Any]
+
+WORKER = "worker"
+FETCH = "fetch-model"
+WRONG_SETTING = 2  # exit status of a worker, and of its download, with wrong settings
+NO_DEVICE = 3  # exit status of a worker that has not the device that it was asked for
+MAX_DETAIL = 400  # characters of a foreign message; more hides the point
+
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
+)
+_REFUSED_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+_PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Fixes for pods of one kind, as messages end.
+
+    name:   the field that names their image
+    pull:   what to check when the image is not pulled
+    room:   what to change when no node takes one
+    memory: when one was killed for its memory
+    """
+
+    name: str
+    pull: str
+    room: str
+    memory: str
+
+
+FOR_WORKERS = Advice(
+    name="spec.image.name",
+    pull="spec.image: name, pullSecrets, pullPolicy",
+    room="change the pool's gpu, resources or placement",
+    memory="raise resources.limits.memory, or lower engine.kvCacheMemory",
+)
+FOR_ETCD = Advice(
+    name="spec.discovery.etcd.image",
+    pull="spec.discovery.etcd.image, or without it the operator's setting (etcdImage of the chart)",
+    room="see to the volume that discovery.etcd.storage asks for",
+    memory="its limit is far above what a cluster's records take: `kubectl logs -p` shows what it did",
+)
+
+
+def pod_state(body: Body) -> PodState:
+    """The state of one worker pod.  Raises KeyError for a pod without the labels of a worker."""
+    metadata, marks = body["metadata"], body["metadata"]["labels"]
+    workload = WorkloadId(cluster=marks[labels.CLUSTER], role=marks[labels.ROLE], pool=marks[labels.POOL], revision=marks[labels.REVISION])
+    return PodState(
+        name=metadata["name"],
+        workload=workload,
+        ready=_condition(body, "Ready").get("status") == "True",
+        terminating=bool(metadata.get("deletionTimestamp")),
+        problem=pod_problem(body),
+        node=(body.get("spec") or {}).get("nodeName") or "",
+        gpu=str((metadata.get("annotations") or {}).get(labels.GPU, "")),
+        started=any(each["name"] == WORKER and each.get("started") and "running" in (each.get("state") or {}) for each in _statuses(body)),
+        since=_since(body),
+    )
+
+
+def _since(body: Body) -> str | None:
+    """`PodState.since`; without a Ready condition (no kubelet has seen the pod) from its
+    creation.
+    """
+    metadata, ready = body["metadata"], _condition(body, "Ready")
+    if metadata.get("deletionTimestamp"):
+        return str(metadata["deletionTimestamp"])
+    if ready.get("status") == "True":
+        return None
+    since: str | None = ready.get("lastTransitionTime") or metadata.get("creationTimestamp")
+    return since
+
+
+def pod_problem(body: Body, advice: Advice = FOR_WORKERS) -> Problem | None:
+    """Problem of a pod that is not ready; None = it is ready, terminating, or just starting."""
+    if body["metadata"].get("deletionTimestamp") or _condition(body, "Ready").get("status") == "True":
+        return None
+    found = _not_placed(body, advice) or _put_out(body) or _first_problem(body, advice)
+    return found and Problem(found.reason, f"pod {body['metadata']['name']}: {found.message}")
+
+
+def _not_placed(body: Body, advice: Advice) -> Problem | None:
+    placed = _condition(body, "PodScheduled")
+    if placed.get("status") != "False":
+        return None
+    if placed.get("reason") == "SchedulingGated":
+        return Problem(
+            conditions.UNSCHEDULABLE,
+            "a scheduling gate holds it back; its owner (a queue, an admission webhook) must lift it",
+        )
+    said = _short(placed.get("message", "")) or "the scheduler found no node"
+    return Problem(conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or {advice.room}")
+
+
+def _put_out(body: Body) -> Problem | None:
+    """A pod that the node gave up (evicted, out of a resource); its StatefulSet makes another."""
+    status = body.get("status") or {}
+    if status.get("phase") != "Failed" or not status.get("reason"):
+        return None
+    return Problem(
+        conditions.UNSCHEDULABLE, (f"its node gave it up ({status['reason']}): {_short(status.get('message', ''))}; look at that node")
+    )
+
+
+def _first_problem(body: Body, advice: Advice) -> Problem | None:
+    """Problem of the first container that has one, in the order in which they start."""
+    status = body.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or ()), *_statuses(body)]
+    images = {entry["name"]: entry.get("image", "") for entry in _containers(body)}
+    return next((found for entry in containers if (found := _container_problem(entry, images.get(entry["name"], ""), advice))), None)
+
+
+def _statuses(body: Body) -> Iterable[Body]:
+    return (body.get("status") or {}).get("containerStatuses") or ()
+
+
+def _containers(body: Body) -> Iterable[Body]:
+    spec = body.get("spec") or {}
+    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+
+
+def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | None:
+    state = entry.get("state") or {}
+    waiting, running = state.get("waiting") or {}, "running" in state
+    reason = waiting.get("reason", "")
+    if reason in _IMAGE_REASONS:
+        return Problem(
+            conditions.IMAGE_NOT_PULLED, _image_message(reason, waiting.get("message", ""), image or entry.get("image", ""), advice)
+        )
+    if reason in _REFUSED_REASONS:
+        detail = _short(waiting.get("message", "")) or reason
+        return Problem(
+            conditions.CONFIGURATION_REFUSED,
+            f"container {entry['name']} cannot be started: {detail}; make what is missing, or correct its name",
+        )
+    ended = state.get("terminated") or (entry.get("lastState") or {}).get("terminated") or {}
+    if entry["name"] == FETCH:
+        return _fetch_problem(ended, is_running=running)
+    if entry.get("ready") or not ended or (ended.get("exitCode") == 0 and reason != "CrashLoopBackOff"):
+        return None
+    if not _is_refusal(entry["name"], ended) and not _keeps_crashing(entry, reason):
+        return None
+    return _crash(entry["name"], ended, advice)
+
+
+def _is_refusal(container: str, ended: Body) -> bool:
+    """Return whether it ended on purpose, and will each time."""
+    code = ended.get("exitCode")
+    return code == WRONG_SETTING or (code == NO_DEVICE and container == WORKER)
+
+
+def _keeps_crashing(entry: Body, waiting_reason: str) -> bool:
+    """Problem of crashes: one may be chance; from the second on it is reported, also while it
+    runs.
+    """
+    return waiting_reason == "CrashLoopBackOff" or entry.get("restartCount", 0) >= 2
+
+
+def _image_message(reason: str, message: str, image: str, advice: Advice) -> str:
+    name = f"image {image!r}" if image else "its image"
+    if reason == "InvalidImageName":
+        return f"{name} is not the name of an image; correct {advice.name}"
+    detail = _short(_PULL_PREFIX.sub("", message))
+    said = f" ({detail})" if detail else ""
+    return f"{name} cannot be pulled{said}; check {advice.pull}, and that the node reaches the registry"
+
+
+def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
+    failed = bool(ended) and ended.get("exitCode") != 0
+    if is_running and not (failed and ended.get("exitCode") == WRONG_SETTING):
+        return Problem(conditions.DOWNLOADING_MODEL, f"the model is being downloaded; `kubectl logs -c {FETCH}` shows how far it is")
+    if not failed:
+        return None
+    said = _short(last_words(ended.get("message", ""))) or f"exit status {ended.get('exitCode')}"
+    return Problem(
+        conditions.MODEL_NOT_DOWNLOADED,
+        f"the model is not downloaded: {said}; check spec.model.huggingFace and the node's way to the hub",
+    )
+
+
+def _crash(container: str, ended: Body, advice: Advice) -> Problem:
+    if ended.get("reason") == "OOMKilled":
+        return Problem(conditions.CRASH_LOOPING, f"container {container} used more memory than its limit and was killed; {advice.memory}")
+    said, code = _short(last_words(ended.get("message", ""))), ended.get("exitCode")
+    if code == WRONG_SETTING and container == WORKER:
+        return Problem(conditions.CONFIGURATION_REFUSED, f"the worker refuses its settings: {said or 'see its log'}; correct the spec")
+    if code == NO_DEVICE and container == WORKER:
+        missing = "the worker has not the device that it should compute on"
+        return Problem(conditions.ACCELERATOR_UNUSABLE, f"{missing}: {said or 'see its log'}")
+    detail = f": {said}" if said else ""
+    return Problem(
+        conditions.CRASH_LOOPING,
+        f"container {container} ends with exit status {code}{detail}; `kubectl logs -p -c {container}` shows more",
+    )
+
+
+def _short(message: str) -> str:
+    text = " ".join(message.split()).rstrip(".;")
+    return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 3] + "..."
+
+
+def _condition(body: Body, kind: str) -> Body:
+    found = (body.get("status") or {}).get("conditions") or ()
+    return next((entry for entry in found if entry.get("type") == kind), {})

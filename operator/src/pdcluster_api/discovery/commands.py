@@ -1,0 +1,122 @@
+"""Drain commands and worker records of one cluster in etcd.
+
+All of it is read at once, so that a record and the command that it follows are
+of one moment.  A command is its key; its value holds its start, for an operator
+that restarts.  A record is removed only as it was read: a worker that has
+written it since is alive.
+"""
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from aetcd import rpc
+
+from pdcluster_api.discovery import keys
+from pdcluster_api.discovery.etcd import TIMEOUT_SECONDS, EtcdTLS, WorkerRecord, ask_each, below, parse_record
+
+logger = logging.getLogger(__name__)
+MAX_OPERATIONS = 100
+"""Of one transaction; etcd takes 128."""
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record where it is kept.  version: etcd's revision of its last change."""
+
+    key: str
+    version: int
+    record: WorkerRecord
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Records by pod, and the start of each pod's drain command; None = its command has no time."""
+
+    records: Mapping[str, StoredRecord] = field(default_factory=dict)
+    commands: Mapping[str, datetime | None] = field(default_factory=dict)
+
+
+async def read_registered(endpoints: Sequence[str], namespace: str, name: str, tls: EtcdTLS | None = None) -> Registered:
+    """All records, of every revision, and all commands of one cluster.
+
+    Raises EtcdUnreachableError.
+    """
+    prefixes = (keys.commands_prefix(namespace, name), keys.records_prefix(namespace, name))
+    # Two ranges: no right to more is needed; one transaction, so that they are of one moment.
+    reads = rpc.TxnRequest(success=[rpc.RequestOp(request_range=below(prefix)) for prefix in prefixes])
+    told, written = (found.response_range.kvs for found in (await _transact(endpoints, tls, reads)).responses)
+    commands = {_key_of(item).removeprefix(prefixes[0]): _since(item.value) for item in told}
+    records: dict[str, StoredRecord] = {}
+    for item in written:
+        _, _, place = _key_of(item).removeprefix(prefixes[1]).partition("/")
+        if record := parse_record(place, item.value):
+            records[record.pod] = StoredRecord(_key_of(item), item.mod_revision, record)
+    return Registered(records, commands)
+
+
+async def write_commands(
+    endpoints: Sequence[str],
+    namespace: str,
+    name: str,
+    *,
+    drain: Mapping[str, datetime],
+    serve: Collection[str] = (),
+    tls: EtcdTLS | None = None,
+) -> None:
+    """Write drain commands with their start; remove those of other pods.
+
+    Raises EtcdUnreachableError.
+    """
+    told = [
+        rpc.RequestOp(request_put=rpc.PutRequest(key=_key(namespace, name, pod), value=json.dumps({"since": since.isoformat()}).encode()))
+        for pod, since in sorted(drain.items())
+    ]
+    withdrawn = [
+        rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=_key(namespace, name, pod)))
+        for pod in sorted(set(serve) - set(drain))
+    ]
+    operations = [*withdrawn, *told]
+    for start in range(0, len(operations), MAX_OPERATIONS):
+        await _transact(endpoints, tls, rpc.TxnRequest(success=operations[start : start + MAX_OPERATIONS]))
+
+
+async def remove_records(endpoints: Sequence[str], records: Iterable[StoredRecord], tls: EtcdTLS | None = None) -> list[str]:
+    """Remove records that are still as they were read; returns their pods.
+
+    Raises EtcdUnreachableError.
+    """
+    removed = []
+    for each in records:
+        unchanged = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=each.key.encode(), mod_revision=each.version)
+        delete = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=each.key.encode()))
+        answer = await _transact(endpoints, tls, rpc.TxnRequest(compare=[unchanged], success=[delete]))
+        if answer.succeeded:
+            logger.info("removed worker record key=%s", each.key)
+            removed.append(each.record.pod)
+    return removed
+
+
+async def _transact(endpoints: Sequence[str], tls: EtcdTLS | None, request: Any) -> Any:
+    return await ask_each(endpoints, tls, lambda etcd: etcd.Txn(request, timeout=TIMEOUT_SECONDS))
+
+
+def _key_of(item: Any) -> str:
+    key: str = item.key.decode(errors="replace")
+    return key
+
+
+def _key(namespace: str, name: str, pod: str) -> bytes:
+    return keys.command_key(namespace, name, pod).encode()
+
+
+def _since(value: bytes) -> datetime | None:
+    """Value of a command of an unknown writer: its key is what counts."""
+    try:
+        since = datetime.fromisoformat(json.loads(value)["since"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return since if since.tzinfo is not None else None

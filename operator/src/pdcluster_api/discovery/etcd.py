@@ -1,0 +1,169 @@
+"""Reading worker records from etcd.
+
+A read asks each endpoint in turn, so one that is down costs its time limit and
+no more.  Records are leased: one that is gone belongs to a worker that is gone.
+"""
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from aetcd import rpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from pdcluster_api.discovery.disaggregation import read_disaggregation
+from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_api.plan.observed.state import Device, Disaggregation
+
+logger = logging.getLogger(__name__)
+TIMEOUT_SECONDS = 3
+# A new connection must not inherit the back-off of one that failed.  All records of a cluster are one message: with 4096
+# workers that each refuse peers they are more than the 4 MiB that gRPC takes by itself.
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20))
+_MAX_REASON = 300  # characters: it goes into a condition
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """The record of one worker.
+
+    engine_id: of this life of its engine, a restart has another; empty until the engine has loaded
+    state:     starting, ready, draining or drained
+    addresses: host:port by `http`, `grpc` and `kv`
+    device:    of its computations; None = not in the record
+    disaggregation: None = not in the record
+    """
+
+    pod: str
+    role: str
+    pool: str
+    engine_id: str
+    state: str
+    addresses: dict[str, str]
+    device: Device | None = None
+    disaggregation: Disaggregation | None = None
+
+
+@dataclass(frozen=True)
+class EtcdTLS:
+    """PEM contents for an etcd that speaks TLS; certificate and key only where it asks clients
+    for one.
+    """
+
+    ca: bytes
+    certificate: bytes | None = None
+    key: bytes | None = None
+
+    @classmethod
+    def of_secret(cls, name: str, data: Mapping[str, bytes]) -> "EtcdTLS":
+        """From the decoded data of a Secret.
+
+        Raises EtcdUnreachableError that names the key and the fix.
+        """
+        ca, certificate, key = (data.get(file) or None for file in ("ca.crt", "tls.crt", "tls.key"))
+        try:
+            x509.load_pem_x509_certificates(ca or b"")
+        except ValueError as e:
+            raise EtcdUnreachableError(f"Secret {name}: ca.crt is not a PEM certificate: put etcd's certificate authority there") from e
+        if certificate is None and key is None:
+            return cls(ca or b"")
+        try:
+            public = x509.load_pem_x509_certificate(certificate or b"").public_key()
+            is_pair = serialization.load_pem_private_key(key or b"", password=None).public_key() == public
+        except (ValueError, TypeError) as e:
+            fix = "put a PEM certificate and its unencrypted key there, or leave both out"
+            raise EtcdUnreachableError(f"Secret {name}: tls.crt and tls.key cannot be read: {fix}") from e
+        if not is_pair:
+            raise EtcdUnreachableError(f"Secret {name}: tls.key does not belong to tls.crt: put the certificate's own key there")
+        return cls(ca or b"", certificate, key)
+
+
+async def read_workers(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None) -> dict[str, WorkerRecord]:
+    """Records below a prefix (`keys.workers_prefix`), by pod.  Raises EtcdUnreachableError."""
+    found: dict[str, WorkerRecord] = {}
+    for key, value in await _read_prefix(endpoints, prefix, tls):
+        record = parse_record(key.removeprefix(prefix), value)
+        if record is not None:
+            found[record.pod] = record
+    return found
+
+
+async def check_reachable(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None) -> None:
+    """Raise EtcdUnreachableError when no endpoint answers a read below `keys.records_prefix`.
+
+    Only the number of keys is read: the rights to the cluster's own keys suffice.
+    """
+    await ask_each(endpoints, tls, lambda etcd: etcd.Range(below(prefix, limit=1, count_only=True), timeout=TIMEOUT_SECONDS))
+
+
+async def _read_prefix(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None) -> list[tuple[str, bytes]]:
+    answer = await ask_each(endpoints, tls, lambda etcd: etcd.Range(below(prefix), timeout=TIMEOUT_SECONDS))
+    return [(item.key.decode(errors="replace"), item.value) for item in answer.kvs]
+
+
+def below(prefix: str, **options: Any) -> Any:
+    """Request for all keys below a prefix, which ends with a slash.  options: further fields"""
+    return rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode(), **options)  # "0" comes after "/"
+
+
+async def ask_each(endpoints: Sequence[str], tls: EtcdTLS | None, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    """The first answer.
+
+    ask: a call on etcd's KV service that may be repeated.  Raises EtcdUnreachableError.
+    """
+    failures = []
+    for endpoint in endpoints:
+        try:
+            async with _channel(endpoint, tls) as channel:
+                return await ask(rpc.KVStub(channel))
+        except rpc.AioRpcError as e:
+            failures.append(f"{endpoint} ({_reason(e)})")
+    raise EtcdUnreachableError(f"etcd does not answer at {', '.join(failures)}")
+
+
+def _channel(endpoint: str, tls: EtcdTLS | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+    return grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
+
+
+def _reason(error: Any) -> str:
+    """Error in one line: TLS reports many."""
+    details = " ".join((error.details() or "").split())
+    return f"{error.code().name}: {details[:_MAX_REASON]}" if details else str(error.code().name)
+
+
+def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:
+    """One record; None (and a log line) for a value that is none, so that it cannot hide the
+    others.
+    """
+    try:
+        role, pool, pod = relative_key.split("/")
+        content: dict[str, Any] = json.loads(value)
+        addresses = {kind: content[f"{kind}_address"] for kind in ("http", "grpc", "kv")}
+        return WorkerRecord(
+            pod,
+            role,
+            pool,
+            content["engine_id"],
+            content["state"],
+            addresses,
+            device=_device(content),
+            disaggregation=read_disaggregation(content),
+        )
+    except (ValueError, KeyError, TypeError) as e:
+        logger.warning("ignored worker record key=%s reason=%r", relative_key, e)
+        return None
+
+
+def _device(content: Mapping[str, Any]) -> Device | None:
+    """An older worker says none; what cannot be read hides nothing else of the record."""
+    said = content.get("device")
+    if not isinstance(said, Mapping) or not said.get("kind"):
+        return None
+    return Device(str(said["kind"]), str(said.get("name") or ""), str(said.get("note") or ""))

@@ -1,0 +1,105 @@
+"""A managed etcd: its StatefulSet, Services, budget and policy.
+
+Workers lease all that it holds and register again after a loss, so one member
+in memory is enough; three keep discovery going while a node is away, and need
+volumes, for a member that lost its data cannot come back under its old name.
+Its StatefulSet is recorded like a worker's: a newer operator restarts no etcd.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pdcluster_api.manifests.disruption_budget import etcd_budget
+from pdcluster_api.manifests.etcd_pod import etcd_claims, etcd_pod, peers_name
+from pdcluster_api.manifests.network_policy import etcd_policy
+from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, Manifest, Owner, Site, new_object
+from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
+from pdcluster_api.schema.pdcluster import PDCluster
+
+_HASH_LENGTH = 8
+
+
+def render_etcd(cluster: PDCluster, owner: Owner, site: Site, records: Iterable[Mapping[str, Any]]) -> tuple[Manifest, ...]:
+    """All objects of the managed etcd, its record first; none where endpoints are given.
+
+    records: live ControllerRevisions.
+    """
+    etcd = cluster.spec.discovery.etcd
+    if etcd.endpoints:
+        return ()
+    name = etcd_record_name(cluster)
+    live = next((record for record in records if record["metadata"]["name"] == name), None)
+    data = copy.deepcopy(live["data"]) if live else {"statefulSet": {"spec": _stateful_set(cluster, owner, site)}}
+    labels = cluster_labels(owner.name, ETCD)
+    return (
+        new_object("apps/v1/ControllerRevision", name, owner, labels, revision=1, data=data),
+        new_object("apps/v1/StatefulSet", f"{owner.name}-etcd", owner, labels, spec=copy.deepcopy(data["statefulSet"]["spec"])),
+        _client_service(owner),
+        _peer_service(owner),
+        *([etcd_budget(owner)] if etcd.replicas > 1 else []),
+        *([etcd_policy(owner, site.operator_namespace)] if cluster.spec.network_policy.enabled else []),
+    )
+
+
+def etcd_record_name(cluster: PDCluster) -> str:
+    """Name of the record of the managed etcd as the spec asks for it; another spec is another
+    record.
+
+    Values that are the default do not count, so that an operator that knows one more field finds
+    the record again.
+    """
+    asked = json.dumps(cluster.spec.discovery.etcd.model_dump(exclude_defaults=True), sort_keys=True)
+    return f"{cluster.metadata.name}-etcd-{hashlib.sha256(asked.encode()).hexdigest()[:_HASH_LENGTH]}"
+
+
+def _stateful_set(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
+    etcd = cluster.spec.discovery.etcd
+    spec: Manifest = {
+        "replicas": etcd.replicas,
+        "serviceName": peers_name(owner.name),
+        "podManagementPolicy": "Parallel",  # members of a new cluster wait for each other
+        "updateStrategy": {"type": "RollingUpdate"},
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": _selector(owner)},
+        "template": etcd_pod(etcd, owner, site, _pod_labels(owner)),
+    }
+    if etcd.storage is not None:
+        spec["volumeClaimTemplates"] = etcd_claims(etcd.storage, cluster_labels(owner.name, ETCD))
+        spec["persistentVolumeClaimRetentionPolicy"] = {
+            "whenDeleted": "Retain" if etcd.storage.retain else "Delete",
+            "whenScaled": "Delete",
+        }
+    return spec
+
+
+def _selector(owner: Owner) -> dict[str, str]:
+    return {CLUSTER: owner.name, COMPONENT: ETCD}
+
+
+def _pod_labels(owner: Owner) -> dict[str, str]:
+    """Labels of another application than the workers, whose Service selects by that name."""
+    return {**cluster_labels(owner.name, ETCD), "app.kubernetes.io/name": "etcd"}
+
+
+def _client_service(owner: Owner) -> Manifest:
+    """Service for workers and operator: members that are ready."""
+    spec = {"type": "ClusterIP", "selector": _selector(owner), "ports": [_port("client", ETCD_CLIENT_PORT)]}
+    return new_object("v1/Service", f"{owner.name}-etcd", owner, cluster_labels(owner.name, ETCD), spec=spec)
+
+
+def _peer_service(owner: Owner) -> Manifest:
+    """Names for the members, which must find each other before any of them is ready."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": _selector(owner),
+        "ports": [_port("peer", ETCD_PEER_PORT)],
+    }
+    return new_object("v1/Service", peers_name(owner.name), owner, cluster_labels(owner.name, ETCD), spec=spec)
+
+
+def _port(name: str, number: int) -> Manifest:
+    return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}

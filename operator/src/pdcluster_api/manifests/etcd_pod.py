@@ -1,0 +1,108 @@
+"""The pod of one etcd member: flags, probes, and where its data lies."""
+
+from typing import Any
+
+from pdcluster_api.manifests.child_names import child_names
+from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, Manifest, Owner, Site
+from pdcluster_api.manifests.security import container_security, pod_security
+from pdcluster_api.schema.sections import EtcdSpec, StorageSpec
+
+DATA_FOLDER = "/var/lib/etcd"
+QUOTA_BYTES = 128 << 20  # a cell's records are kilobytes; what is never compacted away shows early
+MEMORY_VOLUME = "320Mi"  # the quota, two write-ahead logs of 64 MB each, and a snapshot
+MEMORY_LIMIT = "512Mi"
+CPU_LIMIT = "1"  # a quota may ask every container for one; far above what leases of a cell take
+_VOLUME = "data"
+
+
+def etcd_pod(etcd: EtcdSpec, owner: Owner, site: Site, labels: dict[str, str]) -> Manifest:
+    """The pod template of the members."""
+    spec: Manifest = {
+        "serviceAccountName": child_names(owner.name).service_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 30,
+        "securityContext": pod_security(),
+        "topologySpreadConstraints": [_spread(labels)],
+        "containers": [_container(etcd, owner, site)],
+    }
+    if etcd.storage is None:
+        # Not on the node's disk: after the node's restart it would find a log that was cut off, in memory it starts afresh.
+        spec["volumes"] = [{"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": MEMORY_VOLUME}}]
+    return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def etcd_claims(storage: StorageSpec, labels: dict[str, str]) -> list[Manifest]:
+    """volumeClaimTemplates of the members."""
+    spec: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": str(storage.size)}}}
+    if storage.class_name is not None:
+        spec["storageClassName"] = storage.class_name
+    return [{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": _VOLUME, "labels": labels}, "spec": spec}]
+
+
+def peers_name(cluster: str) -> str:
+    """The headless Service in which members have their names."""
+    return f"{cluster}-etcd-peers"
+
+
+def _container(etcd: EtcdSpec, owner: Owner, site: Site) -> Manifest:
+    return {
+        "name": "etcd",
+        "image": etcd.image or site.etcd_image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["etcd", *(f"--{flag}={value}" for flag, value in _flags(etcd, owner, site).items())],
+        "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "ports": [_port("client", ETCD_CLIENT_PORT), _port("peer", ETCD_PEER_PORT)],
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": CPU_LIMIT, "memory": MEMORY_LIMIT}},
+        "securityContext": container_security(),
+        "volumeMounts": [{"name": _VOLUME, "mountPath": DATA_FOLDER}],
+        "startupProbe": _probe("/health?serializable=true", 2, 60),
+        "readinessProbe": _probe("/health", 5, 2),
+        # A member without a quorum is alive: to restart it would not bring the others back.
+        "livenessProbe": _probe("/health?serializable=true", 10, 6),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _flags(etcd: EtcdSpec, owner: Owner, site: Site) -> dict[str, str]:
+    domain = f"{peers_name(owner.name)}.{owner.namespace}.svc.{site.cluster_domain}"
+    members = [f"{owner.name}-etcd-{ordinal}" for ordinal in range(etcd.replicas)]
+    return {
+        "name": "$(POD_NAME)",
+        "data-dir": f"{DATA_FOLDER}/member",  # a folder below the volume, which etcd makes for itself alone
+        # Go listens on the addresses of both families here, wherever there are both.
+        "listen-client-urls": f"http://0.0.0.0:{ETCD_CLIENT_PORT}",
+        "listen-peer-urls": f"http://0.0.0.0:{ETCD_PEER_PORT}",
+        "advertise-client-urls": f"http://$(POD_NAME).{domain}:{ETCD_CLIENT_PORT}",
+        "initial-advertise-peer-urls": f"http://$(POD_NAME).{domain}:{ETCD_PEER_PORT}",
+        "initial-cluster": ",".join(f"{member}=http://{member}.{domain}:{ETCD_PEER_PORT}" for member in members),
+        "initial-cluster-token": owner.uid,  # a namesake of later days is another cluster
+        "initial-cluster-state": "new",
+        "auto-compaction-mode": "periodic",
+        "auto-compaction-retention": "10m",
+        "quota-backend-bytes": str(QUOTA_BYTES),
+        "max-wals": "1",
+        "log-level": "warn",
+    }
+
+
+def _port(name: str, number: int) -> Manifest:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
+
+
+def _probe(path: str, period_seconds: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "client"},
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _spread(labels: dict[str, str]) -> Manifest:
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels},
+    }

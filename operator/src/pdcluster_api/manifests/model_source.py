@@ -1,0 +1,95 @@
+"""Where a worker pod finds its model: in its image, on a claimed volume, or downloaded before
+the worker starts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_api.manifests.objects import USER, Manifest
+from pdcluster_api.schema.sections import HuggingFaceSpec, ModelSpec
+
+MODELS = "/models"
+FETCH_CONTAINER = "fetch-model"
+_VOLUME = "models"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """path: the model's folder as the worker sees it; what the pod needs for it to be there."""
+
+    path: str
+    volumes: tuple[Manifest, ...] = ()
+    mounts: tuple[Manifest, ...] = ()
+    init_containers: tuple[Manifest, ...] = ()
+
+
+def model_source(model: ModelSpec, container: Manifest) -> ModelSource:
+    """Source of a pod's model.
+
+    container: base of its init containers: image, resources, security, /tmp.
+    """
+    if model.hugging_face is not None:
+        return _downloaded(model.hugging_face, model.node_cache, container)
+    assert model.path is not None, "a model has a path or a repository"
+    if model.pvc is None:
+        return ModelSource(model.path)
+    volume = {"name": _VOLUME, "persistentVolumeClaim": {"claimName": model.pvc.claim_name, "readOnly": True}}
+    return ModelSource(on_volume(model.path), (volume,), (_mount(read_only=True),))
+
+
+def on_volume(path: str) -> str:
+    """Where a folder below the root of the claimed volume is in a pod."""
+    return f"{MODELS}/{path.strip('/')}"
+
+
+def _downloaded(hub: HuggingFaceSpec, node_cache: str | None, container: Manifest) -> ModelSource:
+    path = f"{MODELS}/{_folder(hub)}"
+    fetch = {
+        **container,
+        "name": FETCH_CONTAINER,
+        "command": ["python", "-m", "pdcluster_worker.fetch", f"--repo={hub.repo}", f"--revision={hub.revision}", f"--target={path}"],
+        "env": [*container["env"], *_token(hub)],
+        "volumeMounts": [*container["volumeMounts"], _mount(read_only=False)],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if node_cache is None:
+        return ModelSource(path, ({"name": _VOLUME, "emptyDir": {}},), (_mount(read_only=True),), (fetch,))
+    volume = {"name": _VOLUME, "hostPath": {"path": node_cache, "type": "DirectoryOrCreate"}}
+    return ModelSource(path, (volume,), (_mount(read_only=True),), (_prepare(container), fetch))
+
+
+def _folder(hub: HuggingFaceSpec) -> str:
+    """One folder for each repository and revision, since pods of several clusters share a
+    node's cache.
+    """
+    return f"{hub.repo}--{hub.revision}".replace("/", "--")
+
+
+def _token(hub: HuggingFaceSpec) -> list[dict[str, Any]]:
+    if hub.token_secret is None:
+        return []
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": hub.token_secret, "key": "token"}}}]
+
+
+def _prepare(container: Manifest) -> Manifest:
+    """Hands the folder to the worker's user: the kubelet makes it, as root, and volumes of a node
+    know no fsGroup.
+
+    The one container that runs as root, with the one capability that this takes.
+    """
+    return {
+        **container,
+        "name": "own-node-cache",
+        "command": ["python", "-c", f"import os; os.chown({MODELS!r}, {USER}, {USER})"],
+        "volumeMounts": [*container["volumeMounts"], _mount(read_only=False)],
+        "securityContext": {
+            **container["securityContext"],
+            "runAsUser": 0,
+            "runAsNonRoot": False,
+            "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
+        },
+    }
+
+
+def _mount(*, read_only: bool) -> Manifest:
+    return {"name": _VOLUME, "mountPath": MODELS, **({"readOnly": True} if read_only else {})}

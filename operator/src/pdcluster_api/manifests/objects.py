@@ -1,0 +1,99 @@
+"""Common parts of every rendered object: metadata, owner and the selectors that find pods again.
+
+A Manifest is a plain dict as the API server takes it.  Rendering the same
+input twice gives equal manifests; nothing here knows what exists already.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_api.schema.labels import CLUSTER, POOL, REVISION, ROLE
+from pdcluster_api.schema.pdcluster import KIND
+from pdcluster_api.schema.workload import WorkloadId
+
+Manifest = dict[str, Any]
+
+OWNER_API_VERSION = "pdcluster.io/v1alpha1"
+HTTP_PORT, GRPC_PORT, KV_PORT = 8000, 9000, 9100
+ETCD_CLIENT_PORT, ETCD_PEER_PORT = 2379, 2380
+USER = 65532  # the images' own user; neither workers nor etcd ever run as root
+
+
+@dataclass(frozen=True)
+class Site:
+    """Settings of the operator that rendering depends on.
+
+    worker_image:       for a revision whose spec names none; resolved by the caller and kept in the
+                        record
+    etcd_image:         for a managed etcd whose spec names none
+    operator_namespace: from where the operator asks a managed etcd
+    cluster_domain:     in which the members of a managed etcd have their names
+    """
+
+    worker_image: str
+    etcd_image: str
+    operator_namespace: str
+    cluster_domain: str = "cluster.local"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The PDCluster that an object belongs to."""
+
+    name: str
+    namespace: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Kinds that not every API server has.
+
+    forbidden: names of those that it has, and that the operator has no right to.
+    """
+
+    pod_monitor: bool
+    prometheus_rule: bool
+    forbidden: frozenset[str] = frozenset()
+
+
+def new_object(kind: str, name: str, owner: Owner, labels: Mapping[str, str], **parts: Any) -> Manifest:
+    """An object of the owner's namespace, removed with its owner.
+
+    kind:  apiVersion and kind in one, as in apps/v1/StatefulSet
+    parts: everything but metadata (spec, data, ...), and `annotations`
+    """
+    api_version, _, kind_name = kind.rpartition("/")
+    annotations = parts.pop("annotations", None)
+    metadata: Manifest = {"name": name, "namespace": owner.namespace, "labels": dict(labels)}
+    if annotations:
+        metadata["annotations"] = dict(annotations)
+    metadata["ownerReferences"] = [owner_reference(owner)]
+    return {"apiVersion": api_version, "kind": kind_name, "metadata": metadata, **parts}
+
+
+def owner_reference(owner: Owner) -> Manifest:
+    """The controller reference.
+
+    It does not block the owner's deletion: that would need a right over the
+    PDCluster's finalizers, and there is none to wait for.
+    """
+    return {
+        "apiVersion": OWNER_API_VERSION,
+        "kind": KIND,
+        "name": owner.name,
+        "uid": owner.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def workload_selector(workload: WorkloadId) -> dict[str, str]:
+    """Labels that only this workload's pods have."""
+    return {CLUSTER: workload.cluster, ROLE: workload.role, POOL: workload.pool, REVISION: workload.revision}
+
+
+def workers_selector(cluster: str) -> Manifest:
+    """Label selector of all workers of a cluster, of every revision; its etcd has no role."""
+    return {"matchLabels": {CLUSTER: cluster}, "matchExpressions": [{"key": ROLE, "operator": "Exists"}]}

@@ -1,0 +1,125 @@
+"""The record of a workload, and the objects that are made from it.
+
+A ControllerRevision is rendered once, when a workload is first made, and the
+API server never lets its data change.  StatefulSet and engine ConfigMap are
+made from it and from nothing else ever after, so a newer operator, which may
+render otherwise, rolls nothing.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from pdcluster_api.manifests.child_names import ChildNames
+from pdcluster_api.manifests.engine_config import ENGINE_FILE, engine_config
+from pdcluster_api.manifests.objects import Manifest, Owner, new_object, workload_selector
+from pdcluster_api.manifests.worker_pod import worker_model, worker_pod
+from pdcluster_api.schema.labels import workload_labels
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.workload import WorkloadId
+
+
+def render_record(
+    cluster: PDCluster,
+    workload: WorkloadId,
+    owner: Owner,
+    image: str,
+    *,
+    etcd_client_certificate: bool = True,
+    names: ChildNames | None = None,
+) -> Manifest:
+    """The ControllerRevision of a workload of the cluster's newest revision.
+
+    image:                   the worker image, resolved
+    etcd_client_certificate: whether the Secret of discovery.etcd.tlsSecret has tls.crt and tls.key
+                             as well as ca.crt
+    names:                   of the children that its pods use; None = those of everything that is
+                             made now
+    """
+    assert workload.revision == revision_of(cluster.spec), "a record is made of the newest spec only"
+    role = cluster.spec.roles.present()[workload.role]
+    pool = next(pool for pool in role.pools if pool.name == workload.pool)
+    labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
+    model_path = worker_model(cluster, role, image).path
+    data = {
+        "image": image,
+        "pool": _pool(cluster, pool),
+        "statefulSet": {
+            "metadata": {"labels": labels},
+            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels, names=names)),
+        },
+        "engineConfig": {
+            "metadata": {"labels": labels},
+            "data": engine_config(cluster, workload.role, pool, model_path, etcd_client_certificate=etcd_client_certificate),
+        },
+    }
+    return new_object("apps/v1/ControllerRevision", workload.name, owner, labels, revision=1, data=data)
+
+
+def render_workload(record: Mapping[str, Any], replicas: int, owner: Owner) -> tuple[Manifest, Manifest]:
+    """StatefulSet and engine ConfigMap of a record, as rendered or as read from the API server."""
+    name, data = record["metadata"]["name"], copy.deepcopy(record["data"])
+    stateful_set, config = data["statefulSet"], data["engineConfig"]
+    return (
+        new_object(
+            "apps/v1/StatefulSet", name, owner, stateful_set["metadata"]["labels"], spec={"replicas": replicas, **stateful_set["spec"]}
+        ),
+        new_object("v1/ConfigMap", name, owner, config["metadata"]["labels"], immutable=True, data=config["data"]),
+    )
+
+
+def image_of_record(record: Mapping[str, Any]) -> str:
+    """The worker image that was resolved when the record was made, whatever a pod template puts
+    over it.
+    """
+    image: str = record["data"]["image"]
+    return image
+
+
+def is_of_pool(record: Mapping[str, Any], cluster: PDCluster, pool: PoolSpec) -> bool:
+    """Return whether a snapshot was made for the pool as declared now; a missing value differs
+    in nothing.
+    """
+    declared = _pool(cluster, pool)
+    return all(declared.get(name, value) == value for name, value in record["data"].get("pool", {}).items())
+
+
+def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Pool in the snapshot of an engine ConfigMap; empty for a file that cannot be read."""
+    try:
+        file = yaml.safe_load(config["data"][ENGINE_FILE])
+        return {"gpu": file["gpu"]}
+    except (KeyError, TypeError, yaml.YAMLError):
+        return {}
+
+
+def _pool(cluster: PDCluster, pool: PoolSpec) -> dict[str, Any]:
+    """Parts of a pool's declaration that its workers depend on, and that are not in the revision.
+
+    Of the accelerator only the object's own definition: another one in a newer operator's table is
+    for new workers.
+    """
+    own = cluster.spec.accelerators.get(pool.gpu)
+    accelerator = {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
+    return {"gpu": pool.gpu, "accelerator": accelerator}
+
+
+def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:
+    """Its spec without replicas.
+
+    OnDelete: the template of a record never changes, so the only change that a
+    StatefulSet could roll out is one made by hand, which is drift and reverted at once
+    and must not cost a running worker.
+    """
+    return {
+        "serviceName": f"{workload.cluster}-workers",
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "OnDelete"},
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": workload_selector(workload)},
+        "template": template,
+    }

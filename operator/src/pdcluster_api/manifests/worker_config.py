@@ -1,0 +1,106 @@
+"""The two files that a worker reads: the engine file (fixed for a revision) and the policy file
+(hot-reloaded).
+
+A worker refuses an engine file with a field that it does not know, and a
+revision's image may be older than the operator: values that are the worker's
+defaults too are left out.  The policy file is rendered in full, for a worker
+passes over what it does not know there.  Field names and defaults are a
+contract with the worker (`tests/contract`).
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pdcluster_api.schema.engine import EngineSpec
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.sections import PoolSpec
+
+
+@dataclass(frozen=True)
+class EtcdTls:
+    """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for
+    one.
+    """
+
+    ca: str
+    certificate: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerSite:
+    """Values of a worker's place and not of the spec: paths as it sees them, listeners (port 0 =
+    any).
+
+    api_keys: folder of files that each hold one key which clients may present; None = no key is
+              asked for
+    """
+
+    model_path: str
+    etcd_endpoints: tuple[str, ...]
+    ca: str
+    certificate: str
+    key: str
+    host: str = "0.0.0.0"
+    http_port: int = 8000
+    grpc_port: int = 9000
+    kv_port: int = 9100
+    etcd_tls: EtcdTls | None = None
+    api_keys: str | None = None
+
+
+_LISTEN = {"host": "host", "http_port": "http", "grpc_port": "grpc", "kv_port": "kv", "api_keys": "apiKeys"}
+
+_OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
+
+
+def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerSite) -> dict[str, Any]:
+    """The engine file of the workers of one role and pool; `gpu` is always in it."""
+    model = cluster.spec.model
+    discovery: dict[str, Any] = {"endpoints": list(site.etcd_endpoints)}
+    if site.etcd_tls:
+        discovery["tls"] = _given(site.etcd_tls)
+    return {
+        "cluster": cluster.metadata.name,
+        "revision": revision_of(cluster.spec),
+        "role": role,
+        "pool": pool.name,
+        "gpu": pool.gpu,
+        "model": {"name": model.name, "path": site.model_path, **model.model_dump(include=_OF_MODEL, by_alias=True, exclude_defaults=True)},
+        "engine": engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "discovery": discovery,
+        "tls": {"ca": site.ca, "certificate": site.certificate, "key": site.key},
+        "listen": {_LISTEN[name]: value for name, value in _given(site).items() if name in _LISTEN},
+    }
+
+
+def policy_file(cluster: PDCluster) -> dict[str, Any]:
+    """The policy file of every worker of a cluster."""
+    spec = cluster.spec
+    service = spec.service
+    policy = {
+        **_fields(spec.routing),
+        **_fields(spec.qos),
+        "sharedPrefixCache": service.shared_prefix_cache,
+        "cors": _fields(service.cors),
+        "httpLimits": _fields(service.limits),
+    }
+    thresholds = spec.length_thresholds()
+    policy["offload"] |= {
+        # Always a number, for workers of an older revision read this file too.
+        "prefillLengthThreshold": spec.prefill_length_threshold,
+        "lengthThresholds": thresholds if len(set(thresholds.values())) > 1 else {},
+    }
+    return policy
+
+
+def _given(part: EtcdTls | WorkerSite) -> dict[str, Any]:
+    """The values that differ from the defaults."""
+    return {field.name: value for field in fields(part) if (value := getattr(part, field.name)) != field.default}
+
+
+def _fields(section: Section) -> dict[str, Any]:
+    fields: dict[str, Any] = section.model_dump(mode="json", by_alias=True)
+    return fields

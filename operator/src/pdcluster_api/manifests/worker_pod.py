@@ -1,0 +1,202 @@
+"""The pod of a worker: one container, its files, its identity, its probes, and how it ends.
+
+Files are mounted as folders, so that a change of the policy or of a
+certificate reaches a running worker.  The user's pod templates come over all
+of it last; only the labels that the pods are found by stay, and what leads
+them to nodes with their accelerator.
+"""
+
+from typing import Any
+
+from pdcluster_api.manifests.child_names import TLS_VOLUME, ChildNames, child_names
+from pdcluster_api.manifests.engine_config import (
+    API_KEYS_FOLDER,
+    ENGINE_FILE,
+    ENGINE_FOLDER,
+    ETCD_TLS_FOLDER,
+    POLICY_FILE,
+    POLICY_FOLDER,
+    TLS_FOLDER,
+    asks_for_keys,
+)
+from pdcluster_api.manifests.model_source import ModelSource, model_source
+from pdcluster_api.manifests.objects import GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
+from pdcluster_api.manifests.placement import placement_of, with_accelerator
+from pdcluster_api.manifests.security import container_security, pod_security
+from pdcluster_api.manifests.strategic_merge import merge_pod_template
+from pdcluster_api.schema.labels import GPU
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.ranks import num_ranks
+from pdcluster_api.schema.sections import PoolSpec, RoleSpec
+from pdcluster_api.schema.workload import WorkloadId
+
+CONTAINER = "worker"
+STARTUP_SECONDS = 3600  # reading hundreds of gigabytes of weights from a network volume takes this order of time
+STARTUP_PERIOD_SECONDS = 5
+FORGET_SECONDS = 5  # until every node's kube-proxy has dropped a pod that is going, connections still arrive
+SHARED_MEMORY = "1Gi"
+_READABLE_BY_US = 0o440
+
+
+def worker_pod(
+    cluster: PDCluster,
+    workload: WorkloadId,
+    pool: PoolSpec,
+    image: str,
+    labels: dict[str, str],
+    *,
+    names: ChildNames | None = None,
+) -> Manifest:
+    """The pod template of a workload.
+
+    labels: those of its pods, which no template of the user's overrides
+    names:  of the children that it uses; None = those of everything that is made now
+    """
+    role = cluster.spec.roles.present()[workload.role]
+    rendered = {
+        "metadata": {"labels": labels, "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER, GPU: pool.gpu}},
+        "spec": _spec(cluster, workload, pool, image, names or child_names(workload.cluster)),
+    }
+    merged = merge_pod_template(merge_pod_template(rendered, cluster.spec.pod_template), role.pod_template)
+    return {
+        **merged,
+        "metadata": _marked(merged.get("metadata", {}), labels),
+        "spec": with_accelerator(merged.get("spec", {}), cluster.spec.accelerator_of(pool)),
+    }
+
+
+def worker_model(cluster: PDCluster, role: RoleSpec, image: str) -> ModelSource:
+    """Source of the model for pods of a role."""
+    return model_source(cluster.spec.model, _base_container(cluster, role, image))
+
+
+def _marked(metadata: Manifest, labels: dict[str, str]) -> Manifest:
+    """Metadata with our labels over its own; what a template made of them that is no map cannot
+    be kept.
+    """
+    others = metadata.get("labels")
+    return {**metadata, "labels": {**(others if isinstance(others, dict) else {}), **labels}}
+
+
+def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, names: ChildNames) -> Manifest:
+    role = cluster.spec.roles.present()[workload.role]
+    model = worker_model(cluster, role, image)
+    files = _files(cluster, workload, names)
+    spec: Manifest = {
+        "serviceAccountName": names.service_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": cluster.spec.rollout.grace_period_seconds,
+        "securityContext": pod_security(),
+        **placement_of(workload, cluster.spec.accelerator_of(pool), cluster.spec.placement),
+        "containers": [_container(cluster, workload, pool, image, [*_mounts(files), *model.mounts])],
+        "volumes": [*files.values(), *_scratch(), *model.volumes],
+    }
+    if model.init_containers:
+        spec["initContainers"] = list(model.init_containers)
+    if cluster.spec.image.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in cluster.spec.image.pull_secrets]
+    return spec
+
+
+def _container(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, mounts: list[Manifest]) -> Manifest:
+    role = cluster.spec.roles.present()[workload.role]
+    base = _base_container(cluster, role, image)
+    resource = cluster.spec.accelerator_of(pool).resource
+    resources = dict(base["resources"])
+    if resource:
+        resources["limits"] = {
+            **resources.get("limits", {}),
+            resource: str(pool.gpus_per_replica or num_ranks(cluster.spec.engine_of(workload.role))),
+        }
+    files = ["--engine-config", f"{ENGINE_FOLDER}/{ENGINE_FILE}", "--policy", f"{POLICY_FOLDER}/{POLICY_FILE}"]
+    return {
+        **base,
+        "name": CONTAINER,
+        "command": ["python", "-m", "pdcluster_worker", *files],
+        "env": [*_identity(), *base["env"]],
+        "ports": [_port("http", HTTP_PORT), _port("grpc", GRPC_PORT), _port("kv", KV_PORT)],
+        "resources": resources,
+        "volumeMounts": [*base["volumeMounts"], *mounts, {"name": "shared-memory", "mountPath": "/dev/shm"}],
+        "startupProbe": _probe("/ready", STARTUP_PERIOD_SECONDS, STARTUP_SECONDS // STARTUP_PERIOD_SECONDS),
+        "readinessProbe": _probe("/ready", 5, 2),
+        "livenessProbe": _probe("/health", 10, 6),
+        "lifecycle": {"preStop": {"sleep": {"seconds": FORGET_SECONDS}}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _base_container(cluster: PDCluster, role: RoleSpec, image: str) -> Manifest:
+    """Common parts of the worker and its init containers; equal resources, so that the pod
+    costs no more.
+    """
+    return {
+        "image": image,
+        "imagePullPolicy": cluster.spec.image.pull_policy,
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONUNBUFFERED", "value": "1"}],
+        "resources": _resources(role),
+        "securityContext": container_security(),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+
+
+def _resources(role: RoleSpec) -> dict[str, Any]:
+    given = {"requests": role.resources.requests, "limits": role.resources.limits}
+    return {kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in given.items() if amounts}
+
+
+def _identity() -> list[Manifest]:
+    fields = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_IP": "status.podIP"}
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+
+
+def _port(name: str, number: int) -> Manifest:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
+
+
+def _probe(path: str, period_seconds: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _files(cluster: PDCluster, workload: WorkloadId, names: ChildNames) -> dict[str, Manifest]:
+    """Volumes by where they are mounted."""
+    etcd_secret, key_secret = cluster.spec.discovery.etcd.tls_secret, cluster.spec.service.api_key_secret
+    volumes = {
+        ENGINE_FOLDER: {"name": "engine", "configMap": {"name": workload.name}},
+        POLICY_FOLDER: {"name": "policy", "configMap": {"name": f"{workload.cluster}-policy"}},
+        TLS_FOLDER: _secret(TLS_VOLUME, names.certificates),
+    }
+    if etcd_secret is not None:
+        volumes[ETCD_TLS_FOLDER] = _secret("etcd-tls", etcd_secret)
+    if key_secret is not None and asks_for_keys(cluster, workload.role):
+        volumes[API_KEYS_FOLDER] = _keys(key_secret)
+    return volumes
+
+
+def _secret(name: str, secret: str) -> Manifest:
+    return {"name": name, "secret": {"secretName": secret, "defaultMode": _READABLE_BY_US}}
+
+
+def _keys(secret: str) -> Manifest:
+    """Optional, for only then does a kubelet take the keys of a deleted Secret from running
+    pods; a worker does not start without any.
+    """
+    volume = _secret("api-keys", secret)
+    return {**volume, "secret": {**volume["secret"], "optional": True}}
+
+
+def _mounts(files: dict[str, Manifest]) -> list[Manifest]:
+    return [{"name": volume["name"], "mountPath": path, "readOnly": True} for path, volume in files.items()]
+
+
+def _scratch() -> list[Manifest]:
+    """/tmp, for the root file system is read-only, and /dev/shm, of which a container runtime
+    gives 64 MB only.
+    """
+    memory = {"medium": "Memory", "sizeLimit": SHARED_MEMORY}
+    return [{"name": "tmp", "emptyDir": {}}, {"name": "shared-memory", "emptyDir": memory}]

@@ -1,0 +1,186 @@
+"""Allocate workers to pools: one worker at a time, until a limit stops it.
+
+A role takes a worker in its cheapest pool that can have one and gives one up in its
+dearest, first those that no node takes.  A move stops at the bounds of a pool, at
+capacity and at the budget.  With a ratio band a role is followed: whenever the band
+finds the other role short, that one takes workers until the band is met again, and a
+worker that cannot be followed so is not taken.  Of two roles that want workers the one
+that misses the greater part of its recommendation has the next turn, so that a short
+budget is shared.  No role becomes smaller than recommended, or than it was.
+
+    band 0.5 to any, prefill 2 of 2 recommended, decode 4 of 5:
+    decode +1        2 over 5 is under the band: prefill is short
+    prefill +1       3 over 5 is within it; decode has its 5, all is done
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pdcluster_api.plan.autoscale.budget import Budget
+from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role
+from pdcluster_api.plan.autoscale.ratio import Band, capacity
+
+_DUST = 1e-12
+
+
+class Allocation:
+    """Sizes of all pools on the way from `base`.
+
+    sizes:  replicas by pool
+    counts: workers by role
+    moves:  every worker so far, as (pool, +1 or -1)
+    """
+
+    def __init__(self, pools: Sequence[Pool], base: Vector, budget: Budget, band: Band | None = None) -> None:
+        self.sizes = dict(base)
+        self.moves: list[tuple[Pool, int]] = []
+        self._base = base
+        self._band = band or Band()
+        self._cheapest = {role: sorted(mine, key=lambda pool: (pool.price, pool.order)) for role, mine in by_role(pools).items()}
+        self.counts = {role: sum(base[pool.key] for pool in mine) for role, mine in self._cheapest.items()}
+        self._caps = self._base_counts = dict(self.counts)
+        self.capacity = {role: capacity(role, pools, base) for role in ("prefill", "decode")}
+        rooms = {gpu: list(room) for gpu, room in budget.room(pools, base).items()}
+        self._rooms = {pool.key: [rooms[gpu] for gpu in budget.limits_of(pool)] for pool in pools}
+
+    def approach(self, recommendations: Mapping[str, int], caps: Mapping[str, int] | None = None) -> None:
+        """Go to the recommended sizes, as near as the limits allow.
+
+        caps: sizes by role beyond which the band is not followed
+        """
+        here = self._base_counts
+        self._caps = {role: max(here[role], (caps or {}).get(role, 0)) for role in here}
+        before = self.distance()
+        for role, recommended in recommendations.items():
+            while self.counts[role] > recommended and self.give(role):
+                pass
+        self._meet_band()
+        if self.distance() > before:
+            self._undo(0)
+            self._meet_band()
+        away, stuck = self.distance(), set[str]()
+        while (hungry := self._next(recommendations, stuck)) is not None:
+            mark = len(self.moves)
+            if not (self.take(hungry) and self._is_followed(away)):
+                self._undo(mark)
+                stuck.add(hungry)
+
+    def distance(self) -> float:
+        """Distance of the sizes from the band; 0 = inside."""
+        return self._band.distance(**self.capacity)
+
+    def take(self, role: str) -> bool:
+        """Add a worker to a role: where it gave one up, else in its cheapest pool that can have
+        one.
+
+        Returns False where none can.
+        """
+        mine = self._cheapest[role]
+        if self.counts[role] < self._base_counts[role]:
+            given = [pool for pool in mine if self.sizes[pool.key] < self._base[pool.key]]
+            last = min(given, key=lambda pool: self.sizes[pool.key] >= pool.unplaced_above)
+            self._move(last, 1)
+            return True
+        pool = next((pool for pool in mine if self._can_have(pool)), None)
+        if pool is not None:
+            self._move(pool, 1)
+        return pool is not None
+
+    def give(self, role: str) -> bool:
+        """Take a worker from a role: one that no node takes, else from its dearest pool.
+
+        Returns False where all are at their minReplicas.
+        """
+        able = [pool for pool in self._cheapest[role] if self.sizes[pool.key] > pool.low]
+        if not able:
+            return False
+        unplaced = [pool for pool in able if self.sizes[pool.key] > pool.unplaced_above]
+        self._move((unplaced or able)[-1], -1)
+        return True
+
+    def move_to(self, pool: Pool, size: int) -> None:
+        """Bring a pool to a size, up as far as there is room for what it may hold, whatever its
+        bounds are.
+        """
+        while self.sizes[pool.key] > size:
+            self._move(pool, -1)
+        while self.sizes[pool.key] < size and self._can_hold(pool):
+            self._move(pool, 1)
+
+    def _can_have(self, pool: Pool) -> bool:
+        size = self.sizes[pool.key] + 1
+        if not (pool.is_open and pool.low <= size <= pool.high):
+            return False
+        return all(asked > 0 for asked, _ in self._rooms[pool.key]) and self._can_hold(pool)
+
+    def _can_hold(self, pool: Pool) -> bool:
+        rooms = self._rooms[pool.key]
+        if not rooms:
+            return True
+        cost = self._cost(pool, self.sizes[pool.key])
+        return all(held >= cost for _, held in rooms)
+
+    def _next(self, recommendations: Mapping[str, int], stuck: set[str]) -> str | None:
+        """The role that misses the greatest part of its recommendation; None = none can grow."""
+        missing = {
+            role: (recommended - self.counts[role]) / recommended
+            for role, recommended in recommendations.items()
+            if self.counts[role] < recommended and role not in stuck
+        }
+        return max(missing, key=lambda role: (missing[role], recommendations[role]), default=None)
+
+    def _meet_band(self) -> None:
+        """Meet the band by growth; where that cannot be, come as near as the short role alone can.
+
+        No fleet climbs for a ratio that whole workers cannot meet.
+        """
+        mark = len(self.moves)
+        if self._is_followed(0.0):
+            return
+        self._undo(mark)
+        role, before = self._short(), self.distance()
+        while role is not None and role == self._short() and self._grow(role):
+            if self.distance() >= before:
+                self._undo(len(self.moves) - 1)
+                return
+            before = self.distance()
+
+    def _is_followed(self, away: float) -> bool:
+        """Add workers to the role that the band finds short until the band is no farther away.
+
+        Returns False where that cannot be.
+        """
+        while self.distance() > away + _DUST:
+            role = self._short()
+            if role is None or not self._grow(role):
+                return False
+        return True
+
+    def _short(self) -> str | None:
+        return self._band.short(**self.capacity)
+
+    def _grow(self, role: str) -> bool:
+        return self.counts[role] < self._caps[role] and self.take(role)
+
+    def _move(self, pool: Pool, by: int) -> None:
+        size = self.sizes[pool.key]
+        self.sizes[pool.key] = size + by
+        self.counts[pool.role] += by
+        if pool.role in self.capacity:
+            self.capacity[pool.role] += pool.weight * by
+        self.moves.append((pool, by))
+        if rooms := self._rooms[pool.key]:
+            cost = by * self._cost(pool, min(size, size + by))
+            for room in rooms:
+                room[0] -= by
+                room[1] -= cost
+
+    def _undo(self, mark: int) -> None:
+        """Take back every move from the one at `mark` on."""
+        for pool, by in reversed(self.moves[mark:]):
+            self._move(pool, -by)
+        del self.moves[mark:]
+
+    @staticmethod
+    def _cost(pool: Pool, size: int) -> int:
+        """Accelerators that one worker more than `size` may hold."""
+        return pool.facts.held(size + 1) - pool.facts.held(size)

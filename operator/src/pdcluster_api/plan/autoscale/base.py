@@ -1,0 +1,93 @@
+"""The sizes that a decision begins from: within the bounds and the budget, whatever the load is.
+
+A budget that is exceeded (it was lowered, or a user scaled by hand) takes workers away
+at once, below minReplicas too, but never the last worker of a role, nor the last ready
+one: it waits until another is ready, whatever is exceeded meanwhile.  A raised
+minReplicas waits for accelerators of terminating pods.
+"""
+
+from collections.abc import Sequence
+
+from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.allocate import Allocation
+from pdcluster_api.plan.autoscale.budget import Budget
+from pdcluster_api.plan.autoscale.giving import given_up
+from pdcluster_api.plan.autoscale.notes import Notes
+from pdcluster_api.plan.autoscale.pools import ALL, Pool, Vector, by_role, num_ready_left
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.schema import conditions
+from pdcluster_api.schema.workload import PoolKey
+
+
+def base_of(pools: Sequence[Pool], budget: Budget, notes: Notes) -> tuple[Vector, Budget]:
+    """The sizes, and the budget less the room that a raised minReplicas waits for."""
+    bounded = {pool.key: pool.clamp(pool.size) for pool in pools}
+    for pool in pools:
+        notes.step(rules.BOUNDS, pool.name, (pool.size, bounded[pool.key]), pool.bounds_said())
+    raised = _within(budget, pools, bounded)
+    base = _with_room(budget, pools, raised)
+    said = budget.over(pools, bounded) or budget.used(pools, base)
+    for pool in pools:
+        _note(notes, pool, (bounded[pool.key], base[pool.key]), said)
+    notes.problems += _problems(budget, pools, base)
+    return base, budget.keeping(pools, raised, base)
+
+
+def _within(budget: Budget, pools: Sequence[Pool], bounded: Vector) -> dict[PoolKey, int]:
+    """The sizes within the budget; each role keeps its last ready worker."""
+    vector = dict(bounded)
+    # All together last: what a type forbids takes no room there.
+    for gpu, limit in sorted(budget.limits.items(), reverse=True):
+        excess = budget.asked(pools, vector)[gpu] - limit
+        among = [pool for pool in pools if gpu in (ALL, pool.facts.gpu)]
+        vector = given_up(excess, among, pools, vector)
+    for mine in by_role(pools).values():
+        last = max(mine, key=lambda pool: (pool.facts.ready, -pool.price, -pool.order))
+        if last.facts.ready and not num_ready_left(mine, vector):
+            vector[last.key] = last.ready_top - last.facts.ready + 1
+    return vector
+
+
+def _with_room(budget: Budget, pools: Sequence[Pool], raised: Vector) -> dict[PoolKey, int]:
+    """The sizes as far as what is raised has room; a role keeps one worker until then."""
+    now = {pool.key: pool.size for pool in pools}
+    loop = Allocation(pools, now, budget)
+    falling = [pool for pool in pools if raised[pool.key] <= pool.size]
+    rising = [pool for pool in pools if raised[pool.key] > pool.size]
+    for pool in (*falling, *reversed(rising)):
+        loop.move_to(pool, raised[pool.key])
+    vector = loop.sizes
+    for mine in by_role(pools).values():
+        last = max(mine, key=lambda pool: pool.size)
+        if last.size and not any(vector[pool.key] for pool in mine):
+            vector[last.key] = 1  # until the one that is to take its place has room
+    return vector
+
+
+def _note(notes: Notes, pool: Pool, sizes: tuple[int, int], said: str) -> None:
+    before, after = sizes
+    if after > before:
+        why = "no other worker of the role is ready: it waits until another is ready"
+        notes.step(rules.NEVER_ALONE, pool.name, sizes, why)
+    elif after < pool.size:
+        notes.step(rules.BUDGET, pool.name, sizes, f"the budget is exceeded ({said})")
+    else:
+        notes.step(rules.BUDGET, pool.name, sizes, f"it waits for room: {said}")
+
+
+def _problems(budget: Budget, pools: Sequence[Pool], vector: Vector) -> list[Problem]:
+    over = budget.over(pools, vector)
+    if over is not None:
+        workers = (sum(vector[pool.key] for pool in mine) for mine in by_role(pools).values())
+        why = (
+            "one worker of each role is more than"
+            if all(number <= 1 for number in workers)
+            else "the last ready worker of a role waits until another is ready, over"
+        )
+        message = f"{why} the budget ({over}): raise autoscale.budget"
+        return [Problem(conditions.BUDGET_TOO_SMALL, message)]
+    short = [f"{pool.name} has {vector[pool.key]} of minReplicas {pool.low}" for pool in pools if vector[pool.key] < pool.low]
+    if short:
+        message = f"{', '.join(short)}: raise autoscale.budget or lower minReplicas"
+        return [Problem(conditions.BUDGET_TOO_SMALL, message)]
+    return []

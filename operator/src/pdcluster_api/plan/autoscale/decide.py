@@ -1,0 +1,174 @@
+"""Decide for both roles of a cluster: facts, numbers and a clock in, replicas and reasons out.
+
+Pure, and the same in every mode, except that advice does not follow each fall of
+the load: whether a decision is carried out or only shown is not known here.  The
+rules act in the order of `rules.RULES`.  A value that is not known holds: a role
+without numbers keeps its size.  A cluster that asks for nothing at all stays so,
+and as long as it asks for anything each role has a worker.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.base import base_of
+from pdcluster_api.plan.autoscale.bounds import bounds_of, conflict
+from pdcluster_api.plan.autoscale.budget import Budget
+from pdcluster_api.plan.autoscale.capacity import at_the_edge, capacity_problems, left_alone
+from pdcluster_api.plan.autoscale.fit import fit
+from pdcluster_api.plan.autoscale.need import signals_of
+from pdcluster_api.plan.autoscale.notes import Notes
+from pdcluster_api.plan.autoscale.pools import Pool, Vector, num_ready_left
+from pdcluster_api.plan.autoscale.ratio import measured_weights, table_weight
+from pdcluster_api.plan.autoscale.safety import Recommendation, Role, recommend
+from pdcluster_api.plan.autoscale.signals import Totals, fresh_rounds, read_pool, together
+from pdcluster_api.plan.autoscale.stabilization import is_same, stabilize, stabilize_advice
+from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolFacts, Windows
+from pdcluster_api.plan.observed.decision import Decision, Input
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.schema import conditions
+from pdcluster_api.schema.autoscale import AutoscaleSpec
+from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_api.schema.workload import PoolKey
+
+
+def decide(
+    spec: PDClusterSpec,
+    facts: Sequence[PoolFacts],
+    windows: Windows,
+    memory: Memory,
+    clock: Clock,
+) -> Outcome:
+    """Decide on the replicas of every declared pool.
+
+    A declared pool without facts counts as one with its `replicas` and no pod yet;
+    facts of a pool that is not declared count against the budget until its pods are gone.
+    """
+    notes = Notes()
+    totals = _totals(spec.autoscale, facts, windows, clock.now)
+    pools = _pools(spec, facts, totals, clock, notes)
+    backoff = left_alone(pools, spec.autoscale, memory.backoff, clock.now)
+    pools = at_the_edge(pools, spec.autoscale, backoff, notes)
+    declared = {pool.key for pool in pools}
+    undeclared = [each for each in facts if each.key not in declared]
+    base, budget = base_of(pools, Budget.of(spec.autoscale.budget, undeclared, pools), notes)
+    recommendations, memory = _ask(spec, pools, base, (totals, memory, clock.now), notes)
+    memory = replace(memory, backoff=backoff)
+    ratio = spec.autoscale.ratio
+    sizes, missing = fit(pools, base, recommendations, budget, ratio, notes=notes)
+    notes.problems += capacity_problems(pools, backoff, missing)
+    for pool in pools:
+        before, after = base[pool.key], sizes[pool.key]
+        notes.step(rules.POOL, pool.name, (before, after), _choice(pool, before, after))
+    replicas = {pool.key: sizes[pool.key] for pool in pools}
+    changed = any(replicas[pool.key] != pool.facts.replicas for pool in pools)
+    decision = Decision(replicas, tuple(notes.inputs), tuple(notes.steps))
+    return Outcome(decision, memory, tuple(notes.problems), changed)
+
+
+def _totals(spec: AutoscaleSpec, facts: Iterable[PoolFacts], windows: Windows, now: float) -> dict[PoolKey, Totals]:
+    seconds = (spec.stale_after + 1) * spec.interval_seconds
+    found = ((each, windows.get(each.key, ())) for each in facts)
+    return {each.key: read_pool(each, window, fresh_rounds(window, now, seconds)) for each, window in found}
+
+
+def _pools(
+    spec: PDClusterSpec,
+    facts: Iterable[PoolFacts],
+    totals: Mapping[PoolKey, Totals],
+    clock: Clock,
+    notes: Notes,
+) -> list[Pool]:
+    known = {each.key: each for each in facts}
+    found: list[Pool] = []
+    for role, declared in spec.roles.computing().items():
+        for order, each in enumerate(declared.pools):
+            low, high, source = bounds_of(role, each, spec.autoscale.schedules, clock.wall)
+            new = PoolFacts(role, each.name, each.gpu, each.replicas, 0, 0)
+            price = spec.autoscale.cost.get(each.gpu, 1.0)
+            facts_of = known.get((role, each.name)) or new
+            found.append(Pool(facts_of, order, price, low=min(low, high), high=high, source=source))
+            problem = conflict(f"{role}/{each.name}", low, high)
+            notes.problems += [] if problem is None else [problem]
+    return [pool for role in spec.roles.computing() for pool in _weighed(role, found, totals, spec.autoscale.tolerance)]
+
+
+def _weighed(role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals], tolerance: float) -> list[Pool]:
+    mine = [pool for pool in pools if pool.role == role]
+    weights = [table_weight(role, pool.facts.gpu) for pool in mine]
+    if role == "prefill":
+        speeds = [totals.get(pool.key, Totals()).prefill_speed for pool in mine]
+        weights = measured_weights(weights, speeds, tolerance)
+    return [replace(pool, weight=weight) for pool, weight in zip(mine, weights, strict=True)]
+
+
+def _ask(
+    spec: PDClusterSpec,
+    pools: Sequence[Pool],
+    base: Vector,
+    seen: tuple[Mapping[PoolKey, Totals], Memory, float],
+    notes: Notes,
+) -> tuple[Mapping[str, int], Memory]:
+    """Recommend a size per role, as far as its windows allow.
+
+    seen: totals of pools, memory, now.  Returns the workers by role, and the memory of it.
+    """
+    totals, memory, now = seen
+    of_role = {role: together(totals.get(pool.key, Totals()) for pool in pools if pool.role == role) for role in spec.roles.computing()}
+    is_asleep = not any(base.values())
+    recommendations: dict[str, int] = {}
+    remembered, sizes, advised = {}, {}, {}
+    for name, own in of_role.items():
+        role = _role(name, pools, base)
+        recommended = Recommendation(role.asked)
+        if not is_asleep:
+            recommended = _recommend(spec, role, own, of_role[spec.decode_role], notes)
+        workers = recommended.workers
+        same = is_same(memory, name, role.asked, spec.autoscale, now)
+        before = memory if same else Memory()
+        if spec.autoscale.mode == "Advise":
+            window, past = spec.autoscale.scale_down.window_seconds, before.advised.get(name, ())
+            workers, advised[name] = stabilize_advice(name, role.asked, workers, window, past=past, now=now, notes=notes)
+        past = before.recommendations.get(name, ())
+        workers, remembered[name] = stabilize(
+            name, role.asked, workers, spec.autoscale, past=past, now=now, notes=notes, goes_on=recommended.goes_on
+        )
+        sizes[name] = role.asked
+        least = 0 if is_asleep else 1
+        why = "no role serves without the other"
+        notes.step(rules.NEVER_ALONE, name, (workers, max(workers, least)), why)
+        recommendations[name] = max(workers, least)
+    return recommendations, Memory(remembered, sizes, at=now, advised=advised)
+
+
+def _role(name: str, pools: Sequence[Pool], base: Vector) -> Role:
+    mine = [pool for pool in pools if pool.role == name]
+    tops = (min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - pool.given_back for pool in mine)
+    asked, ready = sum(base[pool.key] for pool in mine), num_ready_left(mine, base)
+    return Role(name, asked, ready, sum(max(0, top) for top in tops), sum(pool.lost for pool in mine))
+
+
+def _recommend(spec: PDClusterSpec, role: Role, own: Totals, ingress: Totals, notes: Notes) -> Recommendation:
+    signals = signals_of(role.name, own, ingress, spec.autoscale)
+    notes.inputs += [signal.input(role.name) for signal in signals]
+    if signals:
+        numbers = {"ready_workers": own.workers, "settled_workers": own.settled}
+        notes.inputs += [Input(role.name, name, float(number)) for name, number in numbers.items()]
+    missing = own.missing + (0 if ingress is own else ingress.missing)
+    role = replace(role, signals=signals, workers=own.workers, silent=own.missing, missing=missing)
+    headroom = spec.autoscale.prefill.headroom if role.name == "prefill" else 0.0
+    recommended = recommend(role, headroom=headroom, tolerance=spec.autoscale.tolerance)
+    if own.failing:
+        message = f"{role.name}: {own.failing} of {own.workers} ready workers give no numbers that can be used; look at their /metrics"
+        notes.problems.append(Problem(conditions.METRICS_MISSING, message))
+    notes.steps += recommended.steps
+    return recommended
+
+
+def _choice(pool: Pool, before: int, after: int) -> str:
+    price = f"{pool.facts.gpu} at a price of {pool.price:g}"
+    if after > before:
+        return f"the cheapest pool that has capacity: {price}"
+    if pool.facts.unschedulable_top:
+        return f"{pool.facts.unschedulable_top} of its pods have no node: {price}"
+    return f"the dearest pool that can give: {price}"

@@ -1,0 +1,121 @@
+"""A decision as rows of a table, and in a bounded form for the status that JSON can hold.
+
+What is written into `status.autoscaling.lastDecisions[]` can be read again: the
+same decision, cut only where it was beyond the bounds below, which keep ten of
+them far from what an object may hold.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pdcluster_api.plan.autoscale.values import short
+from pdcluster_api.plan.observed.decision import Decision, Input, RecordedDecision, Step
+from pdcluster_api.plan.observed.problem import Problem
+
+MAX_DECISIONS = 10
+MAX_INPUTS = 32
+MAX_STEPS = 64
+MAX_PROBLEMS = 16
+MAX_TEXT = 300  # characters
+
+COLUMNS = ("ROLE", "RULE", "FROM", "TO", "WHY")
+
+
+def explained(decision: Decision, problems: Sequence[Problem] = ()) -> list[tuple[str, ...]]:
+    """Rows below `COLUMNS`: per role its inputs, the step of each rule and the result; then
+    problems.
+    """
+    roles = list(dict.fromkeys(role for role, _ in decision.replicas))
+    rows = [row for role in roles for row in _of_role(role, decision)]
+    return [*rows, *(("-", "problem", "", "", f"{each.reason}: {each.message}") for each in problems)]
+
+
+def _of_role(role: str, decision: Decision) -> Iterator[tuple[str, ...]]:
+    for each in decision.inputs:
+        if each.subject == role:
+            yield (
+                role,
+                "sees",
+                "",
+                "",
+                f"{each.name} {_number(each.value)}" + ("" if each.limit is None else f", threshold {_number(each.limit)}"),
+            )
+    for step in decision.steps:
+        if step.subject.partition("/")[0] == role:
+            yield step.subject, step.rule, str(step.before), str(step.after), step.why
+    sizes = {pool: replicas for (each, pool), replicas in decision.replicas.items() if each == role}
+    yield role, "result", "", str(sum(sizes.values())), ", ".join(f"{pool} {replicas}" for pool, replicas in sizes.items())
+
+
+def _number(value: float | None) -> str:
+    """Four digits, or all before the point."""
+    return short(value) if value is None or abs(value) >= 1000.0 else f"{value:.4g}"
+
+
+def summary(decision: Decision) -> str:
+    """One line for an event: changed pools, by their steps.  Empty = nothing changed.
+
+    >>> step = Step("pool", "prefill/b200", 4, 5, "the cheapest")
+    >>> summary(Decision({("prefill", "b200"): 5}, steps=(step,)))
+    'prefill/b200 4 to 5'
+    """
+    first, last = dict[str, int](), dict[str, int]()
+    for step in decision.steps:
+        if "/" in step.subject:
+            first.setdefault(step.subject, step.before)
+            last[step.subject] = step.after
+    return ", ".join(f"{pool} {first[pool]} to {last[pool]}" for pool in first if first[pool] != last[pool])
+
+
+def remembered(entries: object, record: RecordedDecision) -> list[dict[str, Any]]:
+    """The entries of a status with one more, the newest first; unreadable ones are dropped."""
+    old = entries if isinstance(entries, list | tuple) else []
+    kept = [entry for entry in old if read_record(entry) is not None]
+    return [write_record(record), *kept[: MAX_DECISIONS - 1]]
+
+
+def write_record(record: RecordedDecision) -> dict[str, Any]:
+    """As one entry of the status.  The time is kept in whole seconds of UTC."""
+    decision = record.decision
+    return {
+        "at": record.at.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z",
+        "replicas": [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decision.replicas.items()],
+        "inputs": [_input(each) for each in decision.inputs[:MAX_INPUTS]],
+        "steps": [
+            {"rule": step.rule, "subject": step.subject, "before": step.before, "after": step.after, "why": _short(step.why)}
+            for step in decision.steps[:MAX_STEPS]
+        ],
+        "problems": [{"reason": each.reason, "message": _short(each.message)} for each in record.problems[:MAX_PROBLEMS]],
+    }
+
+
+def _input(each: Input) -> dict[str, Any]:
+    numbers = {"value": each.value, "limit": each.limit}
+    return {"subject": each.subject, "name": each.name, **{name: value for name, value in numbers.items() if value is not None}}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
+
+
+def read_record(entry: object) -> RecordedDecision | None:
+    """Read what `write_record` wrote; None = another program wrote it."""
+    try:
+        return _read(entry)  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _read(entry: Mapping[str, Any]) -> RecordedDecision:
+    at = datetime.fromisoformat(entry["at"])
+    decision = Decision(
+        {(str(each["role"]), str(each["pool"])): int(each["replicas"]) for each in entry["replicas"]},
+        tuple(Input(each["subject"], each["name"], _float(each, "value"), _float(each, "limit")) for each in entry["inputs"]),
+        tuple(Step(each["rule"], each["subject"], int(each["before"]), int(each["after"]), each["why"]) for each in entry["steps"]),
+    )
+    return RecordedDecision(at.astimezone(UTC), decision, tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]))
+
+
+def _float(each: Mapping[str, Any], name: str) -> float | None:
+    return None if each.get(name) is None else float(each[name])

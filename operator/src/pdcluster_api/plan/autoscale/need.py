@@ -1,0 +1,199 @@
+"""Workers that a role needs by its signals, before anything limits it.
+
+Where the source document [O4] is silent this is chosen: a role grows when any of
+its signals is over its scale-up threshold, and shrinks when all are under their
+scale-down thresholds; a queue is that of the whole role, not a part of it for each
+worker; utilization and KV usage are means over the workers.  Those two add up, so
+the need is their sum over the threshold.  A queue is in no proportion to workers:
+it asks for one worker more per threshold's worth of requests above the threshold,
+for one more in all while it falls, and for none when it falls so fast that it is
+soon under the threshold.  A backlog in seconds, or a latency, asks for as many
+times the workers as it is over its threshold.  All three ask for at most twice the
+workers that are settled.
+What a role does with its need is for `safety`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdcluster_api.plan.autoscale.rules import MAX_GROWTH, WORK_OFF_SECONDS
+from pdcluster_api.plan.autoscale.signals import Totals, mean_latency
+from pdcluster_api.plan.autoscale.slo import decode_need, prefill_demand
+from pdcluster_api.plan.autoscale.values import short
+from pdcluster_api.plan.observed.decision import Input
+from pdcluster_api.schema.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
+
+_MOST_TIMES = 16  # a threshold near 0 asks for no more times the workers in one decision
+_DUST = 1e-9  # what rounding may add to a number of workers
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One number beside its thresholds.
+
+    down:     None = it never asks for fewer workers, it only forbids it while it is over `up`
+    need:     workers at which it would be at its scale-up threshold
+    sum:      arithmetic of `need`, as text
+    peak:     of the busiest worker; the mean where workers have none of their own
+    is_load:  whether `need` holds at any value, or only over the threshold
+    is_share: whether it cannot be more than 1
+    falls:    of a queue, requests fewer in a second
+    """
+
+    name: str
+    value: float | None
+    up: float
+    down: float | None
+    need: float
+    sum: str
+    peak: float
+    is_load: bool = False
+    is_share: bool = False
+    falls: float = 0.0
+
+    def is_over(self, tolerance: float = 0.0) -> bool:
+        """Over the scale-up threshold by more than the tolerance, which for a share stays below 1."""
+        threshold = self.up * (1.0 + tolerance)
+        if self.is_share:
+            threshold = min(threshold, (self.up + 1.0) / 2.0)
+        return self.value is not None and self.value > threshold
+
+    def is_under(self, tolerance: float = 0.0) -> bool:
+        """At or under the scale-down threshold, less the tolerance; without one, when it is not
+        over.
+        """
+        if self.down is None or self.value is None:
+            return not self.is_over()
+        return self.value <= self.down * (1.0 - tolerance)
+
+    def worked_off_seconds(self) -> float:
+        """Time until a queue is under its threshold, as it falls now; infinite where it does not
+        fall.
+        """
+        return math.inf if self.falls <= 0.0 else max(0.0, (self.value or 0.0) - self.up) / self.falls
+
+    def said(self) -> str:
+        """`engine_busy_ratio 0.93 over 0.8`."""
+        word = "over" if self.is_over() else "under"
+        threshold = self.up if self.is_over() or self.down is None else self.down
+        return f"{self.name} {short(self.value)} {word} {short(threshold)}"
+
+    def input(self, role: str) -> Input:
+        """As a decision keeps it."""
+        return Input(role, self.name, None if self.value is None else round(self.value, 4), round(self.up, 4))
+
+
+def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
+    """The signals of a role: those of prefill, or of decode and mixed.
+
+    ingress: totals of the workers that answer HTTP: `own`, unless the role is prefill
+    """
+    if own.workers == 0:
+        return ()
+    if role == "prefill":
+        return (*_prefill(own, ingress, spec.prefill), *_prefill_targets(own, ingress, spec.prefill))
+    return tuple(_decode(own, spec.decode))
+
+
+def _prefill(own: Totals, ingress: Totals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
+    name = "gpu_utilization_ratio" if own.has_gpu else "engine_busy_ratio"
+    queue = (
+        own.prefill_queue_requests + ingress.prefill_queue_requests,
+        own.prefill_queue_requests_change + ingress.prefill_queue_requests_change,
+    )
+    found = [
+        _queue("prefill_queue_requests", queue, (thresholds.queue_up, thresholds.queue_down), own),
+        _share(name, (own.utilization, own.peak_utilization), (thresholds.utilization_up, thresholds.utilization_down), own.workers),
+    ]
+    if thresholds.backlog_up_seconds is not None:
+        tokens, speed = own.prefill_queue_tokens + ingress.prefill_queue_tokens, own.prefill_speed
+        seconds = None if speed is None else tokens / (speed * own.workers)
+        found.append(_latency("prefill_backlog_seconds", seconds, thresholds.backlog_up_seconds, own))
+    return found
+
+
+def _prefill_targets(own: Totals, ingress: Totals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
+    if thresholds.ttft_seconds is None:
+        return ()
+    ttft = mean_latency(ingress.time_to_first_token)
+    found = [_latency("time_to_first_token_seconds", ttft, thresholds.ttft_seconds, own)]
+    demand = prefill_demand(own, ingress, ttft)
+    if demand is not None:
+        said = f"{short(demand)} workers' worth of prompts at {short(own.prefill_speed)} tokens/s"
+        number = own.workers
+        found.append(Signal("prefill_demand_workers", demand, float(number), None, demand, said, demand / number, is_load=True))
+    return found
+
+
+def _decode(own: Totals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
+    workers = own.workers
+    found = [
+        _queue(
+            "num_requests_waiting",
+            (own.num_requests_waiting, own.num_requests_waiting_change),
+            (thresholds.queue_up, thresholds.queue_down),
+            own,
+        ),
+        _share(
+            "kv_cache_usage_ratio",
+            (own.kv_cache_usage, own.peak_kv_cache_usage),
+            (thresholds.kv_usage_up, thresholds.kv_usage_down),
+            workers,
+        ),
+    ]
+    if thresholds.tpot_seconds is not None:
+        tpot, target = mean_latency(own.time_per_output_token), thresholds.tpot_seconds
+        need = 0.0 if tpot is None else decode_need(workers, tpot, target)
+        said = _times(workers, tpot, target, need)
+        found.append(Signal("time_per_output_token_seconds", tpot, target, None, need, said, tpot or 0.0, is_load=True))
+    return found
+
+
+def _queue(name: str, queue: tuple[float, float], thresholds: tuple[int, int], own: Totals) -> Signal:
+    """queue: requests, and how many more in a second."""
+    (requests, change), (up, down), settled = queue, thresholds, own.settled
+    need, said = settled + requests / up - 1.0, f"{settled} + {short(requests)} / {up} - 1"
+    if settled * MAX_GROWTH < need:
+        need, said = settled * MAX_GROWTH, f"{settled} x {MAX_GROWTH:g} at most"
+    if change < 0.0 and settled + 1.0 < need:
+        need, said = settled + 1.0, f"{settled} + 1, it falls by {short(-change)} a second"
+    return Signal(name, requests, float(up), float(down), need, said, requests, falls=max(0.0, -change))
+
+
+def _latency(name: str, seconds: float | None, target: float, own: Totals) -> Signal:
+    need = 0.0 if seconds is None else own.settled * min(seconds / target, MAX_GROWTH)
+    return Signal(name, seconds, target, None, need, _times(own.settled, seconds, target, need), seconds or 0.0)
+
+
+def _times(workers: int, seconds: float | None, target: float, need: float) -> str:
+    if need >= workers * MAX_GROWTH:
+        return f"{workers} x {MAX_GROWTH:g} at most"
+    return f"{workers} x {short(seconds)} / {short(target)}"
+
+
+def _share(name: str, measured: tuple[float, float], thresholds: tuple[float, float], workers: int) -> Signal:
+    """measured: the sum over the workers, and the greatest of one worker."""
+    total, peak = measured
+    up, down = thresholds
+    need, said = total / up, f"{workers} x {short(total / workers)} / {short(up)}"
+    if _MOST_TIMES * workers < need:
+        need, said = float(_MOST_TIMES * workers), f"{workers} x {_MOST_TIMES} at most"
+    return Signal(name, total / workers, up, down, need, said, peak, is_load=True, is_share=True)
+
+
+def being_worked_off(signals: Sequence[Signal], tolerance: float) -> Signal | None:
+    """Return a queue over its threshold that soon is under it: the signals show its end, not new
+    load.
+    """
+    queues = [signal for signal in signals if signal.falls > 0.0 and signal.is_over(tolerance)]
+    return next((queue for queue in queues if queue.worked_off_seconds() <= WORK_OFF_SECONDS), None)
+
+
+def ceil_workers(need: float) -> int:
+    """Whole workers, what rounding added to the number left out.
+
+    >>> ceil_workers(0.1 * 3 / 0.1), ceil_workers(3.01)
+    (3, 4)
+    """
+    return math.ceil(need - _DUST)

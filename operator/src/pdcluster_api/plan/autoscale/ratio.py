@@ -1,0 +1,122 @@
+"""The ratio band: prefill capacity over decode capacity.
+
+Capacity is counted in H100s: a prefill worker weighs its dense FP8 rate (BF16
+where there is no FP8 unit), a decode worker its memory bandwidth, each over that
+of an H100; 1 where accelerators.yaml knows none.  Where the window shows how
+fast the workers of every pool of prefill really are, those speeds say how its
+pools compare; the unit stays the same, so that a band means the same before and
+after the first request.  What a decode worker does in a second says how many
+streams it has, not how fast it is, so that there only the table counts.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pdcluster_api.plan.autoscale.pools import Pool, Vector
+from pdcluster_api.schema.accelerators import Accelerator, accelerators
+from pdcluster_api.schema.autoscale import RatioSpec
+
+_UNIT = "H100"
+_DUST = 1e-9
+_MOST_OFF = 2.0
+_FAR = 1e6  # more than the logarithm of any factor
+
+MOST_ADDED = 256
+"""Workers that a band adds to a role at most, twice those of a whole cell: a band that asks for
+more is met in several decisions.
+"""
+
+ROUNDING_ROOM = 8
+"""Workers above what a band asks for: a narrow band may be met only by somewhat greater sizes."""
+
+
+def table_weight(role: str, gpu: str) -> float:
+    """Capacity of one accelerator of a type for a role, in H100s.
+
+    >>> table_weight("prefill", "B200"), table_weight("decode", "H200")
+    (2.2738757, 1.4328358)
+    """
+    known, unit = accelerators().get(gpu), accelerators()[_UNIT]
+    if known is None:
+        return 1.0
+    rate, of_unit = _rate(role, known), _rate(role, unit)
+    return 1.0 if rate is None or of_unit is None else round(rate / of_unit, 7)
+
+
+def _rate(role: str, accelerator: Accelerator) -> int | None:
+    return accelerator.fp8_flops or accelerator.bf16_flops if role == "prefill" else accelerator.bandwidth_bytes
+
+
+def measured_weights(table: Sequence[float], speeds: Sequence[float | None], tolerance: float) -> list[float]:
+    """Weights of a role's pools by measured tokens per second per busy worker.
+
+    The first pool keeps the weight of the table.  A weight within the tolerance of the
+    table's is left as it is, and so are all while one speed is unknown.  A speed more than
+    `_MOST_OFF` times off the table's is taken as unknown: one odd pool must not move the band.
+
+    >>> measured_weights([1.0, 2.0], [100.0, 300.0], 0.1)
+    [1.0, 3.0]
+    """
+    if len(table) < 2 or any(not speed for speed in speeds):
+        return list(table)
+    unit = table[0] / (speeds[0] or 1.0)
+    found = [max(old / _MOST_OFF, min(old * _MOST_OFF, (speed or 0.0) * unit)) for old, speed in zip(table, speeds, strict=True)]
+    return [old if abs(new - old) <= tolerance * old else float(f"{new:.2g}") for old, new in zip(table, found, strict=True)]
+
+
+def capacity(role: str, pools: Iterable[Pool], vector: Vector) -> float:
+    """Capacity of a role, in H100s."""
+    return sum(pool.weight * vector[pool.key] for pool in pools if pool.role == role)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Least and greatest prefill capacity over decode capacity; 0 and infinity = no bound."""
+
+    least: float = 0.0
+    greatest: float = math.inf
+
+    @classmethod
+    def of(cls, spec: RatioSpec) -> "Band":
+        """As the spec gives it."""
+        return cls(spec.min or 0.0, math.inf if spec.max is None else spec.max)
+
+    def distance(self, prefill: float, decode: float) -> float:
+        """Distance of two capacities from the band, as the logarithm of a factor; 0 = inside, or no
+        worker.
+        """
+        if prefill <= 0.0 and decode <= 0.0:
+            return 0.0
+        if prefill < decode * self.least * (1.0 - _DUST):
+            return math.inf if prefill <= 0.0 else math.log(decode * self.least / prefill)
+        if prefill > decode * self.greatest * (1.0 + _DUST):
+            # Without any decode worker each prefill worker is one too many.
+            return _FAR + prefill if decode <= 0.0 else math.log(prefill / (decode * self.greatest))
+        return 0.0
+
+    def short(self, prefill: float, decode: float) -> str | None:
+        """The role that has too few workers; None = neither."""
+        if self.distance(prefill, decode) == 0.0:
+            return None
+        return "prefill" if prefill < decode * self.least else "decode"
+
+    def reach(self, role: str, recommended: int, other: float, lightest: float) -> int:
+        """The size up to which a role follows the other: surely enough for the band.
+
+        other: capacity of the other role; lightest: of one worker of this one
+        """
+        factor = self.least if role == "prefill" else 1.0 / self.greatest
+        asked = math.ceil(min(other * factor / lightest, 1e9))
+        return min(max(recommended, asked) + ROUNDING_ROOM, recommended + MOST_ADDED)
+
+    def __str__(self) -> str:
+        greatest = "any" if math.isinf(self.greatest) else f"{self.greatest:.3g}"
+        return f"{self.least:.3g} to {greatest}"
+
+
+def ratio_said(pools: Sequence[Pool], vector: Vector) -> str:
+    """`prefill 4 over decode 8 is 0.50`, in capacity."""
+    prefill, decode = (capacity(role, pools, vector) for role in ("prefill", "decode"))
+    said = f"prefill {prefill:.3g} over decode {decode:.3g}"
+    return said + (f" is {prefill / decode:.3g}" if decode else "")

@@ -1,0 +1,180 @@
+"""Recommend a size by the need of a role, within safety, the pending guard and the tolerance.
+N/(N-1) as in [Y18]: before a worker is taken away, the busiest one's load is
+spread over one worker less, and must stay under the scale-up threshold.  Here it is turned
+round: how many workers must stay.  Of those that are taken away as many are
+thought to be ready as could be, so that what stays ready is enough in any case.
+
+Pending guard, softer than [Y19]: workers that are on their way are no reason to
+wait, but they count as if they served, so that a need is asked for once.
+
+Missing numbers are assumed never to change a size: a worker without them is idle
+when the role would grow, at the limit when it would shrink.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.need import Signal, being_worked_off, ceil_workers
+from pdcluster_api.plan.autoscale.values import short
+from pdcluster_api.plan.observed.decision import Step
+
+
+@dataclass(frozen=True)
+class Role:
+    """Size and signals of a role.
+
+    asked:   workers that are asked for now
+    ready:   those that serve
+    top:     those that no node takes and that a smaller StatefulSet would remove first
+    lost:    those that will not come
+    workers: of the role that give numbers, or should
+    silent:  those of them that do not
+    missing: workers whose part of a signal is missing, those of another role included
+    """
+
+    name: str
+    asked: int
+    ready: int
+    top: int = 0
+    lost: int = 0
+    signals: Sequence[Signal] = ()
+    workers: int = 0
+    silent: int = 0
+    missing: int = 0
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Workers that a role would have if nothing else limited it.
+
+    goes_on: whether the stabilization window to scale up outlasts it
+    """
+
+    workers: int
+    steps: tuple[Step, ...] = ()
+    goes_on: bool = False
+
+
+@dataclass(frozen=True)
+class _Need:
+    """Workers that the signals ask for.  tight: the signal that asks for most; None = none asks"""
+
+    plain: float
+    headroom: float
+    tight: Signal | None
+
+    @property
+    def with_headroom(self) -> float:
+        return self.plain * (1.0 + self.headroom)
+
+    @property
+    def wanted(self) -> int:
+        """Whole workers, headroom included."""
+        return max(1, ceil_workers(self.with_headroom))
+
+    def sum(self) -> str:
+        """`engine_busy_ratio 3 x 0.9 / 0.8`."""
+        return "none is busy" if self.tight is None else f"{self.tight.name} {self.tight.sum}"
+
+
+def _need_of(signals: Sequence[Signal], headroom: float) -> _Need:
+    tight = max(signals, key=lambda signal: signal.need, default=None)
+    return _Need(0.0 if tight is None else tight.need, headroom, tight)
+
+
+def recommend(role: Role, *, headroom: float, tolerance: float) -> Recommendation:
+    """Recommend a size for a role that has workers."""
+    if role.ready == 0:
+        return _recommend_without_ready(role)
+    if role.silent >= role.workers:
+        return _held(role, rules.METRICS, f"none of {role.ready} ready workers gives numbers that can be used")
+    over = [signal for signal in role.signals if signal.is_over(tolerance)]
+    need = _need_of([signal for signal in role.signals if signal.is_load or signal in over], headroom)
+    lifted = need.with_headroom > (role.asked - role.lost) * (1.0 + tolerance) and headroom > 0.0
+    if (over or lifted) and (queue := being_worked_off(role.signals, tolerance)) is not None:
+        seconds = f"it falls by {short(queue.falls)} a second and is under it in {queue.worked_off_seconds():.0f} s"
+        return replace(_held(role, rules.NEED, f"{queue.said()}, but {seconds}"), goes_on=True)
+    if over or lifted:
+        return _growth(role, over, need)
+    under = all(signal.is_under() for signal in role.signals)
+    if under and role.missing:
+        return _held(role, rules.METRICS, f"{role.missing} ready workers give no numbers that can be used: none is taken away")
+    if under and all(signal.is_under(tolerance) for signal in role.signals):
+        return _shrinkage(role, need)
+    near = [signal for signal in role.signals if signal.is_over() or (under and not signal.is_under(tolerance))]
+    if not near:
+        return Recommendation(role.asked)
+    return _held(role, rules.TOLERANCE, f"{_said(near)}, but within {tolerance:.0%} of its threshold")
+
+
+def _recommend_without_ready(role: Role) -> Recommendation:
+    if role.asked == 0:
+        return Recommendation(0)
+    if role.lost < role.asked:
+        return _held(role, rules.PENDING, f"none of {role.asked} workers is ready yet")
+    why = f"no worker is ready, and {role.lost} that are asked for will not come"
+    return Recommendation(role.asked + 1, (Step(rules.NEED, role.name, role.asked, role.asked + 1, why),))
+
+
+def _growth(role: Role, over: Sequence[Signal], need: _Need) -> Recommendation:
+    plain = max(1, ceil_workers(need.plain)) + role.lost
+    goal = need.wanted + role.lost
+    why = _said(over) if over else f"{short(need.plain)} workers are busy up to their threshold"
+    lost = f", and {role.lost} that are asked for will not come" if role.lost else ""
+    if goal <= role.asked:
+        if goal <= role.ready:
+            return _held(role, rules.PENDING, f"{why}: the workers have not had their part for {rules.GRACE_ROUNDS} scrapes{lost}")
+        return _held(role, rules.PENDING, f"{why}: {goal} are needed and {role.asked} are asked for, {role.ready} of them ready{lost}")
+    steps = []
+    if plain > role.asked:
+        says = f"{over[0].said()}: {over[0].sum}" if over == [need.tight] else f"{why}; {need.sum()}"
+        steps.append(
+            Step(rules.NEED, role.name, role.asked, plain, f"{says} = {short(need.plain)}, needs {ceil_workers(need.plain)}{lost}")
+        )
+    if goal > plain:
+        says = f"{goal - plain} above the need: {need.sum()}, x {1.0 + need.headroom:g} = {short(need.with_headroom)}"
+        steps.append(Step(rules.HEADROOM, role.name, max(role.asked, plain), goal, says))
+    return Recommendation(goal, tuple(steps))
+
+
+def _shrinkage(role: Role, need: _Need) -> Recommendation:
+    tight = max(role.signals, key=lambda signal: safe_workers(signal, role.workers))
+    safe = safe_workers(tight, role.workers)
+    plain, goal = _least(role, need.wanted), _least(role, max(need.wanted, safe))
+    if plain >= role.asked:
+        return Recommendation(role.asked)
+    headroom = f", x {1.0 + need.headroom:g} for headroom" if need.headroom and need.plain else ""
+    unready = "" if role.ready >= role.asked else f"; {role.ready} of {role.asked} are ready, and any of them could go"
+    why = f"{_said(role.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs {need.wanted}{unready}"
+    steps = [Step(rules.NEED, role.name, role.asked, plain, why)]
+    if goal > plain:
+        load = tight.peak * role.workers / (safe - 1)
+        sum_ = f"{short(tight.peak)} x {role.workers} / {safe - 1} = {short(load)} is not under {short(tight.up)}"
+        steps.append(Step(rules.SAFETY, role.name, plain, goal, f"{tight.name} of the busiest worker with fewer than {safe}: {sum_}"))
+    return Recommendation(goal, tuple(steps))
+
+
+def safe_workers(signal: Signal, workers: int) -> int:
+    """The fewest workers that keep the busiest under its scale-up threshold, if load is spread
+    again.
+
+    [Y18] checks for a step from N to N-1 whether peak * N / (N-1) is under the threshold.
+    """
+    return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)
+
+
+def _least(role: Role, stay: int) -> int:
+    """The smallest size that keeps `stay` workers ready, even if all that were taken away were."""
+    ready = min(role.ready, role.asked)
+    waiting = min(role.top, role.asked - ready)
+    return max(1, role.asked - max(0, ready - stay) - waiting)
+
+
+def _held(role: Role, rule: str, why: str) -> Recommendation:
+    return Recommendation(role.asked, (Step(rule, role.name, role.asked, role.asked, why),))
+
+
+def _said(signals: Sequence[Signal]) -> str:
+    return ", ".join(signal.said() for signal in signals)

@@ -1,0 +1,110 @@
+"""Stabilization windows: a role scales up or down after every recommendation of a window agreed.
+
+Only the monotonic clock counts.  A window belongs to one size: it restarts when the
+size changes, because the load on many workers says little about few.  So a role
+shrinks at most once per window.  A window to scale up survives rounds in which the
+backlog is being worked off.  A window that is not full yet holds the size: so does
+an operator that has just started, or has not decided for a while.
+"""
+
+from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.notes import Notes
+from pdcluster_api.plan.autoscale.values import Memory
+from pdcluster_api.schema.autoscale import AutoscaleSpec
+
+Recommendations = tuple[tuple[float, int], ...]
+"""(since when, workers) since the direction last changed, the oldest first: each holds until the
+next begins.
+"""
+
+_GRAINS = 60  # parts of a window: of each part only the most careful recommendation is kept
+_LEAST_GAP_SECONDS = 60.0
+
+
+def stabilize(
+    role: str,
+    asked: int,
+    recommended: int,
+    spec: AutoscaleSpec,
+    *,
+    past: Recommendations,
+    now: float,
+    notes: Notes,
+    goes_on: bool = False,
+) -> tuple[int, Recommendations]:
+    """Apply the stabilization window and the largest step to the recommendation of a role.
+
+    past: recommendations since the role has this size
+    goes_on: whether a recommendation of no change keeps a window to scale up
+    Returns the workers that are allowed now, and the recommendations to remember.
+    """
+    if recommended == asked:
+        return asked, past if goes_on and past and past[-1][1] > asked else ()
+    rule = spec.scale_up if recommended > asked else spec.scale_down
+    word = "up" if recommended > asked else "down"
+    same_way = past if past and (past[-1][1] > asked) == (recommended > asked) else ()
+    recommendations = _kept(same_way, (now, recommended), asked, rule.window_seconds)
+    since = recommendations[0][0]
+    if since > now - rule.window_seconds:
+        why = f"asks to go {word} since {now - since:.0f} s of {rule.window_seconds} s"
+        notes.step(rules.WINDOW, role, (recommended, asked), why)
+        return asked, recommendations
+    agreed = _careful(asked, *(each for _, each in recommendations))
+    why = f"of the last {rule.window_seconds} s the most careful decision counts"
+    notes.step(rules.WINDOW, role, (recommended, agreed), why)
+    limit = agreed
+    if rule.max_step:
+        limit = asked + max(-rule.max_step, min(rule.max_step, agreed - asked))
+    notes.step(rules.MAX_STEP, role, (agreed, limit), f"at most {rule.max_step} at a time")
+    return limit, recommendations
+
+
+def stabilize_advice(
+    role: str,
+    asked: int,
+    recommended: int,
+    window: int,
+    *,
+    past: Recommendations,
+    now: float,
+    notes: Notes,
+) -> tuple[int, Recommendations]:
+    """Advise the greatest recommendation to scale up within the scale-down window.
+
+    Otherwise advice would follow each swing of the load.
+    past: what the decision before returned to remember
+    Returns the workers to advise, and the recommendations to remember.
+    """
+    greater = tuple((at, each) for at, each in past if now - window < at and each > recommended)
+    recommendations = (*greater, (now, recommended)) if recommended > asked else greater
+    if not greater:
+        return recommended, recommendations
+    at, most = greater[0]
+    why = f"{most} was advised {now - at:.0f} s ago, and advice goes down after {window} s"
+    notes.step(rules.WINDOW, role, (recommended, most), why)
+    return most, recommendations
+
+
+def is_same(memory: Memory, role: str, asked: int, spec: AutoscaleSpec, now: float) -> bool:
+    """Return whether earlier recommendations count: same size and clock, no gap in the rounds."""
+    gap = max(_LEAST_GAP_SECONDS, (spec.stale_after + 1) * spec.interval_seconds)
+    return memory.sizes.get(role) == asked and now - gap <= memory.at <= now
+
+
+def _careful(asked: int, *recommendations: int) -> int:
+    """The recommendation that changes least."""
+    return min(recommendations, key=lambda recommended: abs(recommended - asked))
+
+
+def _kept(past: Recommendations, new: tuple[float, int], asked: int, window: float) -> Recommendations:
+    """Recommendations of the window and one more."""
+    now, recommended = new
+    if not past:
+        return (new,)
+    last_at, last = past[-1]
+    if now - last_at < window / _GRAINS:
+        past = (*past[:-1], (last_at, _careful(asked, last, recommended)))
+    elif recommended != last:
+        past = (*past, new)
+    num_old = sum(at <= now - window for at, _ in past)
+    return past[max(0, num_old - 1) :]

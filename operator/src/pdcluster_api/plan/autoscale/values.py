@@ -1,0 +1,191 @@
+"""Inputs and results of the autoscaler: plain values, filled from scrapes and from what is observed.
+
+Times named `at` and `now` are seconds of a clock that never jumps (monotonic);
+only schedules read the wall clock.  Ratios are 0 to 1.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.schema.workload import PoolKey
+
+
+def short(value: float | None) -> str:
+    """A number as text: three digits, or all before the point.
+
+    >>> short(0.70344), short(23.07), short(1998.0), short(None)
+    ('0.703', '23.1', '1998', 'unknown')
+    """
+    if value is None:
+        return "unknown"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+@dataclass(frozen=True)
+class WorkerSample:
+    """Numbers of one worker from one scrape, under the names of its metrics.
+
+    Gauges are values of that moment.  Rates are per second and latencies are means in seconds, both
+    over the time since the worker's scrape before; None = not known: its first scrape, a counter
+    that went back (a restart), or no event to count.
+    prefill_queue_*:       its own part of the prefill queue
+    engine_busy_ratio:     share of time in an engine step
+    gpu_utilization_ratio: of its GPU; None = it has none
+    """
+
+    pod: str
+    num_requests_running: float
+    num_requests_waiting: float
+    prefill_queue_requests: float
+    prefill_queue_tokens: float
+    kv_cache_usage_ratio: float
+    engine_busy_ratio: float
+    gpu_utilization_ratio: float | None = None
+    request_rate: float | None = None
+    prompt_token_rate: float | None = None
+    prefill_token_rate: float | None = None
+    prefill_busy_rate: float | None = None
+    generation_token_rate: float | None = None
+    time_to_first_token_seconds: float | None = None
+    time_per_output_token_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One round of scrapes of one pool.
+
+    workers: fresh numbers, by pod name in order
+    stale:   ready pods that have not answered with good numbers for too many rounds
+    """
+
+    at: float
+    workers: tuple[WorkerSample, ...] = ()
+    stale: tuple[str, ...] = ()
+
+
+Windows = Mapping[PoolKey, Sequence[Sample]]
+"""Of every pool the rounds of the last seconds, the oldest first."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The pods of one StatefulSet of a pool; in a roll out a pool has several.
+
+    current:  how many there are, those that end included
+    top:      below it a pod of every ordinal is there or may come
+    ordinals: of those that are known, in their order
+    grows:    whether the pool's size is its size, too
+    """
+
+    current: int
+    top: int
+    ordinals: tuple[int, ...]
+    grows: bool
+
+    def held(self, replicas: int) -> int:
+        """The most pods at a time while the pool moves to that size: a terminating pod keeps its
+        place.
+        """
+        size = max(self.top, replicas) if self.grows else self.top
+        num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)  # asked for many sizes of many pools
+        return max(self.current, size + len(self.ordinals) - num_below)
+
+
+@dataclass(frozen=True)
+class PoolFacts:
+    """One pool as it is.
+
+    replicas:               what the last recorded decision asks for
+    current:                pods that exist, those that end included
+    ready:                  pods that are ready and do not end
+    ending:                 pods that drain or terminate: they hold their accelerators meanwhile
+    unschedulable:          pods that no node takes
+    unschedulable_top:      those of them that are the highest ordinals without a gap: the ones
+                            that a smaller StatefulSet removes
+    unready_top:            how many of the highest ordinals are not ready, without a gap
+    unschedulable_seconds:  how long the one that has waited longest has; 0 = none waits
+    fault:                  why pods cannot be created at all (a quota, a webhook); None = they can
+    top:                    replicas of its StatefulSet while it waits for drains: a lost pod below
+                            is created again
+    leaving:                pods that drain and are still scraped: only their part of the prefill
+                            queue counts
+    holdings:               pods of each of its StatefulSets, of any revision; none = its pods have
+                            no names, as simulated ones
+    """
+
+    role: str
+    pool: str
+    gpu: str
+    replicas: int
+    current: int
+    ready: int
+    ending: int = 0
+    unschedulable: int = 0
+    unschedulable_top: int = 0
+    unschedulable_seconds: float = 0.0
+    fault: str | None = None
+    top: int = 0
+    leaving: frozenset[str] = frozenset()
+    unready_top: int = 0
+    holdings: tuple[Holding, ...] = ()
+
+    @property
+    def key(self) -> PoolKey:
+        """(role, pool)."""
+        return self.role, self.pool
+
+    def held(self, replicas: int) -> int:
+        """The most pods at a time while the pool moves to that size.
+
+        Each StatefulSet holds its own: pods of one make no room in another, and several may grow.
+        Terminating pods without names stand on the ordinals that growth would use: growth takes
+        them back, or waits for them.
+        """
+        if self.holdings:
+            return sum(each.held(replicas) for each in self.holdings)
+        return Holding(self.current, max(self.top, self.replicas + self.ending), (), grows=True).held(replicas)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Now, on two clocks.  wall: in UTC, for schedules and for texts."""
+
+    now: float
+    wall: datetime
+
+
+@dataclass(frozen=True)
+class Memory:
+    """State that the autoscaler carries from one decision to the next.  A restart restarts the
+    windows.
+
+    recommendations: by role, since the direction last changed, as in `stabilization`
+    sizes:   replicas by role at that time: another size restarts its window
+    backoff: until when nothing more is asked of a GPU type that has no room
+    at:      when the decision was made
+    advised: with mode Advise, recommendations to scale up within the scale-down window, without
+             those that a later one reached
+    """
+
+    recommendations: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    backoff: Mapping[str, float] = field(default_factory=dict)
+    at: float = 0.0
+    advised: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one call of `decide`.
+
+    changed: whether the replicas differ from those of the facts.
+    """
+
+    decision: Decision
+    memory: Memory
+    problems: tuple[Problem, ...] = ()
+    changed: bool = False

@@ -1,0 +1,56 @@
+"""A decision of the autoscaler: replicas of every pool, with the numbers and steps that led to them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.schema.workload import PoolKey
+
+
+@dataclass(frozen=True)
+class Step:
+    """Change of one role or pool by one rule.
+
+    rule:    its name, one word of `rules.RULES`
+    subject: `prefill`, `decode`, `mixed` or `prefill/b200`
+    before, after: replicas
+    why:     as text, with the numbers that it compared
+    """
+
+    rule: str
+    subject: str
+    before: int
+    after: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Input:
+    """One number that a decision read.
+
+    name: of the metric; value: with its unit in the name; limit: its threshold
+    """
+
+    subject: str
+    name: str
+    value: float | None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The replicas of every pool, and how they came about."""
+
+    replicas: Mapping[PoolKey, int]
+    inputs: tuple[Input, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecordedDecision:
+    """A decision with its time and with what stood in its way."""
+
+    at: datetime
+    decision: Decision
+    problems: tuple[Problem, ...] = ()

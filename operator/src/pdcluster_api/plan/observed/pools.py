@@ -1,0 +1,163 @@
+"""Declared pools beside what runs of them: the numbers that conditions and status speak of.
+
+Pure.  A pool is looked at twice: its `target` is the workload of the declared
+revision, which decides whether all is as declared; its `shown` is that of the
+revision that serves, which is what a user has now.  Outside a roll out the two
+are one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from pdcluster_api.plan.observed.state import Observed, PodState, WorkloadState
+from pdcluster_api.schema.sections import ROUTER
+
+PREFILL: Final = "prefill"  # the one role that answers no HTTP of clients
+
+
+def ingress_of(roles: Iterable[str]) -> str | None:
+    """The one of these that answers clients: routers where there are any; None = none does.
+
+    >>> ingress_of(["prefill", "decode", "router"]), ingress_of(["prefill", "decode"]), ingress_of(["prefill"])
+    ('router', 'decode', None)
+    """
+    found = [role for role in roles if role != PREFILL]
+    return ROUTER if ROUTER in found else next(iter(found), None)
+
+
+@dataclass(frozen=True)
+class DeclaredPool:
+    """Desired size.  wanted: workers; note: remark on that number for a user, None = none."""
+
+    name: str
+    gpu: str
+    wanted: int
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """One pool.
+
+    current: pods of all revisions; ending: terminating pods of the declared revision.
+    """
+
+    declared: DeclaredPool
+    current: int
+    target: WorkloadState | None
+    shown: WorkloadState | None
+    ending: tuple[PodState, ...] = ()
+
+    @property
+    def wanted(self) -> int:
+        """Workers that there should be."""
+        return self.declared.wanted
+
+    @property
+    def ready(self) -> int:
+        """Ready workers of what is shown."""
+        return 0 if self.shown is None else self.shown.ready
+
+    @property
+    def updated(self) -> int:
+        """Pods of the declared revision."""
+        return 0 if self.target is None else self.target.updated
+
+    @property
+    def num_target_ready(self) -> int:
+        """Ready workers of the declared revision that count: a surplus of one pool hides no
+        lack of another.
+        """
+        return 0 if self.target is None else min(self.target.ready, self.wanted)
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the declared revision has all its workers; surplus ones that drain are
+        no fault.
+        """
+        return self.num_target_ready == self.wanted
+
+
+@dataclass(frozen=True)
+class RoleView:
+    """One role and its pools."""
+
+    name: str
+    pools: tuple[PoolView, ...]
+
+    @property
+    def wanted(self) -> int:
+        """Workers that there should be."""
+        return sum(pool.wanted for pool in self.pools)
+
+    @property
+    def ready(self) -> int:
+        """Ready workers of what is shown."""
+        return sum(pool.ready for pool in self.pools)
+
+    @property
+    def num_target_ready(self) -> int:
+        """Ready workers of the declared revision."""
+        return sum(pool.num_target_ready for pool in self.pools)
+
+    @property
+    def ending(self) -> list[PodState]:
+        """Pods that end where there should be others."""
+        return [pod for pool in self.pools if not pool.is_ready for pod in pool.ending]
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether every pool is ready."""
+        return all(pool.is_ready for pool in self.pools)
+
+
+class Workloads:
+    """Observed workloads, by role, pool and revision."""
+
+    def __init__(self, observed: Observed) -> None:
+        self._by_place = {(state.id.role, state.id.pool, state.id.revision): state for state in observed.workloads}
+
+    def of(self, role: str, pool: str, revision: str | None) -> WorkloadState | None:
+        """The workload of one pool and revision; None = there is none, or only terminating pods."""
+        state = None if revision is None else self._by_place.get((role, pool, revision))
+        return None if state is None or state.gone else state
+
+    def of_revision(self, revision: str | None) -> list[WorkloadState]:
+        """Every workload of a revision, and what is left of some."""
+        return [state for (_, _, each), state in self._by_place.items() if each == revision]
+
+    def num_pods(self, role: str, pool: str) -> int:
+        """Pods of a pool, of all revisions."""
+        return sum(state.current for (each, name, _), state in self._by_place.items() if (each, name) == (role, pool))
+
+    def num_answering(self, revision: str | None, role: str | None = None) -> int:
+        """Ready workers of a revision that answer clients; none while routers have no worker to give a request to.
+
+        role: of those that the Service leads to; None = the one that answers in that revision
+        """
+        states = [state for state in self.of_revision(revision) if not state.gone]
+        is_decoding = any(state.ready for state in states if state.id.role not in (PREFILL, ROUTER))
+        answering = role or self.ingress_role(revision)
+        return sum(state.ready for state in states if state.id.role == answering) if is_decoding else 0
+
+    def has_prefill(self, revision: str | None) -> bool:
+        """Return whether a prefill worker of a revision is ready."""
+        return any(state.ready for state in self.of_revision(revision) if state.id.role == PREFILL and not state.gone)
+
+    def ingress_role(self, revision: str | None) -> str | None:
+        """The role of a revision that answers clients; None = it has no such workload."""
+        return ingress_of(state.id.role for state in self.of_revision(revision) if state.id.role != ROUTER or state.desired)
+
+    def view(self, role: str, pools: Iterable[DeclaredPool], *, target: str | None, serving: str | None) -> RoleView:
+        """One role as declared, beside what runs."""
+        return RoleView(role, tuple(self._pool(role, pool, target, serving) for pool in pools))
+
+    def _pool(self, role: str, pool: DeclaredPool, target: str | None, serving: str | None) -> PoolView:
+        declared = self.of(role, pool.name, target)
+        shown = self.of(role, pool.name, serving) or declared
+        return PoolView(pool, self.num_pods(role, pool.name), target=declared, shown=shown, ending=self._ending(role, pool.name, target))
+
+    def _ending(self, role: str, pool: str, revision: str | None) -> tuple[PodState, ...]:
+        state = None if revision is None else self._by_place.get((role, pool, revision))
+        return () if state is None else tuple(pod for pod in state.pods if pod.terminating)

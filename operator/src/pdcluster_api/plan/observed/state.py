@@ -1,0 +1,200 @@
+"""Inputs of the planner: plain values, made by `apiserver` and by the operator.
+
+Observed is one look at the API server (through the watch cache) and at etcd.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.schema.workload import WorkloadId
+
+
+@dataclass(frozen=True)
+class PodState:
+    """One worker pod.
+
+    problem: why it is not ready; None while it is ready or just starting
+    node:    that it is bound to; empty = none yet
+    started: its worker runs and has been ready since it began: one that drains is not ready any
+             more, and still serves
+    gpu:     type of accelerator that it was made for; empty = unknown
+    since:   RFC 3339; of a terminating one: when it has to be gone, its grace period included;
+             of another: since when it is not ready; None = it is ready, or unknown
+    """
+
+    name: str
+    workload: WorkloadId
+    ready: bool
+    terminating: bool
+    problem: Problem | None = None
+    node: str = ""
+    started: bool = False
+    gpu: str = ""
+    since: str | None = None
+
+    def __str__(self) -> str:
+        return f"pod {self.name} on node {self.node}" if self.node else f"pod {self.name}"
+
+
+@dataclass(frozen=True)
+class WorkloadState:
+    """One StatefulSet as it is.
+
+    desired: spec.replicas; current: pods that exist; ready: pods that are ready; updated: pods of
+             its newest template
+    fault:   problem that keeps its pods from being created (a quota, an admission webhook)
+    gone:    the StatefulSet is deleted or being deleted, and only its pods are left to end
+    gpu:     type of accelerator, as the workload's snapshot or else its pods have it; empty =
+             unknown
+    """
+
+    id: WorkloadId
+    desired: int
+    current: int
+    ready: int
+    updated: int
+    gone: bool = False
+    fault: Problem | None = None
+    pods: tuple[PodState, ...] = ()
+    gpu: str = ""
+
+    @property
+    def num_pods(self) -> int:
+        """Number of pods: its own count may be ahead of the pods that are known, or behind."""
+        return max(self.current, len(self.pods))
+
+
+@dataclass(frozen=True)
+class ScalerState:
+    """One PDPoolScaler as it is.
+
+    seen:   the pool's `replicas` that was last taken over (annotation SEEN_REPLICAS); None =
+            unreadable
+    writer: the other manager that wrote its replicas last; None = we did, or unknown
+    """
+
+    role: str
+    pool: str
+    replicas: int
+    seen: int | None
+    writer: str | None = None
+
+
+@dataclass(frozen=True)
+class DiscoveryState:
+    """The etcd of a cluster.
+
+    managed: run by us, with `ready` of `wanted` members
+    error:   why it cannot be used; None = it answers
+    problem: why a member that we run is not ready; None = it is just starting
+    """
+
+    managed: bool
+    ready: int = 0
+    wanted: int = 0
+    error: str | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """Device of one worker, by its record.
+
+    kind: cpu or cuda
+    name: of the processor or the accelerator
+    note: what a user must know of computing on it; empty = nothing
+    """
+
+    kind: str
+    name: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Disaggregation:
+    """Disaggregation of one worker, by its record.
+
+    transport:        that moves KV blocks
+    refused:          prefill workers that it may not use, as (pod, reason), the first few;
+                      num_refused: all of them
+    long_prompts:     about how many prompts lately were worth a remote prefill; remote_ratio:
+                      the share that got one
+    bytes_per_second: about what its last KV transfer reached; 0 = it has sent none
+    """
+
+    transport: str
+    refused: tuple[tuple[str, str], ...] = ()
+    num_refused: int = 0
+    long_prompts: int = 0
+    remote_ratio: float | None = None
+    bytes_per_second: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerRecords:
+    """Worker records and drain commands of a cluster, from etcd.
+
+    states:   starting, ready, draining or drained, of every registered worker, by pod
+    devices:  devices of the workers that report one, by pod
+    commands: pods with a drain command
+    asked:    seconds since it was first wanted that a pod drains, by pod
+    odd:      seconds since a record first had no pod, or a pod that is ready or has started no
+              record, by pod
+    disaggregation: of those that report it, by pod
+    error:    why etcd cannot be asked now, and nothing is known but `asked`; None = it answers
+    again_seconds: with an error: after which it is asked again
+    """
+
+    states: Mapping[str, str] = field(default_factory=dict)
+    commands: frozenset[str] = frozenset()
+    asked: Mapping[str, float] = field(default_factory=dict)
+    odd: Mapping[str, float] = field(default_factory=dict)
+    disaggregation: Mapping[str, Disaggregation] = field(default_factory=dict)
+    error: str | None = None
+    again_seconds: float | None = None
+    devices: Mapping[str, Device] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A request that the API server refused in the last reconcile.  reason: of `schema.conditions`."""
+
+    object: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A cluster as it is.
+
+    generation:       of the PDCluster
+    status:           its status as last written; empty at first
+    service_revision: the revision whose pods the ingress Service selects; None = no such Service
+                      yet
+    service_role:     their role; None likewise
+    records:          workloads with a snapshot (a ControllerRevision), from which a lost
+                      StatefulSet can be made again
+    failures:         writes that the API server refused in the last reconcile
+    key_fault:        problem of the API keys' Secret; None = there is a key, or no Secret is named
+    decision:         decision of the autoscaler in this reconcile; None = no new numbers, or off
+    worker_records:         worker records; None = not read yet
+    budgets:          pods that each disruption budget leaves ready, by its name
+    """
+
+    generation: int
+    status: Mapping[str, Any]
+    discovery: DiscoveryState
+    workloads: Sequence[WorkloadState] = ()
+    scalers: Sequence[ScalerState] = ()
+    service_revision: str | None = None
+    service_role: str | None = None
+    records: Sequence[WorkloadId] = ()
+    failures: Sequence[Failure] = ()
+    key_fault: Problem | None = None
+    worker_records: WorkerRecords | None = None
+    decision: RecordedDecision | None = None
+    budgets: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,111 @@
+"""Choose the revision that serves, and the old workloads that stay: the steps of a roll out.
+
+Pure, and without memory: a step follows from the revision that the Service
+selects and from what is there.  Sizes and readiness are decided by the caller.
+
+BlueGreen: serving A, made B beside it -> B is ready: the Service switches, A
+stays -> the Service is seen to select B: A goes.  A goes only then, so that a
+Service that could not be written never leads to workers that are gone.
+Recreate: A goes -> nothing is left of A: B is made and the Service switches.
+A's StatefulSets are to be seen while they have pods: the pods alone would not
+do, since the watch may deliver them late.
+A third revision replaces an unfinished target; back to A drops the target.
+A selector that was turned to B by hand before B was ready is turned back.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Observed, PodState
+from pdcluster_api.schema.workload import WorkloadId
+
+Strategy = Literal["BlueGreen", "Recreate"]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Rest of older revisions.
+
+    num_pods: pods; first: one of them, always the same; None = none yet.
+    """
+
+    num_pods: int
+    first: PodState | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Step of one reconcile about revisions.
+
+    serving:   the revision that the Service should select
+    kept:      workloads of an older revision that stay for now
+    waits_for: what must end before missing workloads of the target are made; None = no waiting
+    """
+
+    serving: str
+    kept: tuple[WorkloadId, ...] = ()
+    waits_for: Left | None = None
+
+
+def current_revision(observed: Observed, target: str | None = None, *, is_target_ready: bool = True) -> str | None:
+    """The revision that serves until this reconcile, by the Service, else by the last status; or
+    None.
+
+    target: the declared revision, None = it is not known; is_target_ready: its workers can take
+            over
+    """
+    said, decided = observed.service_revision, Previous(observed.status).text("servingRevision")
+    order = (decided, said) if _was_edited(observed, said, decided, target, is_target_ready=is_target_ready) else (said, decided)
+    known = {state.id.revision for state in observed.workloads} | {record.revision for record in observed.records}
+    return next((revision for revision in order if revision in known), None)
+
+
+def _was_edited(observed: Observed, said: str | None, decided: str | None, target: str | None, *, is_target_ready: bool) -> bool:
+    """Return whether the Service was edited by hand while the serving revision of the status is
+    there.
+
+    Two differences are our own: a switch to a target that is ready, of which the status could not
+                                 be written, and one
+    that could not be written itself, so that what served before goes on.
+    """
+    living = [state for state in observed.workloads if not state.gone]
+    if target is None or not any(state.id.revision == decided for state in living):
+        return False
+    if said == target:
+        return not is_target_ready
+    return decided != target or not any(state.ready for state in living if state.id.revision == said)
+
+
+def next_step(strategy: Strategy, target: str, observed: Observed, *, is_target_ready: bool) -> Step:
+    """The next step towards the target.  is_target_ready: its workers can take over."""
+    current = current_revision(observed, target, is_target_ready=is_target_ready)
+    if current == target:
+        return Step(serving=target)
+    if strategy == "Recreate":
+        return _recreate(target, observed)
+    return _blue_green(target, current, observed, is_target_ready=is_target_ready)
+
+
+def _blue_green(target: str, current: str | None, observed: Observed, *, is_target_ready: bool) -> Step:
+    kept = {state.id for state in observed.workloads if state.id.revision == current and not state.gone}
+    kept |= {record for record in observed.records if record.revision == current}
+    if current is None or not kept:  # nothing answers now, so nothing is lost by switching
+        return Step(serving=target)
+    return Step(serving=target if is_target_ready else current, kept=tuple(sorted(kept)))
+
+
+def _recreate(target: str, observed: Observed) -> Step:
+    left = left_of(target, observed)
+    if left is None:
+        return Step(serving=target)
+    serves_already = any(state.id.revision == target and not state.gone for state in observed.workloads)
+    before = observed.service_revision or observed.status.get("servingRevision") or target
+    return Step(serving=target if serves_already else before, waits_for=left)
+
+
+def left_of(target: str, observed: Observed) -> Left | None:
+    """Rest of other revisions; None = nothing."""
+    states = [state for state in observed.workloads if state.id.revision != target]
+    pods = sorted((pod for state in states for pod in state.pods), key=lambda pod: pod.name)
+    return Left(sum(state.num_pods for state in states), next(iter(pods), None)) if states else None

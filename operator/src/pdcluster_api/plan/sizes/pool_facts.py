@@ -1,0 +1,145 @@
+"""From what is observed to what the autoscaler reads of each pool.  Pure.
+
+The numbers of a pool are those of the revision that serves; its accelerators
+are held by the pods of all revisions.  Pods above the size that is asked for
+are on their way out: they hold their accelerators and are ready for nothing.
+But what another revision will replace never shrinks before that: it serves at
+the size at which it is kept, whatever is asked for meanwhile.  And more workers
+come to both, so that each StatefulSet is looked at by itself.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pdcluster_api.plan.autoscale.values import Holding, PoolFacts
+from pdcluster_api.plan.drain.shrink import ordinal_of
+from pdcluster_api.plan.observed.pools import Workloads
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Observed, PodState, WorkloadState
+from pdcluster_api.plan.sizes.scalers import PoolSize
+from pdcluster_api.schema import conditions
+from pdcluster_api.schema.workload import PoolKey, Workload
+
+Place = tuple[PoolKey, str]
+"""A pool, and a type of accelerator."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Replicas that are asked for now.
+
+    sizes:     of the declared pools
+    revision:  the declared one
+    workloads: all that a reconcile makes or keeps, with sizes; declared pools follow theirs
+    is_given_up: but for the declared revision's, which are to have no workers
+    """
+
+    sizes: Sequence[PoolSize]
+    revision: str
+    workloads: Sequence[Workload]
+    is_given_up: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """State that only the process has.
+
+    scraped: pods that were scraped in the last round; a pod that became ready since has no numbers
+             yet
+    waits:   seconds for which each pod has been unschedulable, by name
+    """
+
+    scraped: Collection[str] = ()
+    waits: Mapping[str, float] = field(default_factory=dict)
+
+
+def is_unschedulable(pod: PodState) -> bool:
+    """Return whether no node takes a pod."""
+    return pod.problem is not None and pod.problem.reason == conditions.UNSCHEDULABLE and not pod.terminating
+
+
+def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
+    """Facts of every declared pool, then of those that are no longer declared and still have pods.
+
+    Workloads of the declared revision count for pools without any of the serving revision.
+    """
+    there, kept, holdings = Workloads(observed), Previous(observed.status).kept(), _holdings(asked, observed)
+    found = []
+    for size in asked.sizes:
+        state = there.of(*size.key, observed.service_revision) or there.of(*size.key, asked.revision)
+        before = 0 if state is None or state.id.revision == asked.revision else kept.get(state.id.name, 0)
+        facts = _facts(size, state, max(size.wanted, before), _num_held(observed.workloads, size.key), seen)
+        found.append(replace(facts, holdings=holdings.pop((size.key, size.pool.gpu), ())))
+    return [*found, *_undeclared(holdings)]
+
+
+def _holdings(asked: Asked, observed: Observed) -> dict[Place, tuple[Holding, ...]]:
+    """Pods of each StatefulSet, by pool and the type that it was made for, which may be an
+    older one.
+    """
+    planned = {workload.id: workload.replicas for workload in asked.workloads}
+    states = {state.id: state for state in observed.workloads}
+    declared = {size.key: size.pool.gpu for size in asked.sizes}
+    types = {key: gpu for key, (gpu, _) in Previous(observed.status).pools().items()} | declared
+    found: dict[Place, tuple[Holding, ...]] = {}
+    for each in sorted({*planned, *states}):
+        key, state, size = (each.role, each.pool), states.get(each), planned.get(each, 0)
+        grows = each in planned and key in declared and not (asked.is_given_up and each.revision == asked.revision)
+        of, own = types.get(key, ""), (state.gpu if state else "") or types.get(key, "")
+        if own != of and state is not None and state.gone:  # one of the declared type comes in its place
+            found[key, of] = (*found.get((key, of), ()), _holding(None, size, grows=grows))
+            size, grows = 0, False
+        found[key, own] = (*found.get((key, own), ()), _holding(state, size, grows=grows))
+    return found
+
+
+def _holding(state: WorkloadState | None, planned: int, *, grows: bool) -> Holding:
+    if state is None:
+        return Holding(0, planned, (), grows)
+    top = planned if state.gone else max(planned, state.desired)
+    return Holding(state.current, top, tuple(sorted(ordinal_of(pod) for pod in state.pods)), grows)
+
+
+def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: int, seen: Seen) -> PoolFacts:
+    """Facts of one pool.  serving: ordinals below it serve, `size.wanted` or more."""
+    role, pool = size.key
+    if state is None:
+        return PoolFacts(role, pool, size.pool.gpu, size.wanted, num_held, 0, ending=num_held)
+    leaving = [pod for pod in state.pods if pod.terminating or ordinal_of(pod) >= serving]
+    staying = [pod for pod in state.pods if pod not in leaving]
+    waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal_of(pod) < size.wanted]
+    ready = [pod for pod in staying if pod.ready and pod.name in seen.scraped]
+    return PoolFacts(
+        role=role,
+        pool=pool,
+        gpu=size.pool.gpu,
+        replicas=size.wanted,
+        current=num_held,
+        ready=len(ready),
+        ending=num_held - len(staying),
+        unschedulable=len(waiting),
+        unschedulable_top=_num_top({ordinal_of(pod) for pod in waiting}, size.wanted),
+        unschedulable_seconds=max((seen.waits.get(pod.name, 0.0) for pod in waiting), default=0.0),
+        fault=None if state.fault is None or state.current >= state.desired else state.fault.message,
+        leaving=frozenset(pod.name for pod in leaving),
+        top=state.desired,
+        unready_top=size.wanted - 1 - max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size.wanted), default=-1),
+    )
+
+
+def _num_top(ordinals: Collection[int], replicas: int) -> int:
+    """Number of the highest ordinals that are among these, without a gap."""
+    return next((number for number in range(replicas) if replicas - 1 - number not in ordinals), replicas)
+
+
+def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
+    """Pods of a pool, of all revisions."""
+    return sum(state.num_pods for state in workloads if (state.id.role, state.id.pool) == key)
+
+
+def _undeclared(holdings: Mapping[Place, Sequence[Holding]]) -> Iterable[PoolFacts]:
+    """Holders of accelerators beside the declared pools, and of other types than these declare."""
+    for ((role, pool), gpu), each in sorted(holdings.items()):
+        number = sum(holding.held(0) for holding in each)
+        if number:
+            yield PoolFacts(role, f"{pool} of {gpu or 'an unknown type'}", gpu, 0, number, 0, ending=number)

@@ -1,0 +1,120 @@
+"""Size of a pool: by its scaler, or by a change of the pool's `replicas`.
+
+Pure.  One owner per fact: a scaler's spec is the size that is asked for.  The
+pool's `replicas` seeds it; later only another value than the one that was last
+taken over is a request, so that an unchanged file never undoes a scale.
+min and max bound what counts and never rewrite what was asked for.  What no
+pool and no object may have is cut off first: an old scaler may still ask for it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pdcluster_api.plan.observed.state import ScalerState, WorkloadState
+from pdcluster_api.plan.result import ScalerPlan
+from pdcluster_api.schema import labels
+from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.values import MAX_REPLICAS, MAX_WORKERS
+from pdcluster_api.schema.workload import PoolKey
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """The size of one declared pool.
+
+    wanted:  workers that count, within min and max
+    asked:   what the scaler asks for, or will after this plan
+    request: replicas to write into the scaler now; None = its spec stays as it is
+    """
+
+    role: str
+    pool: PoolSpec
+    wanted: int
+    asked: int
+    request: int | None
+
+    @property
+    def key(self) -> PoolKey:
+        """(role, pool)."""
+        return self.role, self.pool.name
+
+    @property
+    def note(self) -> str | None:
+        """Note for a user that asked for another size; None = they got it."""
+        if self.wanted == self.asked:
+            return None
+        return f"pool {self.pool.name}: {self.asked} workers are asked for, {self._limit}"
+
+    @property
+    def _limit(self) -> str:
+        if self.asked < self.wanted:
+            return f"minReplicas is {self.pool.min_replicas}"
+        if self.wanted == self.pool.max_replicas:
+            return f"maxReplicas is {self.pool.max_replicas}"
+        if self.wanted == MAX_REPLICAS:
+            return f"a pool has {MAX_REPLICAS} at most"
+        return f"all pools have {MAX_WORKERS} at most together"
+
+
+def pool_sizes(spec: PDClusterSpec, scalers: Iterable[ScalerState], before: Mapping[PoolKey, int]) -> tuple[PoolSize, ...]:
+    """The size of every declared pool, in the spec's order.
+
+    before: replicas that were wanted until now, by pool; they seed a scaler that is not there
+    """
+    known = {(scaler.role, scaler.pool): scaler for scaler in scalers}
+    pools = [(role, pool) for role, declared in spec.roles.present().items() for pool in declared.pools]
+    return together([_size(role, pool, known.get((role, pool.name)), before.get((role, pool.name))) for role, pool in pools])
+
+
+def together(sizes: Sequence[PoolSize]) -> tuple[PoolSize, ...]:
+    """Sizes within the workers of one object: the greatest pools are cut to one level.
+
+    Not below minReplicas, which the spec keeps to that number itself.
+    """
+
+    def cut(size: PoolSize, level: int) -> int:
+        return min(size.wanted, max(level, size.pool.min_replicas or 0))
+
+    if sum(size.wanted for size in sizes) <= MAX_WORKERS:
+        return tuple(sizes)
+    levels = range(MAX_WORKERS + 1)
+    level = bisect_right(levels, MAX_WORKERS, key=lambda each: sum(cut(size, each) for size in sizes)) - 1
+    return tuple(replace(size, wanted=cut(size, level)) for size in sizes)
+
+
+def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, before: int | None) -> PoolSize:
+    if scaler is None:
+        seed = clamp(pool.replicas if before is None else before, pool)
+        return PoolSize(role, pool, wanted=seed, asked=seed, request=seed)
+    if scaler.seen == pool.replicas:
+        return PoolSize(role, pool, wanted=clamp(scaler.replicas, pool), asked=scaler.replicas, request=None)
+    # Without its mark a change of `replicas` cannot be known: the scale stays, and the mark is written again.
+    asked = scaler.replicas if scaler.seen is None else pool.replicas
+    return PoolSize(role, pool, wanted=clamp(asked, pool), asked=asked, request=min(asked, MAX_REPLICAS))
+
+
+def clamp(replicas: int, pool: PoolSpec) -> int:
+    """The nearest size within the pool's min and max."""
+    high = MAX_REPLICAS if pool.max_replicas is None else pool.max_replicas
+    return max(min(replicas, high), pool.min_replicas or 0)
+
+
+def plan_scaler(cluster: str, size: PoolSize, shown: WorkloadState | None, serving: str) -> ScalerPlan:
+    """The scaler of a pool.
+
+    shown: the workload of its status, else that of the revision `serving`.
+    """
+    revision = serving if shown is None else shown.id.revision
+    status: dict[str, Any] = {"replicas": 0 if shown is None else shown.current, "selector": _selector(cluster, size, revision)}
+    return ScalerPlan(role=size.role, pool=size.pool.name, seen=size.pool.replicas, request=size.request, status=status)
+
+
+def _selector(cluster: str, size: PoolSize, revision: str) -> str:
+    """A label selector as text, for HPA; of one revision, so that a roll out counts no worker
+    twice.
+    """
+    wanted = {labels.CLUSTER: cluster, labels.ROLE: size.role, labels.POOL: size.pool.name, labels.REVISION: revision}
+    return ",".join(f"{key}={value}" for key, value in wanted.items())

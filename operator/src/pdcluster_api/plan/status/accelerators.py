@@ -1,0 +1,143 @@
+"""AcceleratorsInUse: whether workers compute on the accelerators that their pools reserve.
+
+Pure.  Each worker says in its record what it really computes on; one that
+cannot have the device that it was asked for ends, and its last words are its
+pod's problem.  The condition is there where a declared pool has an accelerator.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pdcluster_api.plan.observed.pools import RoleView
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Device, PodState, WorkerRecords
+from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema.accelerators import NO_ACCELERATOR
+from pdcluster_api.schema.pdcluster import PDCluster
+
+_TYPE = words.ACCELERATORS_IN_USE
+CPU = "cpu"
+"""The kind of device that is no accelerator, and the value of engine.device that asks for it."""
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """A declared pool with an accelerator.
+
+    asked:    engine.device of its role
+    resource: reserved by each of its pods; None = nothing but cpu and memory
+    wanted:   workers that it should have
+    pods:     of the declared revision and of the one that serves, but for those that end
+    """
+
+    name: str
+    gpu: str
+    asked: str
+    resource: str | None
+    wanted: int
+    pods: tuple[PodState, ...]
+
+    def refusal(self) -> str | None:
+        """Reason why the first of its workers without its device lacks it."""
+        problems = [pod.problem for pod in self.pods if pod.problem is not None]
+        found = sorted(said for reason, said in problems if reason == words.ACCELERATOR_UNUSABLE)
+        return f"{self.name} ({self.gpu}): {found[0]}" if found else None
+
+    def said(self, devices: Mapping[str, Device]) -> dict[str, Device]:
+        """Devices of its ready workers, by pod."""
+        ready = [pod.name for pod in self.pods if pod.ready]
+        return {pod: devices[pod] for pod in ready if pod in devices}
+
+    def idle(self, devices: Mapping[str, Device]) -> str | None:
+        """That its accelerators are reserved and do not compute, and the fix."""
+        said = sorted(self.said(devices).items())
+        on_cpu = [(pod, device.name or CPU) for pod, device in said if device.kind == CPU]
+        if not on_cpu:
+            return None
+        if self.asked == CPU:
+            why, fix = f"as engine.device: {CPU} asks", ""
+        else:
+            why = "which is not what it was asked for"
+            fix = f", or use a worker image that computes on {self.gpu}"
+        (pod, processor), *_ = on_cpu
+        has = f"reserves {self.resource} ({self.gpu})" if self.resource else f"is of {self.gpu}"
+        found = f"{self.name} {has}, and {pod} computes on {processor}, {why}"
+        return f"{found}: make it a pool with gpu: cpu{fix}"
+
+
+def accelerators_in_use(
+    cluster: PDCluster,
+    views: Sequence[RoleView],
+    worker_records: WorkerRecords | None,
+    previous: Previous,
+) -> Condition | None:
+    """The condition; None = no declared pool has an accelerator.
+
+    While etcd does not answer what workers say stays as it was.
+    """
+    pools = list(_pools(cluster, views))
+    if not pools:
+        return None
+    if refusals := [why for pool in pools if (why := pool.refusal())]:
+        return _false(words.ACCELERATOR_UNUSABLE, refusals)
+    if worker_records is None or worker_records.error is not None:
+        nothing = "etcd, where workers say what they compute on, has not answered yet"
+        return _as_it_was(previous) or _unknown(nothing)
+    if idle := [why for pool in pools if (why := pool.idle(worker_records.devices))]:
+        return _false(words.ACCELERATORS_IDLE, idle)
+    spoken = {pool.name: pool.said(worker_records.devices) for pool in pools}
+    speaking = {name: said for name, said in spoken.items() if said}
+    silent = [pool.name for pool in pools if pool.wanted and pool.name not in speaking]
+    if silent or not speaking:
+        whose = f" of {', '.join(silent)}" if silent else ""
+        return _unknown(f"no ready worker{whose} has said what it computes on")
+    listed = ", ".join(f"{name} on {_names(said)}" for name, said in speaking.items())
+    message = f"workers compute on what their pools have: {listed}"
+    return Condition(_TYPE, is_true=True, reason=words.AS_DECLARED, message=message)
+
+
+def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
+    """Those that are to compute on an accelerator, or reserve one."""
+    roles = cluster.spec.roles.present()
+    for view in views:
+        asked = cluster.spec.engine_of(view.name).device
+        specs = {pool.name: pool for pool in roles[view.name].pools}
+        for pool in view.pools:
+            spec = specs[pool.declared.name]
+            resource = cluster.spec.accelerator_of(spec).resource
+            if spec.gpu == NO_ACCELERATOR or (asked == CPU and resource is None):
+                continue
+            states = [state for state in (pool.target, pool.shown) if state is not None]
+            pods = {pod.name: pod for state in states for pod in state.pods if not pod.terminating}
+            name = f"{view.name} pool {spec.name}"
+            yield _Pool(name, spec.gpu, asked, resource, pool.wanted, tuple(pods.values()))
+
+
+def _names(said: Mapping[str, Device]) -> str:
+    return " and ".join(sorted({_named(device) for device in said.values()}))
+
+
+def _named(device: Device) -> str:
+    """Its name, and what a user must know of it."""
+    return (device.name or device.kind) + (f" ({device.note})" if device.note else "")
+
+
+def _false(reason: str, messages: Sequence[str]) -> Condition:
+    return Condition(_TYPE, is_true=False, reason=reason, message="; ".join(messages))
+
+
+def _unknown(message: str) -> Condition:
+    return Condition(_TYPE, is_true=False, is_unknown=True, reason=words.DEVICE_NOT_SAID, message=message)
+
+
+def _as_it_was(previous: Previous) -> Condition | None:
+    """Devices of earlier records; a refusal is none, and its pod is checked each time."""
+    before = previous.condition(_TYPE)
+    reason, message, status = (before.get(field) for field in ("reason", "message", "status"))
+    if not isinstance(reason, str) or not isinstance(message, str):
+        return None
+    if reason == words.ACCELERATOR_UNUSABLE:
+        return None
+    is_unknown = status not in ("True", "False")
+    return Condition(_TYPE, status == "True", reason, message, is_unknown=is_unknown)

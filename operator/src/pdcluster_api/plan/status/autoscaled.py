@@ -1,0 +1,147 @@
+"""The autoscaler's record in the status: its decision sizes the pools, and is written before it is
+followed.
+
+Pure.  With mode On the replicas in `status.autoscaling` count, and nothing else:
+scalers follow them.  An operator that restarts goes on from them.  With Advise
+they only say what would be.  Without a record the present sizes count.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pdcluster_api.plan.autoscale.explain import read_record, remembered, summary
+from pdcluster_api.plan.observed.pools import Workloads
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Observed, ScalerState
+from pdcluster_api.plan.result import Event
+from pdcluster_api.plan.sizes.scalers import PoolSize, together
+from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.plan.status.fields import shortened
+from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema.autoscale import AutoscaleSpec
+from pdcluster_api.schema.values import MAX_REPLICAS
+from pdcluster_api.schema.workload import PoolKey
+
+FIELD = "autoscaling"
+ON, OFF = "On", "Off"
+
+
+def recorded(status: Mapping[str, Any], mode: str) -> dict[PoolKey, int] | None:
+    """The replicas of the last decision in a mode; None = there is none that can be read."""
+    found = status.get(FIELD)
+    if not isinstance(found, Mapping) or found.get("mode") != mode:
+        return None
+    try:
+        sizes = {(str(each["role"]), str(each["pool"])): int(each["replicas"]) for each in found["replicas"]}
+        return {key: min(max(0, size), MAX_REPLICAS) for key, size in sizes.items()}
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
+    """Return whether the decision of this reconcile differs from the record."""
+    decided = observed.decision
+    return decided is not None and spec.mode != OFF and dict(decided.decision.replicas) != recorded(observed.status, spec.mode)
+
+
+def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
+    """Return whether a reconcile with this decision would write another status."""
+    found = {condition.type: shortened(condition.message) for condition in autoscale_conditions(spec, observed)}
+    before = Previous(observed.status)
+    return is_new(spec, observed) or found != {
+        kind: before.condition(kind).get("message") for kind in words.AUTOSCALING if before.is_true(kind)
+    }
+
+
+def autoscaled(spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observed) -> tuple[PoolSize, ...]:
+    """Size of every pool: by this decision, else by the record; as it was if neither has the
+    pool.
+    """
+    if spec.mode != ON:
+        return tuple(sizes)
+    known = recorded(observed.status, ON) or {}
+    if observed.decision is not None:
+        known = dict(observed.decision.decision.replicas)
+    scalers = _by_pool(observed.scalers)
+    return together([size if size.key not in known else _following(size, known[size.key], scalers.get(size.key)) for size in sizes])
+
+
+def _following(size: PoolSize, replicas: int, scaler: ScalerState | None) -> PoolSize:
+    is_written = scaler is not None and scaler.replicas == replicas and scaler.seen == size.pool.replicas
+    return replace(size, wanted=replicas, asked=replicas, request=None if is_written else replicas)
+
+
+def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any]:
+    """The field of the status: empty with mode Off; unchanged without a decision that changes
+    something.
+    """
+    before = observed.status.get(FIELD)
+    if spec.mode == OFF:
+        return {}
+    decided = observed.decision
+    if decided is None or not is_new(spec, observed):
+        return {FIELD: before} if before else {}
+    entries = before.get("lastDecisions") if isinstance(before, Mapping) else None
+    sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decided.decision.replicas.items()]
+    newest, *older = remembered(entries, decided)
+    return {FIELD: {"mode": spec.mode, "replicas": sizes, "lastDecisions": [{"mode": spec.mode, **newest}, *older]}}
+
+
+def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Condition]:
+    """Obstacles of the autoscaler, while they last; without a decision, those of the last
+    status.
+    """
+    if spec.mode == OFF:
+        return
+    previous, decided = Previous(observed.status), observed.decision
+    for kind in words.AUTOSCALING:
+        if decided is None:
+            messages = [str(previous.condition(kind).get("message", ""))] if previous.is_true(kind) else []
+        else:
+            messages = [problem.message for problem in decided.problems if problem.reason == kind]
+        if messages:
+            yield Condition(kind, is_true=True, reason=kind, message="; ".join(messages))
+
+
+def decision_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
+    """An event for a decision that is new in the status."""
+    old, new = _newest(before), _newest(after)
+    record = None if new is None or new == old else read_record(new)
+    if record is None or not (text := summary(record.decision)):
+        return
+    if after[FIELD].get("mode") == ON:
+        yield Event(words.AUTOSCALED, text)
+    else:
+        yield Event(words.ADVISED, f"{text} is recommended; mode Advise changes nothing")
+
+
+def _newest(status: Mapping[str, Any]) -> Any:
+    found = status.get(FIELD)
+    entries = found.get("lastDecisions") if isinstance(found, Mapping) else None
+    return entries[0] if isinstance(entries, Sequence) and entries else None
+
+
+def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observed) -> Iterator[Event]:
+    """Events for scales by others, which do not count."""
+    known = recorded(observed.status, ON) if spec.mode == ON else None
+    if known is None or is_new(spec, observed):
+        return  # left to the next reconcile, which follows the record
+    scalers, there = _by_pool(observed.scalers), Workloads(observed)
+    fix = "change its bounds or schedules, or set spec.autoscale.mode to Off"
+    for size in sizes:
+        scaler, name = scalers.get(size.key), "/".join(size.key)
+        if scaler is None or size.key not in known:
+            continue
+        state = there.of(*size.key, observed.service_revision)
+        is_behind = state is not None and state.desired == scaler.replicas  # no request: both have yet to follow the record
+        if scaler.replicas != size.wanted and scaler.writer is not None and not is_behind:
+            text = f"{name}: {scaler.writer} asked for {scaler.replicas} workers; the autoscaler alone decides, and keeps {size.wanted}"
+            yield Event(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+        elif scaler.seen not in (None, size.pool.replicas):
+            text = f"{name}: replicas is now {size.pool.replicas} in the spec; the autoscaler alone decides, and keeps {size.wanted}"
+            yield Event(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+
+
+def _by_pool(scalers: Iterable[ScalerState]) -> dict[PoolKey, ScalerState]:
+    return {(scaler.role, scaler.pool): scaler for scaler in scalers}

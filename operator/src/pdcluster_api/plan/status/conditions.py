@@ -1,0 +1,289 @@
+"""The condition tree: Ready <- DiscoveryReady, a condition per role, IngressReady; beside it
+Serving, Reconciling, Stalled.
+
+Pure.  Ready = all is as declared, and takes reason and message from what is
+worst below it; Serving = requests are answered.  Messages hold nothing that
+changes by itself, so that an unchanged cluster has an unchanged status.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pdcluster_api.plan.observed.pools import RoleView
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed
+from pdcluster_api.plan.rollout.steps import Left
+from pdcluster_api.plan.status.problems import rank, worst_problem
+from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema.sections import ROUTER
+from pdcluster_api.schema.workload import WorkloadId
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition without its times.  is_unknown: it is neither true nor false yet"""
+
+    type: str
+    is_true: bool
+    reason: str
+    message: str
+    is_unknown: bool = False
+
+    @property
+    def status(self) -> str:
+        """True, False or Unknown, as the API has it."""
+        return "Unknown" if self.is_unknown else str(self.is_true)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Inputs of the conditions.
+
+    target:        the declared revision
+    current:       the revision that serves until this reconcile; None = none does
+    waits_for:     rest of an older revision that must end first; None = nothing is waited for
+    leaving:       workloads of undeclared pools, which stay until the others of their role are
+                   ready
+    ingress_role:  the role that answers behind the Service
+    num_answering: ready workers that the Service leads to
+    has_prefill:   whether a prefill worker is ready beside them
+    draining:      pods that drain before a pool shrinks, or hold that up, by role
+    stalled:       why the declared revision has not come forward for too long; None = it has
+    deadline:      seconds for which it need not
+    is_given_up:   its workers are scaled to 0, as another revision answered at the deadline
+    """
+
+    roles: tuple[RoleView, ...]
+    observed: Observed
+    previous: Previous
+    target: str | None
+    current: str | None
+    waits_for: Left | None
+    ingress_role: str
+    num_answering: int
+    has_prefill: bool
+    leaving: tuple[WorkloadId, ...] = ()
+    draining: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stalled: str | None = None
+    deadline: int = 0
+    is_given_up: bool = False
+
+    @property
+    def is_rolling(self) -> bool:
+        """Return whether an older revision serves, or still has to go before the declared one
+        comes.
+        """
+        return self.waits_for is not None or self.current not in (None, self.target)
+
+    @property
+    def scaled_to_0(self) -> str:
+        """State of a revision that is given up."""
+        states = [pool.target for view in self.roles for pool in view.pools]
+        has_pods = any(state is not None and state.num_pods for state in states)
+        return "is being scaled to 0" if has_pods else "is scaled to 0"
+
+
+def condition_tree(facts: Facts) -> tuple[Condition, ...]:
+    """Every condition, in the order in which the status holds them."""
+    below = (discovery_condition(facts.observed.discovery), *(_role(view, facts) for view in facts.roles), _ingress(facts))
+    ready = _ready(below, facts)
+    return (ready, _serving(facts), *below, *progress_of(ready))
+
+
+def progress_of(ready: Condition) -> tuple[Condition, ...]:
+    """Reconciling or Stalled, until all is as declared: never both, as kstatus takes the first."""
+    if ready.is_true:
+        return ()
+    kind = words.STALLED if ready.reason in words.NEEDS_A_PERSON else words.RECONCILING
+    return (Condition(kind, is_true=True, reason=ready.reason, message=ready.message),)
+
+
+def discovery_answers(discovery: DiscoveryState) -> bool:
+    """Condition of discovery: etcd answers, and most members of a managed one are ready."""
+    return discovery.error is None and (not discovery.managed or discovery.ready >= discovery.wanted // 2 + 1)
+
+
+def discovery_condition(discovery: DiscoveryState) -> Condition:
+    """DiscoveryReady; an etcd that only just starts is not yet one that cannot be reached."""
+    members = f"{discovery.ready} of {discovery.wanted} etcd members are ready"
+    if discovery.managed and discovery.ready < discovery.wanted:
+        reason, said = discovery.problem or (words.STARTING, discovery.error)
+        answers = "it answers all the same" if discovery_answers(discovery) else None
+        message = "; ".join(part for part in (members, said, answers) if part)
+        return Condition(words.DISCOVERY_READY, is_true=False, reason=reason, message=message)
+    if discovery.error is not None:
+        message = f"{discovery.error}; workers that know each other go on, new ones wait until it answers"
+        return Condition(words.DISCOVERY_READY, is_true=False, reason=words.ETCD_UNREACHABLE, message=message)
+    message = members if discovery.managed else "etcd answers"
+    return Condition(words.DISCOVERY_READY, is_true=True, reason=words.ETCD_ANSWERS, message=message)
+
+
+def _role(view: RoleView, facts: Facts) -> Condition:
+    kind = words.ROLE_READY[view.name]
+    draining = facts.draining.get(view.name, ())
+    notes = [*draining, *(pool.declared.note for pool in view.pools if pool.declared.note)]
+    if view.is_ready:  # with workers that are too many: they serve, or finish what they have
+        reason = words.SCALING if draining else words.AS_DECLARED
+        return Condition(kind, is_true=True, reason=reason, message="; ".join([_numbers(view), *notes]))
+    problem = None if facts.is_given_up else worst_problem(view)
+    reason, message = problem or _on_the_way(view, facts)
+    return Condition(kind, is_true=False, reason=reason, message="; ".join([message, *_still_there(view, facts), *notes]))
+
+
+def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
+    """Pods beyond the desired workers, and the reason for them."""
+    ending = sorted(view.ending, key=lambda pod: pod.name)
+    if ending:
+        yield f"{ending[0]} is still ending" + (f" (and {len(ending) - 1} more)" if len(ending) > 1 else "")
+    for workload in facts.leaving:
+        if workload.role == view.name:
+            yield f"pool {workload.pool}, which is no longer declared, stays until they are"
+
+
+def _on_the_way(view: RoleView, facts: Facts) -> Problem:
+    if facts.is_given_up:
+        became = f"revision {facts.target} {facts.scaled_to_0}, and {facts.current} stays"
+        return Problem(words.PROGRESS_DEADLINE_EXCEEDED, f"{_numbers(view)}; {became}")
+    if facts.waits_for is not None and not any(pool.target for pool in view.pools):
+        return Problem(words.ROLLING_OUT, waiting(facts.waits_for))
+    if facts.is_rolling:
+        return Problem(words.ROLLING_OUT, _numbers(view))
+    return Problem(words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view))
+
+
+def lacks(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
+    """Lack of unready workers: etcd, the worst of their problems, or only their number."""
+    said = f"discovery: {discovery_condition(discovery).message}"
+    etcd = () if discovery_answers(discovery) else (said,)
+    lacking = [view for view in views if not view.is_ready]
+    found = [(rank(problem[0]), f"{view.name}: {problem[1]}") for view in lacking if (problem := worst_problem(view))]
+    others = [min(found)[1]] if found else [f"{view.name}: {_numbers(view)}" for view in lacking]
+    return "; ".join([*etcd, *others])
+
+
+def waiting(left: Left) -> str:
+    """Objects that have to end before the declared revision is made."""
+    first = f", first {left.first}" if left.first else ""
+    return f"the old revision has to end first; {left.num_pods} of its pods are left{first}"
+
+
+def _is_scaling(view: RoleView, previous: Previous) -> bool:
+    """Return whether a pool got another size, now or before, and has not been ready since."""
+    before = previous.pools()
+    changed = any(before.get((view.name, pool.declared.name), ("", pool.wanted))[1] != pool.wanted for pool in view.pools)
+    return changed or previous.reason(words.ROLE_READY[view.name]) == words.SCALING
+
+
+def _numbers(view: RoleView) -> str:
+    text = f"{view.num_target_ready} of {view.wanted} workers are ready"
+    if len(view.pools) == 1:
+        return text
+    return f"{text} ({', '.join(f'{pool.declared.name} {pool.num_target_ready}/{pool.wanted}' for pool in view.pools)})"
+
+
+def _ingress(facts: Facts) -> Condition:
+    """Condition of the ingress: the Service leads to ready workers, and clients can have a key."""
+    if facts.observed.key_fault is not None:
+        reason, message = facts.observed.key_fault
+        return Condition(words.INGRESS_READY, is_true=False, reason=reason, message=message)
+    selected = facts.observed.service_revision
+    if selected is None:
+        return Condition(words.INGRESS_READY, is_true=False, reason=words.STARTING, message="the Service is being made")
+    if facts.num_answering:
+        return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=f"the Service leads to {_workers(facts)}")
+    if selected == facts.target and not _num_declared(facts):
+        message = f"the Service is there; no {_decoding(facts)} worker is declared"
+        return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=message)
+    message = f"the Service leads to no ready {facts.ingress_role} worker{_or_none_behind(facts)}"
+    return Condition(words.INGRESS_READY, is_true=False, reason=words.NOT_ANSWERING, message=message)
+
+
+def _workers(facts: Facts) -> str:
+    return f"{facts.num_answering} ready {facts.ingress_role} worker{'' if facts.num_answering == 1 else 's'}"
+
+
+def _num_declared(facts: Facts) -> int:
+    return sum(view.wanted for view in facts.roles if view.name == _decoding(facts))
+
+
+def _decoding(facts: Facts) -> str:
+    """The role without which nothing is answered: that of the ingress, or the one behind routers."""
+    behind = next((view.name for view in facts.roles if view.name in ("decode", "mixed")), facts.ingress_role)
+    return behind if facts.ingress_role == ROUTER else facts.ingress_role
+
+
+def _or_none_behind(facts: Facts) -> str:
+    return f", or no {_decoding(facts)} worker behind routers is ready" if facts.ingress_role == ROUTER else ""
+
+
+def _serving(facts: Facts) -> Condition:
+    if not facts.num_answering:
+        message = f"no {facts.ingress_role} worker behind the Service is ready{_or_none_behind(facts)}: requests are not answered"
+        return Condition(words.SERVING, is_true=False, reason=words.NOT_ANSWERING, message=message)
+    key_fault = facts.observed.key_fault
+    # Only the declared revision's workers ask for the keys of this Secret; one that cannot be read may hold some.
+    if key_fault is not None and key_fault[0] == words.CONFIGURATION_REFUSED and facts.observed.service_revision == facts.target:
+        return Condition(words.SERVING, is_true=False, reason=key_fault[0], message=key_fault[1])
+    alone = "" if facts.has_prefill or _decoding(facts) == "mixed" else "; no prefill worker is ready, so they prefill themselves"
+    message = f"requests are answered by {_workers(facts)} of revision {facts.observed.service_revision}{alone}"
+    return Condition(words.SERVING, is_true=True, reason=words.ANSWERING, message=message)
+
+
+def _ready(below: Sequence[Condition], facts: Facts) -> Condition:
+    if facts.observed.failures:
+        reason, message = _worst_failure(facts.observed.failures)
+        return Condition(words.READY, is_true=False, reason=reason, message=message)
+    if facts.stalled is not None:
+        return Condition(words.READY, is_true=False, reason=words.PROGRESS_DEADLINE_EXCEEDED, message=_stalled(facts, facts.stalled))
+    # What serves during a roll out is about to go: that it does not answer is no reason why the new revision is not there.
+    follows = words.NOT_ANSWERING if facts.is_rolling else None
+    bad = [condition for condition in below if not condition.is_true and condition.reason != follows]
+    if bad:
+        reason, message = _cause(min(bad, key=lambda condition: rank(condition.reason)), facts)
+        return Condition(words.READY, is_true=False, reason=reason, message=message)
+    if facts.is_rolling:
+        waits = "its workers take over" if facts.waits_for is None else waiting(facts.waits_for)
+        return Condition(words.READY, is_true=False, reason=words.ROLLING_OUT, message=f"roll out to revision {facts.target}: {waits}")
+    message = ", ".join(f"{view.name} {view.num_target_ready}/{view.wanted}" for view in facts.roles)
+    return Condition(words.READY, is_true=True, reason=words.AS_DECLARED, message=message)
+
+
+def _stalled(facts: Facts, cause: str) -> str:
+    """Outcome of a given up revision, and the fix.
+
+    cause: as it was found at the deadline; the pods that showed it may be gone
+    """
+    what = f"no more workers of revision {facts.target} have become ready within rollout.progressDeadlineSeconds ({facts.deadline} s)"
+    if not facts.is_given_up:
+        return f"{what}: {cause}; nothing is scaled down, {_nothing_to_go_back_to(facts)}"
+    serves = f" and revision {facts.current} goes on serving" if facts.num_answering else ""
+    fix = "mend that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, or apply the file of before"
+    return f"{what}: {cause}; it {facts.scaled_to_0}{serves}; {fix}"
+
+
+def _nothing_to_go_back_to(facts: Facts) -> str:
+    """Reason why a revision that has stalled keeps its workers, and the fix."""
+    if facts.is_rolling and facts.waits_for is None:
+        first = "let the old workers end first with rollout.strategy Recreate"
+        fix = f"mend that, change the spec, or {first}"
+        return f"for no worker of revision {facts.current} answered requests then: {fix}"
+    return "for no other revision serves: mend that, or change the spec"
+
+
+def _cause(worst: Condition, facts: Facts) -> Problem:
+    """Reason and message of the worst condition, by name; in a roll out, that the old one goes
+    on.
+    """
+    message = f"{worst.type.removesuffix('Ready').lower()}: {worst.message}"
+    if not facts.is_rolling:
+        return Problem(worst.reason, message)
+    serves = f"; revision {facts.current} goes on serving" if facts.num_answering and facts.current else ""
+    on_the_way = worst.reason in (words.STARTING, words.SCALING)
+    return Problem(words.ROLLING_OUT if on_the_way else worst.reason, f"roll out to revision {facts.target}: {message}{serves}")
+
+
+def _worst_failure(failures: Sequence[Failure]) -> Problem:
+    first = min(failures, key=lambda failure: (rank(failure.reason), failure.object, failure.message))
+    others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    return Problem(first.reason, f"{first.object}: {first.message}{others}")

@@ -1,0 +1,229 @@
+"""The condition Disaggregating and `status.disaggregation`, from the worker records.
+
+Pure.  Ready does not follow from it: a decode worker that may not use a prefill worker prefills
+by itself, which is slower and not wrong.  False names the pair that is refused and why, or that
+long prompts reach no prefill worker; Unknown, that no prompt was long enough yet.  Figures are
+kept from the last status while they are about the same, so that a cluster
+under a steady load has an unchanged status.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from pdcluster_api.plan.observed.pools import PREFILL
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.schema import conditions as words
+
+FIELD = "disaggregation"
+MAX_PAIRS = 8
+"""Refused pairs that the status names; the number of all is beside them."""
+
+FEW_PROMPTS = 5
+"""Fewer long prompts than these that were all prefilled by decode workers say nothing: workers
+may just have met.
+"""
+
+_STEP_PERCENT = 5
+_SAME = 0.25
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Said:
+    """Records of the workers of one revision, by pod.  num_prefill_ready: ready prefill workers."""
+
+    decode: Mapping[str, Disaggregation]
+    prefill: Mapping[str, Disaggregation]
+    prefill_pods: frozenset[str]
+    num_prefill_ready: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """condition: None = as of mixed workers; status: content of `status.disaggregation`"""
+
+    condition: Condition | None = None
+    status: Status = field(default_factory=dict)
+
+    @property
+    def fields(self) -> Status:
+        """The part of the whole status."""
+        return {FIELD: self.status} if self.status else {}
+
+
+@dataclass(frozen=True)
+class _Pair:
+    decode: str
+    prefill: str
+    reason: str
+
+
+def said_by(worker_records: WorkerRecords, workloads: Iterable[WorkloadState]) -> Said:
+    """Records of one revision's pods, without those of terminating pods."""
+    pods = [pod for state in workloads if not state.gone for pod in state.pods if not pod.terminating]
+    prefill = [pod for pod in pods if pod.workload.role == PREFILL]
+    said = worker_records.disaggregation
+    return Said(
+        decode={pod.name: said[pod.name] for pod in pods if pod.workload.role != PREFILL and pod.name in said},
+        prefill={pod.name: said[pod.name] for pod in prefill if pod.name in said},
+        prefill_pods=frozenset(pod.name for pod in prefill),
+        num_prefill_ready=sum(pod.ready for pod in prefill),
+    )
+
+
+def disaggregating(said: Said | None, previous: Previous, threshold: int) -> Found:
+    """The condition and its figures.
+
+    said:      None = etcd does not answer now, or was not asked yet: all stays as it was
+    threshold: routing.offload.prefillLengthThreshold, in tokens
+    """
+    before = _before(previous)
+    if said is None:
+        return Found(_as_it_was(previous), before)
+    pairs, num_refused = _refused(said)
+    share = _share(said, before)
+    status = _status(said, pairs, num_refused, share, before)
+    return Found(_condition(said, pairs, num_refused, status, threshold), status)
+
+
+def digest(said: Mapping[str, Disaggregation]) -> object:
+    """Rough key of condition and figures: while it stays the same no reconcile is needed."""
+    refused = tuple((pod, each.refused, each.num_refused) for pod, each in sorted(said.items()))
+    num_long, num_remote = _counts(said.values())
+    share = None if not num_long else round(100 * num_remote / num_long / _STEP_PERCENT)
+    transports = frozenset(each.transport for each in said.values())
+    rates = [each.bytes_per_second for each in said.values() if each.bytes_per_second]
+    is_shown = num_remote > 0 or num_long >= FEW_PROMPTS
+    return refused, share, is_shown, transports, len(str(int(median(rates)))) if rates else 0
+
+
+def readable_rate(bytes_per_second: float) -> str:
+    """A rate as text.
+
+    >>> readable_rate(1_200_000_000), readable_rate(850_000), readable_rate(40)
+    ('1.2 GB/s', '850 kB/s', '40 B/s')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_per_second >= size:
+            return f"{bytes_per_second / size:.3g} {unit}/s"
+    return f"{bytes_per_second:.3g} B/s"
+
+
+def _condition(said: Said, pairs: Sequence[_Pair], num_refused: int, status: Status, threshold: int) -> Condition:
+    kind = words.DISAGGREGATING
+    if pairs:
+        return Condition(kind, is_true=False, reason=words.PAIR_REFUSED, message=_of_pairs(pairs, num_refused))
+    num_long, num_remote = _counts(said.decode.values())
+    if num_remote:
+        return Condition(kind, is_true=True, reason=words.OFFLOADING, message=_of_share(status))
+    if num_long < FEW_PROMPTS:
+        text = f"too few prompts of {threshold} tokens or more (routing.offload.prefillLengthThreshold) to tell"
+        return Condition(kind, is_true=False, reason=words.NO_LONG_PROMPTS, message=text, is_unknown=True)
+    if not said.num_prefill_ready:
+        text = "no prefill worker is ready, so decode workers prefill long prompts themselves: see PrefillReady"
+        return Condition(kind, is_true=False, reason=words.NO_PREFILL_WORKER, message=text)
+    text = (
+        "prefill workers are ready, and none of the last long prompts went there: see why remote prefills fail or find no credit "
+        "in the decode workers' logs, whether ports 9000 and 9100 are open between them, and routing.offload.prefillQueueMax"
+    )
+    return Condition(kind, is_true=False, reason=words.NOT_OFFLOADING, message=text)
+
+
+def _of_pairs(pairs: Sequence[_Pair], num_refused: int) -> str:
+    first = pairs[0]
+    others = f" (and {num_refused - 1} more pairs)" if num_refused > 1 else ""
+    return (
+        f"decode worker {first.decode} may not use prefill worker {first.prefill}{others}, "
+        f"and prefills by itself what it would send there: {first.reason}"
+    )
+
+
+def _of_share(status: Status) -> str:
+    rate = status.get("bytesPerSecond")
+    at = f" at about {readable_rate(rate)}" if isinstance(rate, int) else ""
+    return f"about {status['remoteShare']} of long prompts are prefilled by prefill workers, over {status['transport']}{at}"
+
+
+def _refused(said: Said) -> tuple[list[_Pair], int]:
+    """Pairs of workers that are there, and the number of all: a record names only the first few."""
+    pairs = [
+        _Pair(decode, prefill, reason)
+        for decode, each in sorted(said.decode.items())
+        for prefill, reason in each.refused
+        if prefill in said.prefill_pods
+    ]
+    unnamed = sum(max(0, each.num_refused - len(each.refused)) for each in said.decode.values())
+    return pairs, len(pairs) + (unnamed if pairs else 0)
+
+
+def _counts(said: Iterable[Disaggregation]) -> tuple[int, float]:
+    """(long prompts, those that a prefill worker computed)."""
+    reported = [(each.long_prompts, each.remote_ratio or 0.0) for each in said]
+    return sum(number for number, _ in reported), sum(number * ratio for number, ratio in reported)
+
+
+def _share(said: Said, before: Status) -> str | None:
+    """Share of remote prefills in steps, 0 and 100 only for none and all; kept while it is
+    about that.
+    """
+    num_long, num_remote = _counts(said.decode.values())
+    if not num_long:
+        return None
+    percent = 100 * num_remote / num_long
+    if num_remote in (0, num_long):
+        return f"{percent:.0f}%"
+    was = _percent(before.get("remoteShare"))
+    if was is not None and 0 < was < 100 and abs(percent - was) < _STEP_PERCENT:
+        return f"{was}%"
+    steps = min(max(round(percent / _STEP_PERCENT), 1), 100 // _STEP_PERCENT - 1)
+    return f"{steps * _STEP_PERCENT}%"
+
+
+def _status(said: Said, pairs: Sequence[_Pair], num_refused: int, share: str | None, before: Status) -> Status:
+    transports = sorted({each.transport for each in (*said.decode.values(), *said.prefill.values())})
+    rate = _rate(said, before)
+    named = [{"decode": pair.decode, "prefill": pair.prefill, "reason": pair.reason} for pair in pairs[:MAX_PAIRS]]
+    return {
+        **({"transport": ",".join(transports)} if transports else {}),
+        **({} if share is None else {"remoteShare": share}),
+        **({} if rate is None else {"bytesPerSecond": rate}),
+        **({"numRefusedPairs": num_refused, "refusedPairs": named} if named else {}),
+    }
+
+
+def _rate(said: Said, before: Status) -> int | None:
+    """The median over the prefill workers; kept while it is about that."""
+    rates = [each.bytes_per_second for each in said.prefill.values() if each.bytes_per_second > 0]
+    if not rates:
+        return None
+    found, was = int(median(rates)), before.get("bytesPerSecond")
+    return was if isinstance(was, int) and abs(found - was) <= _SAME * was else found
+
+
+def _percent(text: object) -> int | None:
+    digits = text.removesuffix("%") if isinstance(text, str) else ""
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= len("100") else None
+
+
+def _before(previous: Previous) -> Status:
+    found = previous.mapping(FIELD)
+    return dict(found)
+
+
+def _as_it_was(previous: Previous) -> Condition | None:
+    before = previous.condition(words.DISAGGREGATING)
+    reason, message = before.get("reason"), before.get("message")
+    if not isinstance(reason, str) or not isinstance(message, str):
+        return None
+    return Condition(
+        words.DISAGGREGATING,
+        is_true=before.get("status") == "True",
+        reason=reason,
+        message=message,
+        is_unknown=before.get("status") == "Unknown",
+    )

@@ -1,0 +1,116 @@
+"""Events for the changes between two statuses: each change once.
+
+Pure: from the status before and after alone, so that planning again on the
+written status gives none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.result import Event
+from pdcluster_api.plan.rollout.progress import FIELD
+from pdcluster_api.schema import conditions as words
+
+_TOLD_ELSEWHERE = frozenset({words.SCALING, words.ROLLING_OUT, words.PROGRESS_DEADLINE_EXCEEDED})
+"""Reasons that have an event of their own."""
+
+_PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
+"""Reasons that are an event only when a cluster was ready before, and then a Normal one."""
+
+
+def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Event, ...]:
+    """Every change that is worth an event."""
+    old, new = Previous(before), Previous(after)
+    return (
+        *_rollout(old, new),
+        *_stalled(old, new),
+        *_scaled(old, new),
+        *_ready(old, new),
+        *_serving(old, new),
+        *_accelerators(old, new),
+        *_disaggregating(old, new),
+    )
+
+
+def cut_short(pods: Sequence[str]) -> tuple[Event, ...]:
+    """Events of workers that were removed before they had drained."""
+    said = "had not drained when rollout.drainTimeoutSeconds was over; its requests end with it, or within rollout.gracePeriodSeconds"
+    return tuple(Event(words.DRAIN_CUT, f"pod {pod} {said}", warning=True) for pod in pods)
+
+
+def _rollout(old: Previous, new: Previous) -> Iterator[Event]:
+    target, serving, served = new.text("revision"), new.text("servingRevision"), old.text("servingRevision")
+    if old.text("revision") not in (None, target):
+        if served not in (None, target):
+            yield Event(words.ROLLOUT_STARTED, f"revision {target} is to replace {served}")
+        elif serving == served:
+            yield Event(words.ROLLOUT_DROPPED, f"revision {old.text('revision')} is dropped; {served} goes on serving")
+    if served not in (None, serving):
+        yield Event(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
+
+
+def _stalled(old: Previous, new: Previous) -> Iterator[Event]:
+    """Once for each deadline, whatever else Ready speaks of then or in between."""
+    before, after = old.mapping(FIELD), new.mapping(FIELD)
+    if not after.get("stalled") or before.get("stalled"):
+        return
+    ready = new.condition(words.READY)
+    late = "has not come forward within rollout.progressDeadlineSeconds"
+    hidden = f"revision {after['revision']} {late}: {after['stalled']}"
+    is_said = ready["reason"] == words.PROGRESS_DEADLINE_EXCEEDED
+    message = ready["message"] if is_said else hidden
+    yield Event(words.PROGRESS_DEADLINE_EXCEEDED, message, warning=True)
+
+
+def _scaled(old: Previous, new: Previous) -> Iterator[Event]:
+    before = old.pools()
+    for (role, pool), (_, desired) in new.pools().items():
+        _, was = before.get((role, pool), ("", desired))
+        if was != desired:
+            yield Event(words.SCALED, f"{role} pool {pool}: from {was} to {desired} workers")
+
+
+def _ready(old: Previous, new: Previous) -> Iterator[Event]:
+    was_ready, condition = old.is_true(words.READY), new.condition(words.READY)
+    reason, message = condition["reason"], condition["message"]
+    if new.is_true(words.READY):
+        if not was_ready:
+            yield Event(words.READY, f"all is as declared: {message}")
+    elif reason in _PASSING:
+        if was_ready:
+            yield Event(reason, message)
+    elif reason not in _TOLD_ELSEWHERE and reason != old.reason(words.READY):
+        yield Event(reason, message, warning=True)
+
+
+def _serving(old: Previous, new: Previous) -> Iterator[Event]:
+    if old.is_true(words.SERVING) == new.is_true(words.SERVING):
+        return
+    condition = new.condition(words.SERVING)
+    if condition:
+        yield Event(condition["reason"], condition["message"], warning=not new.is_true(words.SERVING))
+
+
+def _accelerators(old: Previous, new: Previous) -> Iterator[Event]:
+    """Idle accelerators that are reserved; not when Ready has the same reason."""
+    condition = new.condition(words.ACCELERATORS_IN_USE)
+    if condition.get("reason") != new.reason(words.READY) and _turned_false(old, condition):
+        yield Event(condition["reason"], condition["message"], warning=True)
+
+
+def _disaggregating(old: Previous, new: Previous) -> Iterator[Event]:
+    """It turned False, or is so for another reason; and it is True again."""
+    was, condition = old.condition(words.DISAGGREGATING), new.condition(words.DISAGGREGATING)
+    if _turned_false(old, condition):
+        yield Event(condition["reason"], condition["message"], warning=True)
+    elif condition.get("status") == "True" and was.get("status") == "False":
+        yield Event(condition["reason"], condition["message"])
+
+
+def _turned_false(old: Previous, condition: Mapping[str, Any]) -> bool:
+    """True when a condition is False now and was not, or was for another reason."""
+    if condition.get("status") != "False":
+        return False
+    was = old.condition(condition["type"])
+    return was.get("status") != "False" or was.get("reason") != condition["reason"]

@@ -1,0 +1,82 @@
+"""The whole status of a PDCluster: numbers of roles and pools, conditions with their times.
+
+Pure.  A transition time changes only with its condition's status, and nothing
+else holds a time, so that planning an unchanged cluster gives an equal status.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pdcluster_api.plan.observed.pools import PoolView, RoleView
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.workload import Workload
+
+Status = dict[str, Any]
+MAX_MESSAGE = 1024  # characters; the schema holds more, a reader does not
+
+
+def identity_fields(cluster: PDCluster, *, revision: str, serving: str) -> Status:
+    """The status of the object as a whole."""
+    metadata = cluster.metadata
+    return {
+        "model": cluster.spec.model.name,
+        "endpoint": f"http://{metadata.name}.{metadata.namespace}.svc:{cluster.spec.service.port}/v1",
+        "revision": revision,
+        "servingRevision": serving,
+    }
+
+
+def number_fields(views: Sequence[RoleView]) -> Status:
+    """Workers by role and pool, and the columns of `kubectl get`; mixed workers stand in the one
+    of decode.
+    """
+    columns = {("decode" if view.name == "mixed" else view.name): f"{view.ready}/{view.wanted}" for view in views}
+    return {**columns, "roles": [_role(view) for view in views]}
+
+
+def kept_field(kept: Iterable[Workload]) -> Status:
+    """Workloads that stay until others take their place, with their sizes; no field without any."""
+    entries = [{"name": workload.id.name, "replicas": workload.replicas} for workload in kept]
+    return {"kept": entries} if entries else {}
+
+
+def dated(found: Iterable[Condition], previous: Previous, *, generation: int, now: str) -> list[Status]:
+    """Conditions of the API.  now: RFC 3339, the time of those whose status changes."""
+    return [
+        {
+            "type": condition.type,
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": shortened(condition.message),
+            "lastTransitionTime": _since(condition, previous.condition(condition.type), now),
+            "observedGeneration": generation,
+        }
+        for condition in found
+    ]
+
+
+def shortened(message: str) -> str:
+    """A condition's message as the status holds it."""
+    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."
+
+
+def _since(condition: Condition, before: Mapping[str, Any], now: str) -> str:
+    since = before.get("lastTransitionTime")
+    return since if isinstance(since, str) and before.get("status") == condition.status else now
+
+
+def _role(view: RoleView) -> Status:
+    return {"name": view.name, "desired": view.wanted, "ready": view.ready, "pools": [_pool(pool) for pool in view.pools]}
+
+
+def _pool(pool: PoolView) -> Status:
+    return {
+        "name": pool.declared.name,
+        "gpu": pool.declared.gpu,
+        "desired": pool.wanted,
+        "current": pool.current,
+        "ready": pool.ready,
+        "updated": pool.updated,
+    }

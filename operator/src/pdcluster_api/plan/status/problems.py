@@ -1,0 +1,73 @@
+"""Choose the problem of a role to report: the worst of its pods, with their number.
+
+Pure and deterministic: what is worst follows from the kind of the problem, then
+from names, so that the same pods always give the same.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from pdcluster_api.plan.drain.shrink import ordinal_of
+from pdcluster_api.plan.observed.pools import PoolView, RoleView
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.schema import conditions as words
+
+_WORST_FIRST = (
+    words.INVALID_SPEC,
+    words.FORBIDDEN,
+    words.NAME_TAKEN,
+    words.APPLY_FAILED,
+    words.PROGRESS_DEADLINE_EXCEEDED,
+    words.CONFIGURATION_REFUSED,
+    words.ACCELERATOR_UNUSABLE,
+    words.IMAGE_NOT_PULLED,
+    words.MODEL_NOT_DOWNLOADED,
+    words.CRASH_LOOPING,
+    words.QUOTA_EXCEEDED,
+    words.PODS_REFUSED,
+    words.UNSCHEDULABLE,
+    words.ETCD_UNREACHABLE,
+    words.DOWNLOADING_MODEL,
+    words.ROLLING_OUT,
+    words.SCALING,
+    words.STARTING,
+    words.NOT_ANSWERING,
+)
+"""Needs a user first, then help from outside, then time; NotAnswering only follows from others."""
+
+
+def rank(reason: str) -> int:
+    """Place of a reason, the worst at 0; an unknown one is among those that need a user."""
+    return _WORST_FIRST.index(reason if reason in _WORST_FIRST else words.APPLY_FAILED)
+
+
+def worst_of(problems: Iterable[Problem]) -> Problem | None:
+    """The worst (reason, message); None = there is none."""
+    return min(problems, key=lambda problem: (rank(problem.reason), problem), default=None)
+
+
+def worst_problem(view: RoleView) -> Problem | None:
+    """The worst problem of pools that are not ready; None = they are only on their way."""
+    found = sorted(
+        (rank(reason), name, reason, message, num_workers)
+        for pool in view.pools
+        if not pool.is_ready
+        for name, reason, message, num_workers in _problems(pool)
+    )
+    if not found:
+        return None
+    _, _, reason, message, _ = found[0]
+    affected = sum(num_workers for _, _, each, _, num_workers in found if each == reason)
+    return Problem(reason, f"{affected} of {view.wanted} workers: {message}")
+
+
+def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
+    """(object, reason, message, number of workers) of one pool."""
+    if pool.target is None:
+        return
+    if pool.target.fault is not None and pool.target.current < pool.wanted:
+        reason, message = pool.target.fault
+        yield pool.target.id.name, reason, f"pool {pool.declared.name}: {message}", pool.wanted - pool.target.current
+    for pod in pool.target.pods:
+        is_leaving = pod.terminating or ordinal_of(pod) >= pool.wanted  # a draining pod is not ready, which is no problem
+        if pod.problem is not None and not pod.ready and not is_leaving:
+            yield pod.name, *pod.problem, 1

@@ -1,0 +1,87 @@
+"""The kinds of values that fields hold: numbers with bounds, names, amounts, pod templates.
+
+Each refuses with a reason and a fix; units are the field's own.
+"""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainValidator
+
+from pdcluster_api.schema.names import dns_label
+from pdcluster_api.schema.rules import rule, spelled
+
+MAX_REPLICAS = 1024
+"""Workers of one pool: eight times those of a whole cell."""
+
+MAX_WORKERS = 4096
+"""Workers of all pools of one object together."""
+
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Ranks = Annotated[int, Field(ge=1, le=8)]
+Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Field(gt=0.0)]
+Weight = Annotated[float, Field(ge=0.0)]
+Name = Annotated[str, AfterValidator(dns_label)]
+Text = Annotated[str, Field(min_length=1)]
+ObjectName = Annotated[
+    str,
+    Field(max_length=253),
+    spelled(
+        r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*",
+        "a name that Kubernetes takes",
+        "use lower-case letters, digits, '-' and '.', starting and ending with a letter or digit",
+    ),
+]
+"""Name of an object of the user's, such as a Secret; freer than the names that Services and pods are made of."""
+
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+Endpoint = Annotated[
+    str, Field(max_length=260), spelled(rf"[^\s:/]+:{_PORT}", "host:port", "write it like 127.0.0.1:2379, with a port of 1 to 65535")
+]
+
+
+def _template(value: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(value) - {"metadata", "spec"})
+    if unknown:
+        raise rule(f"{unknown[0]!r} is no part of a pod template", "use metadata and spec", at=unknown[0])
+    for name, part in value.items():
+        if not isinstance(part, dict):
+            raise rule(f"must be a section of fields, not {part!r}", "write `field: value` lines below it", at=name)
+        _check_plain(part, name)
+    return value
+
+
+def _check_plain(value: object, path: str) -> None:
+    """Refuse what YAML can say and JSON cannot: dates, and keys that are not text."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise rule(f"the key {key!r} is not text", "put it in quotes", at=path)
+            _check_plain(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_plain(item, f"{path}[{index}]")
+    elif not isinstance(value, str | int | float | None):
+        raise rule(f"must be text, not {value!r}", "put it in quotes", at=path)
+
+
+PodTemplate = Annotated[dict[str, Any], AfterValidator(_template)]
+"""Metadata and spec of a pod, merged strategically over what the operator renders: lists of named things by their names."""
+
+_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
+
+
+def _amount(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and _AMOUNT.fullmatch(value):
+        return value
+    raise rule(f"{value!r} is not an amount", "write a whole number, or a quantity in quotes such as 500m, 1.5 or 16Gi")
+
+
+Amount = Annotated[int | str, PlainValidator(_amount)]
+"""Of a resource, as in a container."""

@@ -1,0 +1,190 @@
+"""The informer cache: every PDCluster and every child, as the watches last delivered them, trimmed.
+
+Bodies are kept as compressed JSON: a hundred clusters are a few thousand
+objects, which as dictionaries would take most of the operator's memory.  An
+older version never replaces a newer one, so answers to our own writes can be
+put in at once and the watch may repeat them late; and an answer that comes
+after the watch delivered a deletion brings nothing back.  The meaning of the objects
+is not known here, except for the label that names their PDCluster.
+"""
+
+import json
+import time
+import zlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pdcluster_api.apiserver.body import Body, Key
+from pdcluster_api.schema import labels
+from pdcluster_api.schema.pdcluster import KIND
+
+REMEMBER_SECONDS = 60.0
+"""How long a deletion is remembered: an answer to a write comes within its time limit."""
+
+MAX_REMEMBERED = 10_000
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_POD_METADATA = ("name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp", "creationTimestamp")
+_NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})  # managers of their fields are not needed
+
+
+class Name(NamedTuple):
+    """Kind and name of an object."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+class Version(NamedTuple):
+    """Mark by which two bodies of one name differ: another object (uid), or another state of it."""
+
+    uid: str
+    resource_version: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    version: Version
+    owner: Key
+    packed: bytes
+
+
+@dataclass
+class Cache:
+    """Bodies by kind and name, and by the PDCluster that they belong to.
+
+    _removed: by uid the objects deleted lately: the last version, and the time of its deletion
+              event
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _entries: dict[Name, _Entry] = field(default_factory=dict)
+    _removed: "OrderedDict[str, tuple[int, float]]" = field(default_factory=OrderedDict)
+    _children: defaultdict[Key, set[Name]] = field(default_factory=lambda: defaultdict(set))
+
+    def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
+        """Keep a body; returns its PDCluster, or None when nothing newer was learnt."""
+        name, version, owner = name_of(kind, body), version_of(body), owner_of(kind, body)
+        known = self._entries.get(name)
+        if known is not None and not _is_newer(version, known.version):
+            return None
+        if self._is_removed(version):
+            return None
+        if owner is None:  # its label or its owner was taken away
+            return self.forget(name)
+        self._drop(name)
+        packed = zlib.compress(json.dumps(trim(kind, body), separators=(",", ":")).encode(), 1)
+        self._entries[name] = _Entry(version, owner, packed)
+        self._children[owner].add(name)
+        return owner
+
+    def remove(self, kind: str, body: Mapping[str, Any]) -> Key | None:
+        """Forget a deleted object; a newer one of that name stays.  Returns its PDCluster."""
+        name, version = name_of(kind, body), version_of(body)
+        self._remember_removed(version)
+        known = self._entries.get(name)
+        if known is None or known.version.uid != version.uid:
+            return None
+        self._drop(name)
+        return known.owner
+
+    def get(self, kind: str, namespace: str, name: str) -> Body | None:
+        """One body; None when there is none."""
+        entry = self._entries.get(Name(kind, namespace, name))
+        return None if entry is None else _unpack(entry)
+
+    def children(self, key: Key) -> list[Body]:
+        """Bodies of a PDCluster's objects, in the order of kind and name; not the PDCluster
+        itself.
+        """
+        return [_unpack(self._entries[name]) for name in sorted(self._children.get(key, ())) if name.kind != KIND]
+
+    def clusters(self) -> list[Key]:
+        """Every PDCluster."""
+        return [entry.owner for name, entry in self._entries.items() if name.kind == KIND]
+
+    def versions(self, kind: str) -> dict[Name, Version]:
+        """Bodies of one kind."""
+        return {name: entry.version for name, entry in self._entries.items() if name.kind == kind}
+
+    def forget(self, name: Name) -> Key | None:
+        """Drop an entry, whatever its version; returns the PDCluster it belonged to."""
+        entry = self._entries.get(name)
+        self._drop(name)
+        return None if entry is None else entry.owner
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _remember_removed(self, version: Version) -> None:
+        now = self.clock()
+        self._removed[version.uid] = version.resource_version, now
+        self._removed.move_to_end(version.uid)
+        while len(self._removed) > MAX_REMEMBERED or now - next(iter(self._removed.values()))[1] > REMEMBER_SECONDS:
+            self._removed.popitem(last=False)
+
+    def _is_removed(self, version: Version) -> bool:
+        """A newer version is of an object that left the watch's selection, and has come back
+        into it.
+        """
+        last, when = self._removed.get(version.uid, (0, 0.0))
+        return version.resource_version <= last and self.clock() - when <= REMEMBER_SECONDS
+
+    def _drop(self, name: Name) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return
+        self._children[entry.owner].discard(name)
+        if not self._children[entry.owner]:
+            del self._children[entry.owner]
+
+
+def name_of(kind: str, body: Mapping[str, Any]) -> Name:
+    """Namespace, kind and name of a body."""
+    return Name(kind, body["metadata"]["namespace"], body["metadata"]["name"])
+
+
+def version_of(body: Mapping[str, Any]) -> Version:
+    """Its version; a number, for versions of one kind are ordered."""
+    return Version(body["metadata"]["uid"], int(body["metadata"]["resourceVersion"]))
+
+
+def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
+    """The PDCluster that an object is kept for, by label and owner (a pod by label); None = none.
+
+    What the StatefulSet controller makes carries our labels too, and is not ours to look at.
+    """
+    metadata = body["metadata"]
+    name = metadata["name"] if kind == KIND else metadata.get("labels", {}).get(labels.CLUSTER)
+    is_child = any(reference["kind"] == KIND for reference in metadata.get("ownerReferences", ()))
+    return Key(metadata["namespace"], name) if name and (is_child or kind in (KIND, "Pod")) else None
+
+
+def trim(kind: str, body: Mapping[str, Any]) -> Body:
+    """A body without the fields that are never read."""
+    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields" or kind not in _NO_DRIFT}
+    if kind == "Pod":
+        return {
+            "apiVersion": "v1",
+            "kind": kind,
+            "metadata": {
+                **{key: metadata[key] for key in _POD_METADATA if key in metadata},
+                "annotations": {key: value for key, value in (metadata.get("annotations") or {}).items() if key == labels.GPU},
+            },
+            "spec": {key: value for key, value in body.get("spec", {}).items() if key == "nodeName"},
+            "status": body.get("status", {}),
+        }
+    if _LAST_APPLIED in metadata.get("annotations", {}):
+        metadata["annotations"] = {key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED}
+    return {**body, "metadata": metadata}
+
+
+def _is_newer(version: Version, known: Version) -> bool:
+    return version.resource_version > known.resource_version
+
+
+def _unpack(entry: _Entry) -> Body:
+    body: Body = json.loads(zlib.decompress(entry.packed))
+    return body

@@ -1,0 +1,164 @@
+"""Leader election by a Lease: at most one of several operator processes works.
+
+A candidate takes the Lease when it is free, or when its record has not changed
+for the whole lease time by the candidate's own monotonic clock; other machines'
+clocks are never compared.  The leader renews it; a leader that could not renew
+for the renew time has lost, and must stop working at once, which is before
+another candidate can take over.  A clean stop releases the Lease, so that the next
+one need not wait.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError, ConflictError
+from pdcluster_api.apiserver.kinds import LEASE
+from pdcluster_api.schema.labels import FIELD_MANAGER
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LeaseTimes:
+    """Seconds.  lease: unchanged for so long = free; renew: the leader gives up; retry: between
+    looks.
+
+    Raises ValueError unless retry < renew < lease.
+    """
+
+    lease: float = 15.0
+    renew: float = 10.0
+    retry: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.retry < self.renew < self.lease:
+            raise ValueError(f"lease times must be 0 < retry < renew < lease, not {self.retry:g}, {self.renew:g}, {self.lease:g}")
+
+
+@dataclass
+class Leadership:
+    """One candidate.
+
+    identity: unique to the process, such as the pod's name and a random part
+    client:   with time limits well below `times.renew`
+    """
+
+    client: ApiClient
+    namespace: str
+    name: str
+    identity: str
+    times: LeaseTimes = LeaseTimes()
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _seen: tuple[str, str] = ("", "")
+    _seen_at: float = 0.0
+    _renewed_at: float = field(default=float("-inf"))
+
+    @property
+    def is_leader(self) -> bool:
+        """Return whether this process may work now."""
+        return self.clock() - self._renewed_at < self.times.renew
+
+    async def acquire(self) -> None:
+        """Wait until this process is the leader; errors of the API server are logged and
+        retried.
+        """
+        while not await self._take_quietly():
+            await self.sleep(self.times.retry)
+        logger.info("leading lease=%s/%s identity=%s", self.namespace, self.name, self.identity)
+
+    async def hold(self) -> None:
+        """Renew the Lease; returns when the leadership is lost, and everything must stop."""
+        while self.is_leader:
+            await self.sleep(self.times.retry)
+            left = self._renewed_at + self.times.renew - self.clock()
+            try:
+                async with asyncio.timeout(max(0.0, left)):
+                    if not await self._take_quietly() and self._is_anothers():
+                        break
+            except TimeoutError:
+                break
+        self._renewed_at = float("-inf")
+        logger.error("lost the lease lease=%s/%s identity=%s", self.namespace, self.name, self.identity)
+
+    async def release(self) -> None:
+        """Give the Lease up, if it is held; an error is logged, for then it expires by itself."""
+        self._renewed_at = float("-inf")
+        try:
+            live = await self.client.find(LEASE, self.namespace, self.name)
+            if live is not None and _holder(live) == self.identity:
+                await self.client.replace(LEASE, self._record(live, holder=""))
+        except ClusterError as e:
+            logger.warning("lease not released lease=%s/%s error=%s", self.namespace, self.name, e)
+
+    async def _take_quietly(self) -> bool:
+        try:
+            return await self._take()
+        except ConflictError:
+            return False  # another candidate was faster
+        except ClusterError as e:
+            logger.warning("lease not reached lease=%s/%s error=%s", self.namespace, self.name, e)
+            return False
+
+    async def _take(self) -> bool:
+        """Take or renew the Lease, if it is free or ours; returns whether it is ours now."""
+        asked_at = self.clock()  # time spent on the way counts against us
+        live = await self.client.find(LEASE, self.namespace, self.name)
+        if live is None:
+            answer = await self.client.create(LEASE, self._record(None, holder=self.identity))
+        elif self._may_take(live):
+            answer = await self.client.replace(LEASE, self._record(live, holder=self.identity))
+        else:
+            return False
+        self._look(answer)
+        self._renewed_at = asked_at
+        return True
+
+    def _may_take(self, live: Body) -> bool:
+        self._look(live)
+        return _holder(live) in ("", self.identity) or self.clock() - self._seen_at >= self._lease_seconds(live)
+
+    def _look(self, live: Body) -> None:
+        seen = (live["metadata"]["resourceVersion"], _holder(live))
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, self.clock()
+
+    def _lease_seconds(self, live: Body) -> float:
+        """Lease time of the current holder; a candidate with other settings must keep to it."""
+        return max(self.times.lease, float((live.get("spec") or {}).get("leaseDurationSeconds") or 0))
+
+    def _is_anothers(self) -> bool:
+        return self._seen[1] not in ("", self.identity)
+
+    def _record(self, live: Mapping[str, Any] | None, *, holder: str) -> Body:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        before = (live or {}).get("spec") or {}
+        is_new = before.get("holderIdentity") != holder
+        metadata: Mapping[str, Any] = (live or {}).get("metadata") or {
+            "name": self.name,
+            "namespace": self.namespace,
+            "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER},
+        }
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.name,
+            "metadata": {key: value for key, value in metadata.items() if key != "managedFields"},
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": max(1, round(self.times.lease)),
+                "acquireTime": now if is_new else before.get("acquireTime", now),
+                "renewTime": now,
+                "leaseTransitions": int(before.get("leaseTransitions") or 0) + is_new,
+            },
+        }
+
+
+def _holder(live: Mapping[str, Any]) -> str:
+    return str((live.get("spec") or {}).get("holderIdentity") or "")

@@ -1,0 +1,103 @@
+"""The resync: list everything, correct the cache where a watch has missed a change, enqueue every
+PDCluster.
+
+It fills the cache before the first reconcile.  A watch that had to list again
+(after a restart of the API server, or a gap longer than its history) delivers
+no deletion of the gap; `request` brings the next resync forward then.  A
+difference counts as missed by a watch only when it is still there after a
+grace period, so the ordinary delay of an event is not mistaken for silence.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.errors import ForbiddenError
+from pdcluster_operator.informer.cache import Cache, Name, Version, name_of, owner_of, version_of
+from pdcluster_operator.informer.listing import Listing
+from pdcluster_operator.queue.progress import Progress
+
+logger = logging.getLogger(__name__)
+GRACE_SECONDS = 5.0
+
+
+@dataclass
+class Resync:
+    """Runs as one task for the whole process.
+
+    enqueue: adds a key to the work queue
+    """
+
+    listing: Listing
+    cache: Cache
+    add: Callable[[Key], None]
+    progress: Progress
+    grace_seconds: float = GRACE_SECONDS
+    _early: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def fill(self) -> None:
+        """List everything into the cache, and settle the optional kinds.
+
+        Raises errors of the listing.
+        """
+        for kind in self.listing.kinds:
+            try:
+                async for body in self.listing.bodies(kind):
+                    self.cache.put(kind, body)
+            except ForbiddenError as e:
+                await self.listing.forbid(kind, e)
+                for name in self.cache.versions(kind):  # of namespaces where it may be listed
+                    self.cache.forget(name)
+        self.progress.resync_ended(time.monotonic(), (), ())
+
+    def request(self) -> None:
+        """Let the next resync come as soon as the grace period allows."""
+        self._early.set()
+
+    async def run(self) -> None:
+        """Resync every `resync_seconds`, or earlier on request; a failure is logged, the next one
+        retries.
+        """
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.progress.resync_seconds):
+                    await self._early.wait()
+            self._early.clear()
+            try:
+                await self.once()
+            except Exception:
+                logger.exception("resync failed")
+                await asyncio.sleep(self.grace_seconds)
+
+    async def once(self) -> None:
+        """Resync once."""
+        suspects = {kind: await self._differences(kind) for kind in self.listing.kinds}
+        await asyncio.sleep(self.grace_seconds)
+        missed = [kind for kind, names in suspects.items() if await self._repair(kind, names)]
+        for kind in missed:
+            logger.warning("a watch missed changes kind=%s", kind)
+        self.progress.resync_ended(time.monotonic(), suspects, missed)
+        for key in self.cache.clusters():
+            self.add(key)
+
+    async def _differences(self, kind: str) -> dict[Name, Version | None]:
+        """Objects whose listing differs from the cache, with the cache's version before it."""
+        before = self.cache.versions(kind)
+        bodies = self.listing.bodies(kind)
+        listed = {name_of(kind, body): version_of(body) async for body in bodies if owner_of(kind, body)}
+        return {name: before.get(name) for name in sorted({*before, *listed}) if before.get(name) != listed.get(name)}
+
+    async def _repair(self, kind: str, suspects: Mapping[Name, Version | None]) -> bool:
+        """Read again what no watch has delivered since; returns whether there was anything."""
+        known = self.cache.versions(kind)
+        missed = [name for name, version in suspects.items() if known.get(name) == version]
+        for name in missed:
+            body = await self.listing.body(name)
+            keys = {self.cache.forget(name), None if body is None else self.cache.put(kind, body)}
+            for key in filter(None, keys):
+                self.add(key)
+        return bool(missed)

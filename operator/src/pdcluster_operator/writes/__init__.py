@@ -1,0 +1,1 @@
+"""Writes to the API server: children where they differ, the status, and Events."""

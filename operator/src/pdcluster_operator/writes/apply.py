@@ -1,0 +1,247 @@
+"""Apply the actions of `diff` against the API server.
+
+Stage by stage (`diff.stages`): the objects of one stage do not need each
+other and are written at the same time, a bounded number of them.  Only Secrets
+keep their order, each pair for itself: a CA has to be there before a certificate it
+has signed: with a CA that is refused that is not written.
+
+One object that is refused does not stop the others, but for a ServiceAccount,
+a Secret or a NetworkPolicy that pods need (`held_back`).  An object that is not as
+it was taken to be (changed, made or deleted in between) is fetched and decided
+again.  While a Service is not as it should be nothing is deleted, since requests may
+still go to what would be deleted.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import (
+    ClusterError,
+    ConflictError,
+    NameTakenError,
+    NotFoundError,
+    UnavailableError,
+    UnsettledError,
+    failure_of,
+)
+from pdcluster_api.apiserver.kinds import SECRET, SERVICE, Kind, Manner
+from pdcluster_api.plan.observed.state import Failure
+from pdcluster_operator.writes import held_back
+from pdcluster_operator.writes.diff import Action, Verb, decide, is_held, stages
+from pdcluster_operator.writes.drift import Drift, drift, taken_over
+
+logger = logging.getLogger(__name__)
+
+MAX_DECISIONS = 5  # an object that changes faster than that is left for the next reconcile
+MAX_AT_ONCE = 8
+"""Objects written at a time by one reconcile: more make none shorter, and delay other requests."""
+
+NO_VERSION = "1"
+"""A resourceVersion that no object has, for etcd's first write is its revision 2: an apply with
+it makes, or is a conflict.
+"""
+
+OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
+
+
+async def apply(client: ApiClient, actions: Iterable[Action], on_answer: OnAnswer = lambda kind, body: None) -> list[Failure]:
+    """Apply all actions; returns what the API server refused, in the order of the actions.
+
+    on_answer: called with every object as the API server returned it after a write, for a cache
+    Raises UnavailableError when the server cannot be used, having begun nothing more, and
+    UnsettledError at the end when an object kept changing: in both cases reconcile again.
+    """
+    failures: list[Failure] = []
+    conflict: ConflictError | None = None
+    hold_deletes = False
+    lacking: list[held_back.Lacking] = []
+    for stage in stages(actions):
+        if hold_deletes and is_held(stage[0]):
+            continue
+        waiting = [failure for action in stage if (failure := held_back.waiting(action, lacking))]
+        failures += waiting
+        held = {failure.object for failure in waiting}
+        run = _Stage(client, [action for action in stage if str(action) not in held], on_answer)
+        for action, error, unwritten in await run.run():
+            is_lacking = held_back.is_lacking(action, error)
+            failure = failure_of(error, str(action))
+            lacking += [held_back.Lacking(each, failure) for each in (action, *unwritten) if is_lacking]
+            hold_deletes |= action.kind is SERVICE or is_lacking
+            if isinstance(error, ConflictError):
+                conflict = error
+            else:
+                failures.append(held_back.told(failure) if is_lacking else failure)
+                logger.warning("refused verb=%s object=%s namespace=%s error=%s", action.verb.value, action, action.namespace, error)
+    if conflict is not None:
+        raise UnsettledError(str(conflict), failures) from conflict
+    return failures
+
+
+@dataclass
+class _Stage:
+    """Actions that are carried out at the same time, and their errors by position.
+
+    _unwritten: Secrets that were left out after one that was refused, by the position of that one
+    """
+
+    client: ApiClient
+    actions: Sequence[Action]
+    on_answer: OnAnswer
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
+    _errors: dict[int, ClusterError] = field(default_factory=dict)
+    _unavailable: UnavailableError | None = None
+    _unwritten: dict[int, list[Action]] = field(default_factory=dict)
+
+    async def run(self) -> list[tuple[Action, ClusterError, list[Action]]]:
+        """Returns those that failed, in their order, with what was left out after each.
+
+        Raises UnavailableError when what is under way has ended.
+        """
+        async with asyncio.TaskGroup() as group:
+            for positions in _chains(self.actions):
+                group.create_task(self._one_after_the_other(positions))
+        if self._unavailable is not None:
+            raise self._unavailable
+        return [(self.actions[position], error, self._unwritten[position]) for position, error in sorted(self._errors.items())]
+
+    async def _one_after_the_other(self, positions: Iterable[int]) -> None:
+        left = list(positions)
+        while left:
+            position = left.pop(0)
+            async with self._slots:
+                if self._unavailable is not None:
+                    return
+                try:
+                    await _carry_out_one(self.client, self.actions[position], self.on_answer)
+                except UnavailableError as e:
+                    self._unavailable = e
+                except ClusterError as e:
+                    self._errors[position] = e
+                    # What is signed by an authority that is not stored would be signed again in each reconcile.
+                    self._unwritten[position] = [self.actions[each] for each in left]
+                    return
+
+
+def _chains(actions: Sequence[Action]) -> list[list[int]]:
+    """Positions of actions that go one after the other; chains go at the same time.
+
+    An authority and what it signs differ in the last word of their names (`manifests.child_names`).
+    """
+    pairs: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for position, action in enumerate(actions):
+        if action.kind is SECRET:
+            pairs[action.namespace, action.name.rpartition("-")[0]].append(position)
+    return [*pairs.values(), *([position] for position, action in enumerate(actions) if action.kind is not SECRET)]
+
+
+async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
+    """One action, decided again as often as the object turns out to be another than was thought."""
+    following: Action | None = action
+    for _ in range(MAX_DECISIONS):
+        if following is None:
+            return
+        logger.info("%s object=%s namespace=%s", following.verb.value, following, following.namespace)
+        following = await _once_or_anew(client, following, on_answer)
+    if following is not None:
+        raise ConflictError(f"{action} was changed by others again and again")
+
+
+async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+    """Carry out an action; returns what is still to be done, as when the object is another by
+    now.
+    """
+    try:
+        return await _once(client, action, on_answer)
+    except ConflictError as e:
+        logger.info("decided again object=%s namespace=%s because=%s", action, action.namespace, e)
+    except NotFoundError:
+        if action.verb is Verb.CREATE:
+            if action.kind.optional:
+                return None  # its CustomResourceDefinition went away meanwhile
+            raise
+    live = await client.find(action.kind, action.namespace, action.name)
+    if live is not None:
+        on_answer(action.kind, live)
+    is_seed = action.kind.manner is Manner.REQUEST and action.verb is Verb.CREATE
+    return decide(_without_request(action.desired) if is_seed and live else action.desired, live, asked=action.asked)
+
+
+async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+    """Returns what is still to be done."""
+    match action.verb:
+        case Verb.CREATE:
+            return await _create(client, action, on_answer)
+        case Verb.APPLY:
+            live = await client.apply(action.kind, _with_uid(action))
+            on_answer(action.kind, live)
+            if drift(action.kind, action.desired, live) is Drift.FOREIGN:  # it had no managedFields, and now it has them
+                return replace(action, verb=Verb.TAKE_OVER)
+        case Verb.TAKE_OVER:
+            return await _take_over(client, action, on_answer)
+        case Verb.PATCH:
+            patch = {**(action.patch or {}), "metadata": {**(action.patch or {}).get("metadata", {}), "uid": action.uid}}
+            on_answer(action.kind, await client.merge_patch(action.kind, action.namespace, action.name, patch))
+        case Verb.REPLACE:
+            await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid))
+            return replace(action, verb=Verb.CREATE, uid=None)
+        case Verb.DELETE:
+            await _delete(client, action, on_answer)
+        case Verb.REFUSE:
+            raise NameTakenError(f"{action} exists and does not belong to this PDCluster")
+    return None
+
+
+async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+    if action.kind.manner is Manner.REQUEST:
+        on_answer(action.kind, await client.create(action.kind, action.desired))
+        return None
+    # Apply alone would quietly add to a foreign object, and none of them is among the children that were observed.
+    # A record is applied too: create would keep `data` byte for byte as it was sent, and every later patch, of a label,
+    # is refused then: the server writes it otherwise and takes that for a change of what may not change.
+    metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
+    on_answer(action.kind, await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False))
+    return None
+
+
+async def _take_over(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+    """Take over fields that others have added; apply the returned object, and they are removed."""
+    live = await client.get(action.kind, action.namespace, action.name)
+    again = decide(action.desired, live, asked=action.asked)
+    if again is None or again.verb is not Verb.TAKE_OVER:
+        return again
+    metadata = {
+        "uid": live["metadata"]["uid"],
+        "resourceVersion": live["metadata"]["resourceVersion"],
+        "managedFields": taken_over(action.kind, live, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")),
+    }
+    live = await client.merge_patch(action.kind, action.namespace, action.name, {"metadata": metadata})
+    if drift(action.kind, action.desired, live) is Drift.FOREIGN:
+        raise ConflictError(f"{action}: fields of others could not be taken over")
+    return replace(again, verb=Verb.APPLY)
+
+
+async def _delete(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
+    try:
+        left = await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid), foreground=action.foreground)
+    except ConflictError:
+        logger.debug("another object has that name now object=%s", action)
+        return
+    if left is not None:
+        on_answer(action.kind, left)
+
+
+def _without_request(desired: Mapping[str, Any]) -> dict[str, Any]:
+    """Our part of a scaler that exists, unexpectedly: its replicas are not to be overwritten."""
+    metadata = {key: value for key, value in desired["metadata"].items() if key != "annotations"}
+    return {**{key: value for key, value in desired.items() if key != "spec"}, "metadata": metadata}
+
+
+def _with_uid(action: Action) -> dict[str, Any]:
+    """The manifest for that very object and for no other of its name."""
+    return {**action.desired, "metadata": {**action.desired["metadata"], "uid": action.uid}}

@@ -1,0 +1,226 @@
+"""Compare desired and live objects, and return the actions.  Pure; `apply` does them.
+
+An object belongs to a PDCluster when an owner reference holds the PDCluster's
+uid.  One of a wanted name that does not is never touched.  Making goes in the
+order of `kinds.CHILDREN`, deleting comes last, StatefulSets first; `stages`
+says what of it need not wait for the rest.  When nothing is to be done there
+is no action: a steady state writes nothing.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, CHILDREN, POD_DISRUPTION_BUDGET, STATEFUL_SET, Kind, Manner
+from pdcluster_operator.writes.drift import Drift, Manifest, drift, prepared, stamped
+
+_POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
+
+
+class Verb(Enum):
+    """Action on an object.
+
+    CREATE:    make it; nothing of that name is known
+    APPLY:     server-side apply to the object that is there
+    TAKE_OVER: the same, after taking over fields that others have put into it
+    PATCH:     merge-patch what differs
+    REPLACE:   delete it and create it again, since it is immutable
+    DELETE:    it is not wanted, or not as the one that is being deleted
+    REFUSE:    an object of that name is not ours: a failure to report
+    """
+
+    CREATE = "create"
+    APPLY = "apply"
+    TAKE_OVER = "take over"
+    PATCH = "patch"
+    REPLACE = "replace"
+    DELETE = "delete"
+    REFUSE = "refuse"
+
+
+class ObjectName(NamedTuple):
+    """Kind and name of a child, within the namespace of its PDCluster."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do.
+
+    desired: the prepared manifest; empty for DELETE
+    uid:     of the live object; None for CREATE and REFUSE
+    patch:   for PATCH
+    asked:   the content of a KEPT object is to be written too
+    foreground: for DELETE: the object stays, as one that is being deleted, until its dependents are
+                gone
+    """
+
+    verb: Verb
+    kind: Kind
+    namespace: str
+    name: str
+    desired: Mapping[str, Any]
+    uid: str | None = None
+    patch: Mapping[str, Any] | None = None
+    asked: bool = False
+    foreground: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def diff(
+    owner_uid: str,
+    desired: Iterable[Manifest],
+    live: Iterable[Manifest],
+    *,
+    rewrite: Collection[ObjectName] = (),
+    leave: Collection[ObjectName] = (),
+    foreground: Collection[ObjectName] = (),
+) -> list[Action]:
+    """Actions that turn the live children of a PDCluster into the desired ones.
+
+    owner_uid: of the PDCluster; every desired manifest names it in its controller reference
+    live:      bodies with apiVersion, kind and managedFields; also of other owners and kinds
+    rewrite:   Secrets that are to be written again though they exist
+    leave:     what stays as it is though it is not among the desired ones
+    foreground: objects to delete in the foreground, if they are deleted
+    Raises ValueError for a desired manifest of a kind that `kinds.CHILDREN` does not have.
+    """
+    wanted = {_name_of(manifest): prepared(manifest) for manifest in desired}
+    unknown = sorted({name.kind for name in wanted} - CHILD_OF_NAME.keys())
+    if unknown:
+        raise ValueError(f"no rule for children of kind {', '.join(unknown)}: add it to apiserver/kinds.py")
+    found = {_name_of(body): body for body in live}
+    unwanted = [body for name, body in sorted(found.items(), key=_for_deletion) if name not in wanted and name not in leave]
+    making = (decide(_marked(manifest), found.get(name), asked=name in rewrite) for name, manifest in sorted(wanted.items(), key=_by_kind))
+    return [
+        *(action for action in making if action is not None),
+        *(_deletion(body, foreground=_name_of(body) in foreground) for body in unwanted if _may_go(body, owner_uid)),
+    ]
+
+
+def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
+    """Actions that need not wait for each other, stage by stage.
+
+    First the needs of a pod, then StatefulSets, then Services and monitors; then deletions:
+    StatefulSets, and all that they use.  A disruption budget is deleted first of all.
+    """
+    return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
+
+
+def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> Action | None:
+    """Action that turns a live object into a prepared manifest; None = nothing, or nothing yet."""
+    kind = CHILD_OF_NAME[desired["kind"]]
+    metadata = desired["metadata"]
+    if live is None:
+        return Action(Verb.CREATE, kind, metadata["namespace"], metadata["name"], desired, asked=asked)
+    if live["metadata"].get("deletionTimestamp"):  # it will be created again when it is gone
+        waits = "foregroundDeletion" in live["metadata"].get("finalizers", ()) and is_owned(live, _controller(desired)["uid"])
+        return _deletion(live) if waits else None  # and that not only after the last of what it owns, which may be stuck
+    if not is_owned(live, _controller(desired)["uid"]):
+        # The child of a deleted PDCluster of the same name is waiting for the garbage collector.
+        return None if _is_same_name(_controller(live), _controller(desired)) else _refusal(kind, desired)
+    uid = live["metadata"]["uid"]
+    if kind.manner is Manner.REQUEST:
+        return _patch(desired, live, desired)
+    if kind.manner is Manner.RECORD or (kind.manner is Manner.KEPT and not asked):
+        return _patch(desired, live, {"metadata": {"labels": metadata.get("labels", {})}})  # by which it is found
+    verb = _verb(kind, desired, live)
+    return None if verb is None else Action(verb, kind, metadata["namespace"], metadata["name"], desired, uid, asked=asked)
+
+
+def is_owned(body: Manifest, owner_uid: str) -> bool:
+    """Return whether an object belongs to the PDCluster of this uid."""
+    return any(reference.get("uid") == owner_uid for reference in body["metadata"].get("ownerReferences") or ())
+
+
+def is_held(action: Action) -> bool:
+    """Return whether an action is a deletion that waits for what is made.
+
+    An old disruption budget does not wait: no pod under two budgets is ever evicted.
+    """
+    return action.verb is Verb.DELETE and action.kind is not POD_DISRUPTION_BUDGET
+
+
+def _stage(action: Action) -> tuple[bool, int]:
+    position, stateful_sets = _POSITIONS[action.kind.name], _POSITIONS[STATEFUL_SET.name]
+    if is_held(action):
+        return True, int(position != stateful_sets)
+    return False, (position > stateful_sets) - (position < stateful_sets)
+
+
+def _marked(manifest: Manifest) -> Manifest:
+    """With the digest of what is applied, where that is what is compared."""
+    return manifest if CHILD_OF_NAME[manifest["kind"]].manner is Manner.REQUEST else stamped(manifest)
+
+
+def _verb(kind: Kind, desired: Manifest, live: Manifest) -> Verb | None:
+    is_kept = kind.manner is Manner.KEPT  # a Secret that was made immutable is the user's to delete
+    if live.get("immutable") and not is_kept and (live.get("data") != desired.get("data") or not desired.get("immutable")):
+        return Verb.REPLACE
+    return {Drift.NONE: None, Drift.OURS: Verb.APPLY, Drift.FOREIGN: Verb.TAKE_OVER}[drift(kind, desired, live)]
+
+
+def _patch(desired: Manifest, live: Manifest, part: Manifest) -> Action | None:
+    """The merge patch for a part of the desired object; None when the live one says all of it."""
+    patch = _missing(part, live)
+    metadata = desired["metadata"]
+    kind = CHILD_OF_NAME[desired["kind"]]
+    return Action(Verb.PATCH, kind, metadata["namespace"], metadata["name"], desired, live["metadata"]["uid"], patch) if patch else None
+
+
+def _missing(desired: Any, live: Any) -> dict[str, Any]:
+    """The merge patch that sets the fields of a desired mapping in a live one; it removes none."""
+    patch: dict[str, Any] = {}
+    for key, value in desired.items():
+        if isinstance(value, Mapping):
+            inner = _missing(value, live.get(key) or {})
+            if inner:
+                patch[key] = inner
+        elif live.get(key) != value and key != "ownerReferences":
+            patch[key] = value
+    return patch
+
+
+def _refusal(kind: Kind, desired: Manifest) -> Action:
+    return Action(Verb.REFUSE, kind, desired["metadata"]["namespace"], desired["metadata"]["name"], desired)
+
+
+def _deletion(body: Manifest, *, foreground: bool = False) -> Action:
+    kind, metadata = CHILD_OF_NAME[body["kind"]], body["metadata"]
+    return Action(Verb.DELETE, kind, metadata["namespace"], metadata["name"], {}, metadata["uid"], foreground=foreground)
+
+
+def _may_go(body: Manifest, owner_uid: str) -> bool:
+    kind = CHILD_OF_NAME.get(body["kind"])
+    if kind is None or kind.manner is Manner.KEPT or body["metadata"].get("deletionTimestamp"):
+        return False
+    return is_owned(body, owner_uid)
+
+
+def _controller(body: Manifest) -> Mapping[str, Any]:
+    """The controller reference; empty when there is none."""
+    return next((each for each in body["metadata"].get("ownerReferences") or () if each.get("controller")), {})
+
+
+def _is_same_name(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one.get(field) == other.get(field) for field in ("apiVersion", "kind", "name"))
+
+
+def _name_of(body: Manifest) -> ObjectName:
+    return ObjectName(body["kind"], body["metadata"]["name"])
+
+
+def _by_kind(item: tuple[ObjectName, Manifest]) -> tuple[int, str]:
+    name, _ = item
+    return _POSITIONS[name.kind], name.name
+
+
+def _for_deletion(item: tuple[ObjectName, Manifest]) -> tuple[bool, ObjectName]:
+    name, _ = item
+    return name.kind != STATEFUL_SET.name, name

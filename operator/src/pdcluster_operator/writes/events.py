@@ -1,0 +1,110 @@
+"""Events on a PDCluster, as `kubectl describe` shows them.
+
+The same reason and message is posted once within a period, so that a plan that
+says the same again and again fills no namespace.  An event that cannot be
+posted is logged and lost: nothing depends on it.
+"""
+
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError, ConflictError
+from pdcluster_api.apiserver.kinds import EVENT
+from pdcluster_api.plan.result import Event
+from pdcluster_api.schema.labels import FIELD_MANAGER
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 600.0
+MAX_REMEMBERED = 4096
+MAX_NOTE_BYTES = 1024  # the API server refuses a longer one
+
+_Posted = tuple[str, str, str]
+
+
+@dataclass
+class Events:
+    """Posts events.
+
+    instance: the operator process, usually its pod's name
+    clock:    monotonic seconds
+    now:      wall-clock time, for the event itself
+    """
+
+    client: ApiClient
+    instance: str
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _posted: "OrderedDict[_Posted, float]" = field(default_factory=OrderedDict)
+
+    async def post(self, about: Mapping[str, Any], event: Event) -> bool:
+        """Post an event about an object (with apiVersion and kind); returns whether it was
+        posted now.
+        """
+        key = (about["metadata"]["uid"], event.reason, event.message)
+        if self._is_known(key):
+            return False
+        try:
+            await self.client.create(EVENT, event_object(about, event, self.instance, self.now()))
+        except ConflictError:
+            logger.debug("a lost answer had posted the event reason=%s", event.reason)
+        except ClusterError as e:
+            logger.warning("no event posted reason=%s object=%s error=%s", event.reason, about["metadata"]["name"], e)
+            return False
+        self._remember(key)
+        return True
+
+    def _is_known(self, key: _Posted) -> bool:
+        posted = self._posted.get(key)
+        return posted is not None and self.clock() - posted < PERIOD_SECONDS
+
+    def _remember(self, key: _Posted) -> None:
+        self._posted[key] = self.clock()
+        self._posted.move_to_end(key)
+        if len(self._posted) > MAX_REMEMBERED:
+            self._posted.popitem(last=False)
+
+
+def event_object(about: Mapping[str, Any], event: Event, instance: str, now: datetime) -> dict[str, Any]:
+    """The Event object; its name comes from its content and time, so that a retry makes no
+    second one.
+    """
+    metadata = about["metadata"]
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    said = f"{metadata['uid']} {event.reason} {event.message} {stamp}"
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.name,
+        "metadata": {
+            "name": f"{metadata['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
+            "namespace": metadata["namespace"],
+        },
+        "eventTime": stamp,
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "action": "Reconcile",
+        "note": _shortened(event.message),
+        "regarding": {
+            "apiVersion": about["apiVersion"],
+            "kind": about["kind"],
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": instance,
+    }
+
+
+def _shortened(message: str) -> str:
+    encoded = message.encode()
+    if len(encoded) <= MAX_NOTE_BYTES:
+        return message
+    return encoded[: MAX_NOTE_BYTES - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,124 @@
+"""The load generator: sends requests to one target at their times and records what a client sees.
+
+Every answer is checked: complete, with the expected number of tokens; a failure
+is recorded with its reason.  Time and count are bounded.  It does not know what
+the target is: a server behind HTTP, or a child process.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from pdcluster_api.errors import IncompleteAnswerError
+from pdctl.bench.answers import Answer, Run
+
+REQUEST_LIMIT_SECONDS = 180.0
+"""For one answer, where nothing else is said."""
+
+OnChunk = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request.
+
+    prompt:            token ids, or text
+    num_output_tokens: at most so many; with `ignore_eos` exactly so many
+    seed:              of a draw; None = the server's
+    """
+
+    prompt: list[int] | str
+    num_output_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Tokens of one answer, as the server counts them."""
+
+    num_output_tokens: int
+    num_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When requests leave.
+
+    arrivals_seconds: of each request, from the start; None = as soon as there is room
+    max_concurrency:  so many at a time; None = no limit
+    limit_seconds:    for one answer, from when the request leaves
+    """
+
+    arrivals_seconds: Sequence[float] | None = None
+    max_concurrency: int | None = None
+    limit_seconds: float = REQUEST_LIMIT_SECONDS
+
+
+class Target(Protocol):
+    """Anything that answers a prompt."""
+
+    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+        """Answer it; call on_chunk as each chunk arrives.  Raises IncompleteAnswerError."""
+        ...
+
+
+def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
+    """Seconds from the start to each request: exponential gaps, scaled so that the mean rate is
+    exact.
+    """
+    source = random.Random(f"arrivals {seed}")
+    times = list(accumulate(source.expovariate(rate) for _ in range(count)))
+    scale = count / rate / times[-1]
+    return [time * scale for time in times]
+
+
+async def run_load(target: Target, asks: Sequence[Ask], pace: Pace) -> Run:
+    """Send all and wait for every answer.
+
+    A request is due at its arrival time, also where it then waits for room;
+    without arrival times it is due when there is room for it.
+    """
+    cpu_seconds, start = time.process_time(), time.monotonic()
+    room = asyncio.Semaphore(pace.max_concurrency) if pace.max_concurrency else nullcontext()
+
+    async def client(index: int, ask: Ask) -> Answer:
+        due = None if pace.arrivals_seconds is None else start + pace.arrivals_seconds[index]
+        if due is not None:
+            await asyncio.sleep(due - time.monotonic())
+        async with room:
+            return await _ask(target, ask, time.monotonic() if due is None else due, pace.limit_seconds)
+
+    answers = await asyncio.gather(*(client(index, ask) for index, ask in enumerate(asks)))
+    return Run(tuple(answers), time.monotonic() - start, time.process_time() - cpu_seconds)
+
+
+async def _ask(target: Target, ask: Ask, scheduled: float, limit_seconds: float) -> Answer:
+    chunk_seconds: list[float] = []
+    started = time.monotonic()
+    counted, failure = Counted(0), None
+    try:
+        async with asyncio.timeout(limit_seconds):
+            counted = await target.answer(ask, lambda: chunk_seconds.append(time.monotonic()))
+    except TimeoutError:
+        failure = f"no complete answer in {limit_seconds:g} s"
+    except IncompleteAnswerError as e:
+        failure = str(e)
+    if failure is None:
+        failure = _shortfall(ask, counted.num_output_tokens, len(chunk_seconds))
+    num_prompt_tokens = counted.num_prompt_tokens or (0 if isinstance(ask.prompt, str) else len(ask.prompt))
+    return Answer(scheduled, started, tuple(chunk_seconds), counted.num_output_tokens, failure, num_prompt_tokens)
+
+
+def _shortfall(ask: Ask, num_tokens: int, num_chunks: int) -> str | None:
+    """Fault of an answer that ended well; None where it is as asked for."""
+    is_complete = num_tokens == ask.num_output_tokens or (not ask.ignore_eos and num_tokens)
+    if is_complete and num_chunks:
+        return None
+    return f"{num_tokens} tokens in {num_chunks} chunks, expected {ask.num_output_tokens} tokens"

@@ -1,0 +1,114 @@
+"""The measurements of `pdctl bench`: of a server that is up, and of a cluster that is started for
+one.
+
+Each is a load and what it showed; what is printed and written is `result`'s.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from pdcluster_api.errors import StartError
+from pdctl.bench.answers import Run
+from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Ask, Pace, Target, run_load
+from pdctl.bench.openai import COMPLETIONS, OpenAIServer, http_session
+from pdctl.bench.started import started_cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where it is.  model: as clients call it; None = the first that the server names"""
+
+    base_url: str
+    model: str | None = None
+    endpoint: str = COMPLETIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A cluster to start: a PDCluster's file and its model's folder."""
+
+    file: Path
+    model: Path
+
+
+Batch = Callable[[int], Sequence[Ask]]
+"""Requests of an iteration by its number: other prompts in each, so that no prefix cache
+answers.
+"""
+
+
+@asynccontextmanager
+async def connected(server: Server) -> AsyncIterator[OpenAIServer]:
+    """A target for load.  Raises StartError when the server does not answer."""
+    async with http_session() as session:
+        base_url = server.base_url.rstrip("/").removesuffix("/v1")
+        model = server.model or await _first_model(session, base_url)
+        yield OpenAIServer(session, base_url, model, server.endpoint)
+
+
+@asynccontextmanager
+async def started(local: Local) -> AsyncIterator[OpenAIServer]:
+    """The same of a cluster that is up for so long."""
+    async with started_cluster(local.file, local.model) as cluster, http_session() as session:
+        yield OpenAIServer(session, cluster.base_url, cluster.model)
+
+
+async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
+    url = f"{base_url}/v1/models"
+    try:
+        async with session.get(url) as response:
+            if response.status != 200:
+                fix = "give the model with --model, or correct --base-url"
+                raise StartError(f"{url}: HTTP {response.status}; {fix}", exit_code=1)
+            return str((await response.json())["data"][0]["id"])
+    except (aiohttp.ClientError, OSError) as e:
+        fix = "start the server, or correct --base-url"
+        raise StartError(f"{url}: cannot be read: {e}; {fix}", exit_code=1) from e
+    except (ValueError, LookupError, TypeError) as e:
+        fix = "give the model with --model"
+        raise StartError(f"{url}: names no model; {fix}", exit_code=1) from e
+
+
+async def warm_up(target: Target, asks: Sequence[Ask], limit_seconds: float = REQUEST_LIMIT_SECONDS) -> None:
+    """Send these, one at a time, each with this limit.
+
+    Raises StartError for the first failure: a load would only repeat it.
+    """
+    run = await run_load(target, asks, Pace(max_concurrency=1, limit_seconds=limit_seconds))
+    if run.failures:
+        raise StartError(f"the first request failed: {run.failures[0]}", exit_code=1)
+
+
+async def batch_latencies(target: Target, batch: Batch, num_warmup: int, num_iters: int, pace: Pace) -> list[float]:
+    """Seconds of each iteration: all requests of a batch at once, to the end of the last answer.
+
+    Raises StartError when an answer fails.
+    """
+    seconds = []
+    for number in range(num_warmup + num_iters):
+        run = checked(await run_load(target, batch(number), pace))
+        if number >= num_warmup:
+            seconds.append(run.duration_seconds)
+    return seconds
+
+
+def checked(run: Run) -> Run:
+    """The run.  Raises StartError when an answer failed."""
+    if run.failures:
+        count = f"{len(run.failures)} of {len(run.answers)} requests failed"
+        raise StartError(f"{count}, the first: {run.failures[0]}", exit_code=1)
+    return run
+
+
+def vocab_size(model: Path) -> int:
+    """Read from a model's folder.  Raises StartError where its config does not have it."""
+    path = model / "config.json"
+    try:
+        return int(json.loads(path.read_text())["vocab_size"])
+    except (OSError, ValueError, LookupError, TypeError) as e:
+        raise StartError(f"{path}: has no vocab_size; give the folder of a model", exit_code=2) from e

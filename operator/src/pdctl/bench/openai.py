@@ -1,0 +1,126 @@
+"""A server with OpenAI's API as a target of load: streamed completions and chat completions over
+HTTP.
+
+Every answer is checked: 200, `[DONE]`, and usage with the number of tokens.  It
+sends what each server takes; `ignore_eos` is a field that vLLM, SGLang and
+PDCluster have beyond OpenAI's.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from pdcluster_api.errors import IncompleteAnswerError
+from pdctl.bench.load import Ask, Counted, OnChunk
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """A session without limits of its own: the load generator has them.
+
+    Sends OPENAI_API_KEY where it is set.
+    """
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers) as session:
+        yield session
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIServer:
+    """One model of one server.  base_url: without the endpoint, as `http://127.0.0.1:8000`"""
+
+    session: aiohttp.ClientSession
+    base_url: str
+    model: str
+    endpoint: str = COMPLETIONS
+
+    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+        """See `load.Target`."""
+        try:
+            return await self._stream(self.body(ask), on_chunk)
+        except aiohttp.ClientError as e:
+            raise IncompleteAnswerError(f"connection failed: {e!r}") from e
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The request's JSON."""
+        text = {"messages": [{"role": "user", "content": ask.prompt}]} if self.endpoint == CHAT else {"prompt": ask.prompt}
+        body = {
+            "model": self.model,
+            **text,
+            "max_tokens": ask.num_output_tokens,
+            "temperature": ask.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if ask.ignore_eos:
+            body["ignore_eos"] = True
+        if ask.seed is not None:
+            body["seed"] = ask.seed
+        return body
+
+    async def _stream(self, body: dict[str, Any], on_chunk: OnChunk) -> Counted:
+        counted, is_done = None, False
+        async with self.session.post(self.base_url + self.endpoint, json=body) as response:
+            if response.status != 200:
+                start = (await response.read())[:200]
+                raise IncompleteAnswerError(f"HTTP {response.status}: {start!r}")
+            async for data in _events(response.content):
+                if data == b"[DONE]":
+                    is_done = True
+                    continue
+                try:
+                    event = _event(data)
+                    if any(_shows_output(choice) for choice in event["choices"]):
+                        on_chunk()
+                    if usage := event.get("usage"):
+                        counted = Counted(usage["completion_tokens"], usage.get("prompt_tokens", 0))
+                except (LookupError, TypeError, AttributeError) as e:
+                    raise IncompleteAnswerError(f"an event is not of this API ({e!r}): {data[:100]!r}") from e
+        if not is_done or counted is None:
+            raise IncompleteAnswerError("the stream ended without [DONE] and usage")
+        return counted
+
+
+def _event(data: bytes) -> dict[str, Any]:
+    """An event with `choices`.
+
+    Raises IncompleteAnswerError for an error event, or what is no event of this API.
+    """
+    try:
+        event: dict[str, Any] = json.loads(data)
+    except ValueError as e:
+        raise IncompleteAnswerError(f"an event is no JSON: {data[:100]!r}") from e
+    if event.get("error"):
+        raise IncompleteAnswerError(f"error event: {event['error']}")
+    if "choices" not in event:
+        raise IncompleteAnswerError(f"an event without choices: {data[:100]!r}")
+    return event
+
+
+def _shows_output(choice: dict[str, Any]) -> bool:
+    """Text of each chunk of a completion; of a chat, of one with text: its first chunk has only
+    the role.
+    """
+    if "delta" not in choice:
+        return True
+    delta = choice["delta"]
+    return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of each server-sent event, however the bytes were cut on their way."""
+    rest = b""
+    async for piece in content.iter_any():
+        *events, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data:"):
+                yield event.removeprefix(b"data:").strip()

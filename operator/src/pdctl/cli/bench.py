@@ -1,0 +1,150 @@
+"""`pdctl bench` and its commands `latency`, `throughput` and `autotune`: figures of a cluster that is started for them on this machine."""
+
+from typing import Annotated
+
+import typer
+
+from pdctl.bench.answers import Run
+from pdctl.bench.autotune import Tuning, autotune, found_text, start_sizes
+from pdctl.bench.datasets import Lengths, Sampling, file_asks, random_asks
+from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Ask, Pace, run_load
+from pdctl.bench.measure import batch_latencies, checked, started, vocab_size, warm_up
+from pdctl.bench.result import latency_result, throughput_result
+from pdctl.bench.svg import Curve, Panel
+from pdctl.bench.tuning import Found, Limits
+from pdctl.cli import bench_input as given
+from pdctl.cli.bench_output import draw, latency_panels, reported, run, write_result
+from pdctl.cli.bench_serve import serve_command
+
+app = typer.Typer(
+    help="Measure a server, or a cluster that is started for it; find its sizes.",
+    no_args_is_help=True,
+)
+app.command("serve")(serve_command)
+
+
+@app.command("latency")
+def latency_command(
+    file: given.File,
+    *,
+    input_len: given.InputLen = 32,
+    output_len: given.OutputLen = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="requests at once")] = 8,
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="batches before it counts")] = 2,
+    num_iters: Annotated[int, typer.Option(min=1, help="batches that count")] = 10,
+    temperature: given.Temperature = 0.0,
+    seed: given.Seed = 0,
+    request_timeout: given.RequestTimeout = REQUEST_LIMIT_SECONDS,
+    output_json: given.OutputJson = None,
+    plot: given.Plot = None,
+    model_path: given.ModelPath = None,
+) -> None:
+    """Time whole batches on a cluster that is started for it: from the first request sent to the last token."""
+    with reported(file):
+        lengths = Lengths(input_len, output_len)
+        local = given.checked_file(file, model_path, lengths).local
+        vocab, sampling = vocab_size(local.model), Sampling(temperature)
+
+        def batch(number: int) -> list[Ask]:
+            return random_asks(batch_size, lengths, vocab, f"{seed} {number}", sampling)
+
+        pace = Pace(limit_seconds=request_timeout)
+
+        async def measure() -> list[float]:
+            async with started(local) as target:
+                return await batch_latencies(target, batch, num_iters_warmup, num_iters, pace)
+
+        result = latency_result(run(measure()))
+        typer.echo(f"Avg latency: {result['avg_latency']:.4f} seconds")
+        for percent, seconds in result["percentiles"].items():
+            typer.echo(f"{percent}% percentile latency: {seconds:.4f} seconds")
+        write_result(output_json, result)
+        curve = Curve("seconds", list(enumerate(result["latencies"])))
+        title = f"{file.name}: batches of {batch_size}, {input_len} in, {output_len} out"
+        draw(plot, title, [Panel("latency of each batch, s", "iteration", [curve])])
+
+
+@app.command("throughput")
+def throughput_command(
+    file: given.File,
+    *,
+    input_len: given.InputLen = 256,
+    output_len: given.OutputLen = 64,
+    num_prompts: given.NumPrompts = 100,
+    dataset_name: given.DatasetName = "random",
+    dataset_path: given.DatasetPath = None,
+    temperature: given.Temperature = 0.0,
+    seed: given.Seed = 0,
+    request_timeout: given.RequestTimeout = REQUEST_LIMIT_SECONDS,
+    output_json: given.OutputJson = None,
+    plot: given.Plot = None,
+    model_path: given.ModelPath = None,
+) -> None:
+    """Send all requests at once to a cluster that is started for it, and time the whole."""
+    with reported(dataset_path or file):
+        is_random = dataset_name == "random"
+        lengths = Lengths(input_len, output_len)
+        local = given.checked_file(file, model_path, lengths if is_random else None).local
+        vocab = vocab_size(local.model)
+        sampling = Sampling(temperature, ignore_eos=is_random)
+        if is_random:
+            asks = random_asks(num_prompts, lengths, vocab, str(seed), sampling)
+        else:
+            asks = file_asks(given.required(dataset_path), dataset_name, num_prompts, output_len, sampling)
+        first = random_asks(2, Lengths(16, 4), vocab, f"{seed} warm-up", Sampling())
+
+        async def measure() -> Run:
+            async with started(local) as target:
+                await warm_up(target, first, request_timeout)
+                return checked(await run_load(target, asks, Pace(limit_seconds=request_timeout)))
+
+        whole = run(measure())
+        result = throughput_result(whole)
+        typer.echo(
+            f"Throughput: {result['requests_per_second']:.2f} requests/s, "
+            f"{result['tokens_per_second']:.2f} total tokens/s, "
+            f"{result['output_tokens_per_second']:.2f} output tokens/s"
+        )
+        write_result(output_json, result)
+        draw(plot, f"{file.name}: {num_prompts} requests at once", latency_panels(whole))
+
+
+@app.command("autotune")
+def autotune_command(
+    file: given.File,
+    *,
+    ttft_p90: Annotated[float, typer.Option(min=1.0, metavar="MS", help="most time to first token")],
+    itl_p99: Annotated[float, typer.Option(min=1.0, metavar="MS", help="longest gap of tokens")],
+    input_len: given.InputLen = 256,
+    output_len: given.OutputLen = 64,
+    num_prompts: given.NumPrompts = 32,
+    request_rate: Annotated[float, typer.Option(min=0.05, max=10_000.0, help="of the first trial, a second")] = 1.0,
+    max_trials: Annotated[int, typer.Option(min=1, max=200, help="loads, at most")] = 16,
+    seed: given.Seed = 0,
+    request_timeout: given.RequestTimeout = REQUEST_LIMIT_SECONDS,
+    model_path: given.ModelPath = None,
+) -> None:
+    """Find maxBatchedTokens, maxSequences and scheduler that hold the highest request rate within two limits.
+
+    Each trial is a real cluster of this machine under Poisson arrivals.
+    Prints the section to paste; ends with 1 where no trial was inside the limits.
+    """
+    with reported(file):
+        lengths, limits = Lengths(input_len, output_len), Limits(ttft_p90, itl_p99)
+        found_file = given.checked_file(file, model_path, lengths)
+        tuning = Tuning(
+            found_file.local,
+            limits,
+            lengths,
+            num_prompts,
+            request_rate,
+            max_trials,
+            vocab_size(found_file.local.model),
+            str(seed),
+            request_timeout,
+        )
+        sizes = start_sizes(found_file.cluster)
+        found: Found = run(autotune(tuning, sizes, lambda line: typer.echo(line, err=True)))
+        typer.echo(found_text(found, limits), err=found.best is None)
+    if found.best is None:
+        raise typer.Exit(1)

@@ -1,0 +1,122 @@
+"""Check the options of `pdctl bench`: each error names the flag, the limit and the fix."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pdcluster_api.errors import StartError
+from pdcluster_api.schema.load import load
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdctl.bench.answers import Slo
+from pdctl.bench.datasets import Lengths
+from pdctl.bench.measure import Local
+from pdctl.bench.result import NAMES
+from pdctl.local.model import find_model
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="a PDCluster object in YAML", show_default=False)]
+ModelPath = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="the model's folder; else as `pdctl up` finds it"),
+]
+Seed = Annotated[int, typer.Option(help="of prompts and arrivals")]
+Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 = greedy")]
+OutputJson = Annotated[Path | None, typer.Option(metavar="FILE", help="write the result there, as JSON")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="draw the result there")]
+NumPrompts = Annotated[int, typer.Option(min=1, help="how many requests")]
+RequestTimeout = Annotated[
+    float,
+    typer.Option("--request-timeout", min=0.1, metavar="SECONDS", help="for one answer, then it has failed"),
+]
+DatasetName = Annotated[
+    Literal["random", "custom", "sharegpt"],
+    typer.Option(help="random token ids; custom: JSON lines with `prompt`; sharegpt: its JSON file"),
+]
+DatasetPath = Annotated[Path | None, typer.Option(metavar="FILE", help="of a custom or sharegpt dataset")]
+InputLen = Annotated[int, typer.Option("--input-len", "--random-input-len", min=1, help="tokens of a random prompt")]
+OutputLen = Annotated[
+    int,
+    typer.Option("--output-len", "--random-output-len", min=1, help="tokens of an answer, at most"),
+]
+
+_LIMITS = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2el": "e2e_seconds"}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A cluster to start for a measurement, and its model's folder."""
+
+    cluster: PDCluster
+    local: Local
+
+
+def checked_file(file: Path, model_path: Path | None, lengths: Lengths | None) -> Checked:
+    """Read the file and find its model.  Raises InvalidObjectError, StartError.
+
+    lengths: of random requests, which have to fit into the model's context
+    """
+    cluster = load(file)
+    limit = cluster.spec.engine.max_model_len
+    if lengths is not None and limit is not None and lengths.longest > limit:
+        message = (
+            f"--input-len and --output-len: together {lengths.longest} tokens, and "
+            f"spec.engine.maxModelLen is {limit}; lower them, or raise it in {file}"
+        )
+        raise StartError(message, exit_code=2)
+    return Checked(cluster, Local(file, find_model(cluster, file, model_path).path))
+
+
+def slo_of(pairs: Sequence[str]) -> Slo | None:
+    """Parse `ttft:2000`, several in one text too.  Raises StartError.
+
+    >>> slo_of(["ttft:2000 tpot:100"])
+    Slo(ttft_seconds=2.0, tpot_seconds=0.1, e2e_seconds=None)
+    """
+    limits: dict[str, float] = {}
+    for pair in " ".join(pairs).replace(",", " ").split():
+        name, _, value = pair.partition(":")
+        seconds = _seconds(value)
+        if name not in _LIMITS or seconds is None:
+            fix = "write ttft:MS, tpot:MS or e2el:MS with milliseconds above 0"
+            raise StartError(f"--goodput: {pair!r} is no limit; {fix}", exit_code=2)
+        limits[_LIMITS[name]] = seconds
+    return Slo(**limits) if limits else None
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        value = float(text) / 1e3
+    except ValueError:
+        return None
+    return value if value > 0 else None
+
+
+def percentiles_of(text: str) -> list[float]:
+    """Parse `50,90,99`.  Raises StartError."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [-1.0]
+    if any(not 0 <= value <= 100 for value in values):
+        message = f"--metric-percentiles: {text!r}; write numbers from 0 to 100, as in 50,90,99"
+        raise StartError(message, exit_code=2)
+    return values
+
+
+def metrics_of(text: str) -> list[str]:
+    """Parse `ttft,tpot`.  Raises StartError."""
+    names = [name.strip() for name in text.split(",")]
+    if wrong := [name for name in names if name not in NAMES]:
+        message = f"--percentile-metrics: no {wrong[0]!r}; write names of {', '.join(NAMES)}"
+        raise StartError(message, exit_code=2)
+    return names
+
+
+def required(path: Path | None) -> Path:
+    """A dataset's path.  Raises StartError without one."""
+    if path is None:
+        message = "--dataset-path: not given; give the file of the prompts, or --dataset-name random"
+        raise StartError(message, exit_code=2)
+    return path

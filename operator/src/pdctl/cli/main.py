@@ -1,0 +1,93 @@
+"""The commands of pdctl.
+
+Exit codes: 0 = done; 1 = something here failed; 2 = the user's input is wrong
+(every fault on a line of its own, on stderr).
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pdcluster_api.errors import InvalidObjectError, StartError
+from pdcluster_api.schema.revision import revision_of
+from pdctl.cli.bench import app as bench
+from pdctl.cli.explaining import autoscale, plan_command, why_command
+from pdctl.cli.refusals import failed, load_file, refused
+from pdctl.cli.status import find_run, render_status
+from pdctl.local.run_directory import default_state_dir
+from pdctl.local.screen import make_screen
+from pdctl.local.up import UpRequest, up
+
+app = typer.Typer(
+    name="pdctl",
+    help="Serve large language models with prefill and decode on separate workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+File = Annotated[Path, typer.Argument(metavar="FILE", help="a PDCluster object in YAML", show_default=False)]
+StateDir = Annotated[Path | None, typer.Option(metavar="DIR", help="where runs keep state and logs [default: ~/.local/state/pdcluster]")]
+
+
+@app.command("up")
+def up_command(
+    file: File,
+    port: Annotated[
+        int | None,
+        typer.Option(envvar="PDCLUSTER_PORT", min=0, max=65535, help="where to serve, over spec.service.port; 0 = any free port"),
+    ] = None,
+    model_path: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="the model's folder; without it spec.model.path where that is here, else ~/.cache/pdcluster/NAME by spec.model.name",
+        ),
+    ] = None,
+    progress: Annotated[bool, typer.Option(help="a live table; without it a line for each change, for pipes and CI")] = True,
+    state_dir: StateDir = None,
+) -> None:
+    """Run a PDCluster as processes of this machine until Ctrl-C."""
+    cluster = load_file(file)
+    served = cluster.spec.service.port if port is None else port
+    request = UpRequest(source=file, cluster=cluster, port=served, state_dir=state_dir or default_state_dir(), model_path=model_path)
+    try:
+        with make_screen(progress=progress) as screen:
+            up(request, screen)
+    except InvalidObjectError as e:
+        raise refused(file, e.faults) from e
+    except StartError as e:
+        raise failed(e) from e
+
+
+@app.command("status")
+def status_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="of the cluster; not needed when one runs", show_default=False)
+    ] = None,
+    output: Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="json has every address, pid and file")] = "table",
+    state_dir: StateDir = None,
+) -> None:
+    """Show the workers of a cluster that runs on this machine."""
+    try:
+        typer.echo(render_status(find_run(state_dir or default_state_dir(), name), output))
+    except StartError as e:
+        raise failed(e) from e
+
+
+@app.command("validate")
+def validate_command(file: File) -> None:
+    """Check a PDCluster file and name everything that is wrong in it."""
+    cluster = load_file(file)
+    typer.echo(f"{file}: {cluster.metadata.name} is valid, revision {revision_of(cluster.spec)}")
+
+
+app.command("why")(why_command)
+app.command("plan")(plan_command)
+app.add_typer(autoscale, name="autoscale")
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Entry point of `pdctl`, and of `kubectl pd`."""
+    app()

@@ -1,0 +1,108 @@
+"""Present state of a PDCluster, beside the autoscaler's decisions: sizes, bounds, obstacles.
+
+From the object as it is written, which may be old, half of it or by hand: what
+cannot be read is left out.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.plan.autoscale.bounds import bounds_of
+from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.status.autoscaled import FIELD, recorded
+from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema.load import parse_stored
+from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_api.schema.workload import PoolKey
+from pdctl.cli.table import WIDTH, table
+
+_SHOWN = ("DECIDED", "DESIRED", "EXIST", "READY")
+_COLUMNS = ("POOL", *_SHOWN, "BOUNDS", "LAST CHANGE")
+_BELOW = (words.DISCOVERY_READY, *words.ROLE_READY.values())
+
+
+def present_lines(body: Mapping[str, Any], records: Sequence[RecordedDecision], now: datetime) -> list[str]:
+    """A table of the pools, then what stands in the way; empty where the status says nothing.
+
+    now: for schedules
+    """
+    rows = list(_rows(body, records, now))
+    lines = table(_COLUMNS, rows, right=range(1, 1 + len(_SHOWN))) if rows else []
+    return [*lines, *_in_the_way(body)]
+
+
+def _in_the_way(body: Mapping[str, Any]) -> list[str]:
+    """Obstacles of the autoscaler, desired workers and draining pods, by the conditions'
+    messages.
+    """
+    conditions = Previous(_section(body, "status")).conditions()
+    told = [each for each in conditions if each.get("type") in words.AUTOSCALING and _is_true(each)]
+    below = [each for each in conditions if each.get("type") in _BELOW and not (_is_true(each) and each.get("reason") != words.SCALING)]
+    stalled = [each for each in conditions if each.get("type") == words.STALLED and _is_true(each)]
+    given_up = [each for each in stalled if each.get("reason") == words.PROGRESS_DEADLINE_EXCEEDED]  # what says why, and the way out
+    return [line for each in (*told, *given_up, *(below or ([] if given_up else stalled))) for line in _condition(each)]
+
+
+def _is_true(condition: Mapping[str, Any]) -> bool:
+    return condition.get("status") == "True"
+
+
+def _condition(condition: Mapping[str, Any]) -> list[str]:
+    kind, reason = condition.get("type"), condition.get("reason")
+    name = str(kind) if reason in (kind, None) else f"{kind} ({reason})"
+    text = f"{name} since {condition.get('lastTransitionTime', 'unknown')}: {condition.get('message', '')}"
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+
+
+def _rows(body: Mapping[str, Any], records: Sequence[RecordedDecision], now: datetime) -> Iterator[tuple[str, ...]]:
+    status, spec = _section(body, "status"), _spec(body)
+    decided = recorded(status, str(_section(status, FIELD).get("mode"))) or {}
+    for role in _entries(status.get("roles")):
+        for pool in _entries(role.get("pools")):
+            key = (str(role.get("name")), str(pool.get("name")))
+            numbers = (decided.get(key), pool.get("desired"), pool.get("current"), pool.get("ready"))
+            shown = ["-" if number is None else str(number) for number in numbers]
+            yield ("/".join(key), *shown, _bounds(spec, key, now), _last_change(key, records))
+
+
+def _bounds(spec: PDClusterSpec | None, key: PoolKey, now: datetime) -> str:
+    role = None if spec is None else spec.roles.present().get(key[0])
+    pool = None if role is None else next((pool for pool in role.pools if pool.name == key[1]), None)
+    if spec is None or pool is None:
+        return "-"
+    schedules = spec.autoscale.schedules if spec.autoscale.mode != "Off" else ()
+    low, high, source = bounds_of(key[0], pool, schedules, now)
+    return f"{low} to {high}" + (f" ({source})" if source.startswith("schedule ") else "")
+
+
+def _last_change(key: PoolKey, records: Sequence[RecordedDecision]) -> str:
+    """The newest decision, of those that are remembered, that gave a pool another size.
+
+    records: the newest first
+    """
+    for number, record in enumerate(records, start=1):
+        steps = [step for step in record.decision.steps if step.subject == "/".join(key)]
+        if steps and steps[0].before != steps[-1].after:
+            where = "below" if number == 1 else f"--last {number}"
+            return f"{record.at.astimezone(UTC):%m-%d %H:%M:%S}: {steps[0].before} to {steps[-1].after} ({where})"
+    return "none remembered"
+
+
+def _spec(body: Mapping[str, Any]) -> PDClusterSpec | None:
+    try:
+        return parse_stored(body)[0].spec
+    except InvalidObjectError:
+        return None
+
+
+def _section(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = body.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _entries(value: object) -> list[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, Sequence) else []

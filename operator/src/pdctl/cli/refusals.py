@@ -1,0 +1,31 @@
+"""Errors on stderr, and the exit codes that go with them."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import typer
+
+from pdcluster_api.errors import Fault, InvalidObjectError, StartError
+from pdcluster_api.schema.load import load
+from pdcluster_api.schema.pdcluster import PDCluster
+
+
+def load_file(file: Path) -> PDCluster:
+    """The PDCluster of a file; exits with 2 and a line for each fault where it is not valid."""
+    try:
+        return load(file)
+    except InvalidObjectError as e:
+        raise refused(file, e.faults) from e
+
+
+def refused(file: Path, faults: Iterable[Fault]) -> typer.Exit:
+    """A line for each fault, and exit code 2."""
+    for fault in faults:
+        typer.echo(f"error: {file}: {fault}", err=True)
+    return typer.Exit(2)
+
+
+def failed(error: StartError) -> typer.Exit:
+    """The error, and its exit code."""
+    typer.echo(f"error: {error}", err=True)
+    return typer.Exit(error.exit_code)

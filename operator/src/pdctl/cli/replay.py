@@ -1,0 +1,76 @@
+"""`pdctl autoscale replay`: a trace through the autoscaler, figures to the screen, a table and
+a picture to a folder.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdcluster_api.errors import StartError
+from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
+from pdctl.cli.why import record_lines
+from pdctl.replay.plot import draw, require_matplotlib
+from pdctl.replay.run import Moment, replay
+from pdctl.replay.speeds import ESTIMATED, Speeds
+from pdctl.replay.summary import said, summarize
+from pdctl.replay.table import write_table
+from pdctl.replay.trace import read_trace
+
+
+@dataclass(frozen=True)
+class ReplayRequest:
+    """Inputs of a replay.  out: a folder for the files; None = figures only"""
+
+    trace: Path
+    cluster: PDCluster
+    speeds: Speeds
+    out: Path | None
+    with_plot: bool
+
+
+def run_replay(request: ReplayRequest) -> list[str]:
+    """Replay, write the files, and return what to print.
+
+    Raises InvalidTraceError, InvalidObjectError, StartError.
+    """
+    if request.out is not None and request.with_plot:
+        require_matplotlib()
+    spec = request.cluster.spec
+    moments = list(replay(spec, read_trace(request.trace), request.speeds))
+    lines = said(summarize(moments, float(spec.autoscale.interval_seconds)))
+    lines += _speeds_remark(spec, request.speeds)
+    if request.out is None:
+        return lines
+    try:
+        return [*lines, *_written(request, moments, request.out)]
+    except OSError as e:
+        raise StartError(f"{request.out}: cannot be written: {e.strerror or e}; give another folder with --out", exit_code=1) from e
+
+
+def _speeds_remark(spec: PDClusterSpec, speeds: Speeds) -> list[str]:
+    """That a speed is an estimate for another accelerator than the first pool of its role has."""
+    defaults = Speeds()
+    decode = (speeds.step_seconds, speeds.stream_seconds, speeds.kv_tokens)
+    is_default = {
+        "prefill": speeds.prefill_tokens_per_second == defaults.prefill_tokens_per_second,
+        "decode": decode == (defaults.step_seconds, defaults.stream_seconds, defaults.kv_tokens),
+    }
+    firsts = {role: declared.pools[0].gpu for role, declared in spec.roles.present().items()}
+    wrong = [f"{firsts[role]} as for {gpu}" for role, gpu in ESTIMATED.items() if is_default[role] and firsts[role] != gpu]
+    if not wrong:
+        return []
+    return [f"estimated speeds     taken for {' and '.join(wrong)}: give your own before you believe a figure (see --help)"]
+
+
+def _written(request: ReplayRequest, moments: list[Moment], folder: Path) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = request.trace.stem
+    written = [folder / f"{stem}.csv", folder / f"{stem}-decisions.txt"]
+    with written[0].open("w", newline="", encoding="utf-8") as file:
+        write_table(moments, file)
+    name = request.cluster.metadata.name
+    blocks = ["\n".join(record_lines(name, None, moment.record)) for moment in moments if moment.record is not None]
+    written[1].write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+    if request.with_plot:
+        written.append(folder / f"{stem}.png")
+        draw(moments, request.cluster.spec.autoscale, f"{name}: {stem}", written[-1])
+    return [f"written              {path}" for path in written]

@@ -1,0 +1,112 @@
+"""`pdctl why`: what is there now, and the autoscaler's decisions, from metric values over rules
+to replicas.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pdcluster_api.errors import StartError
+from pdcluster_api.plan.autoscale.explain import COLUMNS, explained, read_record, summary
+from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdctl.cli.live import Place, read_object
+from pdctl.cli.present import present_lines
+from pdctl.cli.source import read_text
+from pdctl.cli.table import table
+
+Body = Mapping[str, Any]
+
+
+class _TextTimes(yaml.SafeLoader):
+    """SafeLoader that leaves times as they are written, quoted or not."""
+
+
+_TextTimes.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def object_of_cluster(place: Place, name: str) -> Body:
+    """The PDCluster of a name.  Raises StartError when there is none."""
+    body = read_object(place, name)
+    if body is None:
+        namespace = place.in_namespace()
+        message = f"no PDCluster {name} in namespace {namespace}; `kubectl get pdc -A` lists all, -n names another namespace"
+        raise StartError(message, exit_code=1)
+    return body
+
+
+def object_of_file(path: Path, name: str | None) -> Body:
+    """A PDCluster, or its status alone, from a file of YAML or JSON (- = stdin).
+
+    Raises StartError (exit code 2).
+    """
+    try:
+        found = yaml.load(read_text(path), _TextTimes)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        raise StartError(f"{path}: not YAML: {e}; write it by `kubectl get pdc NAME -o yaml`", exit_code=2) from e
+    if not isinstance(found, dict) or not ({"status", "autoscaling", "spec"} & set(found)):
+        raise StartError(f"{path}: is no PDCluster and no status of one; write it by `kubectl get pdc NAME -o yaml`", exit_code=2)
+    body = found if {"status", "spec"} & set(found) else {"status": found}
+    metadata = body.get("metadata")
+    is_called = metadata.get("name") if isinstance(metadata, dict) else None
+    if name is not None and is_called not in (None, name):
+        raise StartError(f"{path}: holds {is_called}, not {name}; leave the name out, or give its file", exit_code=2)
+    return body
+
+
+def render_why(body: Body, last: int, now: datetime) -> str:
+    """Present state and obstacles, then the newest decisions.
+
+    now: for schedules.  Raises StartError where there is no decision, with what to do about it.
+    """
+    written = _section(body, "status", "autoscaling")
+    mode = _section(body, "spec", "autoscale").get("mode") or written.get("mode")
+    told = list(_told(written))
+    name = str(_section(body, "metadata").get("name", "this cluster"))
+    if not told:
+        raise StartError("\n".join([_nothing(name, mode), *present_lines(body, (), now)]), exit_code=1)
+    present = present_lines(body, [record for record, _ in told], now)
+    blocks = ["\n".join(record_lines(name, manner, record)) for record, manner in told[:last]]
+    more = len(told) - last
+    hint = [f"{more} earlier {'decision' if more == 1 else 'decisions'}: --last {len(told)}"] if more > 0 else []
+    return "\n\n".join([*(["\n".join([f"{name}, autoscale.mode {mode}", *present])] if present else []), *blocks, *hint])
+
+
+def _told(written: Body) -> Iterator[tuple[RecordedDecision, object]]:
+    """Decisions with the mode that they were taken in, the newest first; None = not known."""
+    entries = written.get("lastDecisions")
+    for number, entry in enumerate(entries if isinstance(entries, list) else []):
+        record = read_record(entry)
+        if record is not None:  # a change of the mode is followed by a decision, so the newest was taken in the mode of the status
+            yield record, entry.get("mode") or (written.get("mode") if number == 0 else None)
+
+
+def _section(body: Body, *path: str) -> Body:
+    found: Any = body
+    for part in path:
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _nothing(name: str, mode: object) -> str:
+    if mode in ("On", "Advise"):
+        return f"{name} has no decision yet: the first comes within a few intervals of the first ready worker"
+    if mode is None:
+        return f"{name} has no decision: autoscaling is off; set spec.autoscale.mode to Advise (only shown) or On (carried out)"
+    return f"{name} has no decision: spec.autoscale.mode is {mode}; set it to Advise (only shown) or On (carried out)"
+
+
+def record_lines(name: str, mode: object, record: RecordedDecision) -> Iterator[str]:
+    """One decision: a line with its time and what changed, and the table.
+
+    mode: that it was taken in, None = not known
+    """
+    manner = {"On": "carried out", "Advise": "advice only"}.get(str(mode), "")
+    changed = summary(record.decision) or "no pool changes"
+    yield f"{name}, {record.at:%Y-%m-%d %H:%M:%S} UTC{f', {manner}' if manner else ''}: {changed}"
+    yield from table(COLUMNS, explained(record.decision, record.problems), right=(2, 3))

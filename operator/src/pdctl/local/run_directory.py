@@ -1,0 +1,117 @@
+"""The files of one run: state, configuration, certificates, etcd's data and logs, under the user's
+state folder.
+
+    STATE_DIR/NAME/run-PID-XXXX/   state.json  config/  certificates/  etcd/  logs/
+
+A run's folder outlives it, so that its logs can be read; the next run of the
+same name removes it.  Folders of runs that are still alive are left alone.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from pdcluster_api.errors import StartError
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run's folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, state_dir: Path, name: str) -> "RunDirectory":
+        """Make a fresh folder, for this user only; remove those of ended runs.
+
+        Raises StartError when it cannot be written.
+        """
+        parent = state_dir / name
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            for old in runs(state_dir, name):
+                if not old.is_alive:
+                    shutil.rmtree(old.path, ignore_errors=True)
+            run = cls(Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=parent)))
+            for folder in (run.config, run.certificates, run.logs):
+                folder.mkdir()
+        except OSError as e:
+            raise StartError(f"cannot write {parent}: {e.strerror}; choose another folder with --state-dir", exit_code=1) from e
+        return run
+
+    @property
+    def config(self) -> Path:
+        """Engine files and the policy file."""
+        return self.path / "config"
+
+    @property
+    def certificates(self) -> Path:
+        """PEM files."""
+        return self.path / "certificates"
+
+    @property
+    def logs(self) -> Path:
+        """One file per process."""
+        return self.path / "logs"
+
+    @property
+    def etcd_data(self) -> Path:
+        """etcd's data, when it is ours."""
+        return self.path / "etcd"
+
+    @property
+    def policy(self) -> Path:
+        """The policy file that every worker watches."""
+        return self.config / "policy.yaml"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the pdctl that made it."""
+        return int(self.path.name.split("-")[1])
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether that pdctl still runs."""
+        return psutil.pid_exists(self.pid)
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        """Replace the state file."""
+        replace_file(self.path / "state.json", json.dumps(state, indent=2) + "\n")
+
+    def read_state(self) -> dict[str, Any] | None:
+        """The state file; None until it is written."""
+        try:
+            state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
+        except FileNotFoundError:
+            return None
+        return state
+
+
+def default_state_dir() -> Path:
+    """$XDG_STATE_HOME/pdcluster, by default ~/.local/state/pdcluster."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "pdcluster"
+
+
+def runs(state_dir: Path, name: str = "*") -> list[RunDirectory]:
+    """Runs of a cluster (of every cluster), the newest last."""
+    return [RunDirectory(path) for path in sorted(state_dir.glob(f"{name}/run-*-*"), key=lambda path: path.stat().st_mtime)]
+
+
+def write_yaml(path: Path, content: dict[str, Any]) -> None:
+    """Replace a YAML file at once: a reader sees the old or the new one."""
+    replace_file(path, yaml.safe_dump(content, sort_keys=False))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file at once: a reader sees the old or the new one."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,61 @@
+"""Write what the worker processes of one run read, and say how each is started."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdcluster_api.manifests.worker_config import WorkerSite, engine_file, policy_file
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdctl.local.certificates import Certificates
+from pdctl.local.plan import ProcessSpec
+from pdctl.local.processes import Launch
+from pdctl.local.run_directory import RunDirectory, write_yaml
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where and how the processes of one run are started.  command: the worker program, without its files."""
+
+    run: RunDirectory
+    model_path: Path
+    etcd_endpoints: tuple[str, ...]
+    certificates: Certificates
+    command: tuple[str, ...]
+
+
+def write_policy(cluster: PDCluster, site: Site) -> None:
+    """Write the policy file that all processes share."""
+    write_yaml(site.run.policy, policy_file(cluster))
+
+
+def write_process(cluster: PDCluster, process: ProcessSpec, site: Site) -> Launch:
+    """Write the engine file of one process and return how to start it."""
+    path = site.run.config / f"{process.name}.yaml"
+    write_yaml(path, engine_file(cluster, process.role, process.pool, process.engine, _worker_site(process, site)))
+    return Launch(
+        name=process.name,
+        command=(*site.command, "--engine-config", str(path), "--policy", str(site.run.policy)),
+        log=site.run.logs / f"{process.name}.log",
+        environment={
+            "POD_NAME": process.name,
+            "POD_NAMESPACE": cluster.metadata.namespace,
+            "POD_IP": LOOPBACK,
+            "PYTHONUNBUFFERED": "1",
+            "PDCLUSTER_OWN_CORES": str(process.engine.threads if process.owns_cores else 0),
+        },
+    )
+
+
+def _worker_site(process: ProcessSpec, site: Site) -> WorkerSite:
+    return WorkerSite(
+        model_path=str(site.model_path),
+        etcd_endpoints=site.etcd_endpoints,
+        ca=str(site.certificates.ca),
+        certificate=str(site.certificates.certificate),
+        key=str(site.certificates.key),
+        host=LOOPBACK,
+        http_port=process.http_port,
+        grpc_port=0,
+        kv_port=0,
+    )

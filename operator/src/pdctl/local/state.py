@@ -1,0 +1,45 @@
+"""The state file of a run: what `pdctl status` and tests read.  Its writer is `pdctl up`, at every change."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdctl.local.plan import LocalPlan
+from pdctl.local.rows import Row
+from pdctl.local.site import Site
+from pdctl.local.together import disaggregation_of
+
+
+def make_state(cluster: PDCluster, plan: LocalPlan, site: Site, etcd_pid: int | None, rows: Sequence[Row]) -> dict[str, Any]:
+    """State as JSON data.  etcd_pid: None when the etcd is not ours."""
+    return {
+        "name": cluster.metadata.name,
+        "namespace": cluster.metadata.namespace,
+        "revision": plan.revision,
+        "pid": os.getpid(),
+        "model": cluster.spec.model.name,
+        "ingress": plan.ingress.name,
+        "etcd": {"endpoints": list(site.etcd_endpoints), "pid": etcd_pid},
+        "certificates": {
+            "ca": str(site.certificates.ca),
+            "certificate": str(site.certificates.certificate),
+            "key": str(site.certificates.key),
+        },
+        "policy": str(site.run.policy),
+        "disaggregation": disaggregation_of(cluster, rows),
+        "workers": [_worker(row) for row in rows],
+    }
+
+
+def _worker(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "role": row.role,
+        "pool": row.pool,
+        "state": row.state,
+        "pid": row.pid,
+        "restarts": row.num_restarts,
+        "log": str(row.log),
+        **{kind: row.addresses.get(kind) for kind in ("http", "grpc", "kv")},
+    }

@@ -1,0 +1,72 @@
+"""The worker processes of one cluster: kept running together, drained together, ended without a
+remainder.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from pdctl.local.keeper import Keeper, Report
+from pdctl.local.processes import Launch
+
+DRAIN_SECONDS = 60.0  # longer than any answer of a small machine should take; then it is killed and said so
+CONFIGURATION_ERROR = 2  # a worker's exit code for a config file or a model that no restart can mend
+
+
+class Supervisor:
+    """Keeps one process per launch; `keepers` are in the order of the launches."""
+
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        report: Report,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.keepers = tuple(
+            Keeper(launch, report, give_up_on=frozenset({CONFIGURATION_ERROR}), sleep=sleep, clock=clock) for launch in launches
+        )
+        self._report = report
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+
+    def start(self) -> None:
+        """Start every process; they are kept until `stop`."""
+        self._tasks = tuple(asyncio.create_task(keeper.run(), name=keeper.launch.name) for keeper in self.keepers)
+
+    async def given_up(self) -> Keeper | None:
+        """Return the first keeper that gives up, None when all were stopped.
+
+        Raises OSError when a process cannot be started.
+        """
+        pending = set(self._tasks)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            failed = [keeper for keeper in self.keepers if keeper.phase == "failed"]
+            if failed:
+                return failed[0]
+        return None
+
+    async def stop(self, hurry: asyncio.Event, drain_seconds: float = DRAIN_SECONDS) -> None:
+        """Drain every process with SIGTERM; kill what is left when `hurry` is set or the time
+        is over.
+        """
+        for keeper in self.keepers:
+            keeper.stop()
+        if not await self._ended(hurry, drain_seconds):
+            left = [keeper.launch.name for keeper in self.keepers if keeper.pid is not None]
+            self._report(f"killing {', '.join(left)}: not drained")
+            for keeper in self.keepers:
+                keeper.kill()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ended(self, hurry: asyncio.Event, seconds: float) -> bool:
+        """Return whether every process ended by itself before `hurry` and the time limit."""
+        ended = asyncio.ensure_future(asyncio.wait(self._tasks))
+        hurried = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait({ended, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        hurried.cancel()
+        return all(task.done() for task in self._tasks)

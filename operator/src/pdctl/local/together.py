@@ -1,0 +1,54 @@
+"""Disaggregation of the workers of this machine: as the operator's condition Disaggregating."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pdcluster_api.plan.observed.pools import PREFILL
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.status.disaggregating import Said, disaggregating
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdctl.local.rows import Row
+
+
+def disaggregation_of(cluster: PDCluster, rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Status, reason and message of the condition, and its figures; None = there is nothing to
+    say, as of mixed workers.
+    """
+    if PREFILL not in cluster.spec.roles.present():
+        return None
+    threshold = cluster.spec.prefill_length_threshold
+    found = disaggregating(_said(rows), Previous({}), threshold)
+    if found.condition is None:
+        return None
+    condition = found.condition
+    words = {"status": condition.status, "reason": condition.reason, "message": condition.message}
+    return {**words, **found.status}
+
+
+class TogetherNews:
+    """Says once that they do not work together, and once that they do again."""
+
+    def __init__(self, cluster: PDCluster, say: Callable[[str], None]) -> None:
+        self._cluster, self._say = cluster, say
+        self._told: str | None = None
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Look at all workers, after a change."""
+        found = disaggregation_of(self._cluster, rows)
+        if found is None or found["status"] == "Unknown":
+            return
+        reason = found["reason"] if found["status"] == "False" else None
+        if reason != self._told:
+            self._told = reason
+            self._say(f"{self._cluster.metadata.name}: {found['message']}")
+
+
+def _said(rows: Sequence[Row]) -> Said:
+    prefill = [row for row in rows if row.role == PREFILL]
+    said = {row.name: row.disaggregation for row in rows if row.disaggregation is not None}
+    return Said(
+        decode={row.name: said[row.name] for row in rows if row.role != PREFILL and row.name in said},
+        prefill={row.name: said[row.name] for row in prefill if row.name in said},
+        prefill_pods=frozenset(row.name for row in prefill),
+        num_prefill_ready=sum(row.is_ready for row in prefill),
+    )

@@ -1,0 +1,65 @@
+"""Look at every worker a few times a second, process and etcd record together, until stopped.
+
+A plain read each time, not a watch: there are a handful of keys, and a read
+needs no care after etcd was away.  While it is away the last records stay.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from pdcluster_api.discovery.etcd import WorkerRecord, read_workers
+from pdcluster_api.errors import EtcdUnreachableError
+from pdctl.local.keeper import Keeper
+from pdctl.local.rows import LifeLedger, Row, make_rows
+
+_STARTING_SECONDS = 0.2
+_STEADY_SECONDS = 1.0
+
+
+class Watcher:
+    """Calls `changed` with all rows whenever one differs; `all_ready` is set when every worker
+    has been ready at once.
+    """
+
+    def __init__(self, endpoints: Sequence[str], prefix: str, changed: Callable[[Sequence[Row]], None]) -> None:
+        self.all_ready = asyncio.Event()
+        self._endpoints = endpoints
+        self._prefix = prefix
+        self._changed = changed
+        self._records: Mapping[str, WorkerRecord] = {}
+        self._ledger = LifeLedger({})
+        self._rows: tuple[Row, ...] = ()
+
+    async def prime(self) -> None:
+        """Note what an earlier run left in etcd; call it before any process starts.
+
+        Raises EtcdUnreachableError.
+        """
+        self._ledger = LifeLedger(await read_workers(self._endpoints, self._prefix))
+
+    async def run(self, workers: Sequence[tuple[str, str, Keeper]]) -> None:
+        """Look until cancelled at workers given as (role, pool, keeper)."""
+        while True:
+            await self.refresh()
+            self.look(workers)
+            await asyncio.sleep(_STEADY_SECONDS if self.all_ready.is_set() else _STARTING_SECONDS)
+
+    def look(self, workers: Sequence[tuple[str, str, Keeper]]) -> None:
+        """Compare with the rows reported last."""
+        rows = make_rows(workers, self._records, self._ledger)
+        if rows != self._rows:
+            self._rows = rows
+            self._changed(rows)
+        if all(row.is_ready for row in rows):
+            self.all_ready.set()
+
+    def http_address(self, name: str) -> str:
+        """Where a worker that is ready answers HTTP, as host:port."""
+        return next(row.addresses["http"] for row in self._rows if row.name == name)
+
+    async def refresh(self) -> None:
+        """Read the records again; keep the old ones when etcd does not answer."""
+        try:
+            self._records = await read_workers(self._endpoints, self._prefix)
+        except EtcdUnreachableError:
+            return  # its own keeper says so when it is ours; workers that know each other go on

@@ -1,0 +1,269 @@
+"""Preview of applying an object: fields, revision, accelerators, pools, and refusals.
+
+Pure, and made of the planner itself: the plan for the new object on what is
+there, beside what is there.  Values that are the default do not differ from
+values that are left out.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from pdcluster_api.errors import Fault
+from pdcluster_api.plan.cluster import plan_cluster, sizes_of
+from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
+from pdcluster_api.plan.sizes.scalers import PoolSize
+from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.workload import PoolKey, Workload, WorkloadId
+from pdctl.preview.fields import changed_fields
+from pdctl.preview.foreseen import coming_conflicts, foreseen, why_resized
+from pdctl.preview.immutable import immutable_faults
+
+_UNKNOWN = "unknown"  # the accelerator of a pool that is declared no more
+
+
+class Effect(Enum):
+    """When a changed field takes effect, and on what."""
+
+    REVISION = "new workers: a new revision"
+    NONE = "nothing: no worker gets another value"
+    POLICY = "policy: in a minute or two, without a restart"
+    MODE = "the owner of pool sizes: at once"
+    AUTOSCALER = "the next decision of the autoscaler"
+    ASLEEP = "nothing while autoscale.mode is Off"
+    POOLS = "the size of a pool, see below"
+    OVERRULED = "nothing: the autoscaler decides"
+    BOUNDS = "the sizes that the pool may have"
+    SERVICE = "the Service: at once, workers stay"
+    OBJECTS = "the objects beside the workers: at once"
+    ETCD = "the cluster's etcd: its pods restart"
+    LATER = "what is made or ended from now on"
+    ACCELERATORS = "pools of that type: their workers end, then new ones are made"
+    UNUSED = "nothing: no pool names that type"
+    LABELS = "the object alone"
+
+
+_EFFECTS = (
+    ("metadata.", Effect.LABELS),
+    ("spec.routing.", Effect.POLICY),
+    ("spec.qos.", Effect.POLICY),
+    ("spec.autoscale.mode", Effect.MODE),
+    ("spec.autoscale.", Effect.AUTOSCALER),
+    ("spec.service.apiKeySecret", Effect.REVISION),
+    ("spec.service.sharedPrefixCache", Effect.POLICY),
+    ("spec.service.cors", Effect.POLICY),
+    ("spec.service.limits", Effect.POLICY),
+    ("spec.service.", Effect.SERVICE),
+    ("spec.monitoring.", Effect.OBJECTS),
+    ("spec.networkPolicy.", Effect.OBJECTS),
+    ("spec.rollout.gracePeriodSeconds", Effect.REVISION),
+    ("spec.rollout.", Effect.LATER),
+    ("spec.accelerators.", Effect.ACCELERATORS),
+    ("spec.discovery.etcd.endpoints", Effect.REVISION),
+    ("spec.discovery.etcd.tlsSecret", Effect.REVISION),
+    ("spec.discovery.etcd.", Effect.ETCD),
+)
+"""The first whose beginning fits; fields in no line are part of the revision."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field with another value.  None = it is not given."""
+
+    path: str
+    before: Any
+    after: Any
+    effect: Effect
+
+
+@dataclass(frozen=True)
+class PoolChange:
+    """Workers of a pool before and after; None = there is no such pool.
+
+    note: remark on the size.
+    """
+
+    key: PoolKey
+    gpu: str
+    before: int | None
+    after: int | None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """Accelerators of one type: held now, at most on the way, and afterwards."""
+
+    gpu: str
+    now: int
+    meanwhile: int
+    after: int
+
+    @property
+    def extra(self) -> int:
+        """Accelerators that must be free on top of those held now."""
+        return max(0, self.meanwhile - self.now)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """All of it.
+
+    before:   the revision that is declared, or serves, now; None = there is no object
+    mode:     autoscale.mode now (None = there is no object, or it cannot be read) and afterwards
+    problems: what would stand in the autoscaler's way, as (condition, message)
+    refused:  what the API server would refuse; then nothing of the rest would happen
+    """
+
+    before: str | None
+    after: str
+    strategy: str
+    mode: tuple[str | None, str] = (None, "Off")
+    changes: tuple[Change, ...] = ()
+    pools: tuple[PoolChange, ...] = ()
+    accelerators: tuple[Accelerators, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    refused: tuple[Fault, ...] = ()
+
+    @property
+    def is_rollout(self) -> bool:
+        """Return whether workers that run are replaced."""
+        return self.before is not None and self.before != self.after
+
+
+def settled(cluster: PDCluster) -> Observed:
+    """State of a cluster that is as declared: all workers ready, all scalers at `replicas`."""
+    revision, pools = revision_of(cluster.spec), _declared(cluster.spec)
+    states = [
+        WorkloadState(WorkloadId(cluster.metadata.name, *key, revision), size, size, size, size)
+        for key, pool in pools.items()
+        for size in (pool.replicas,)
+    ]
+    return Observed(
+        generation=1,
+        status={"revision": revision, "servingRevision": revision},
+        discovery=DiscoveryState(managed=not cluster.spec.discovery.etcd.endpoints, ready=1, wanted=1),
+        workloads=states,
+        scalers=[ScalerState(role, name, pool.replicas, pool.replicas) for (role, name), pool in pools.items()],
+        service_revision=revision,
+        records=[state.id for state in states],
+    )
+
+
+def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, now: str) -> Preview:
+    """Preview applying `new`.
+
+    old:      the object as it is; None = there is none, or it cannot be read
+    observed: what runs; None = nothing does
+    now:      RFC 3339 in UTC
+    """
+    there = foreseen(new, observed or Observed(generation=0, status={}, discovery=DiscoveryState(managed=True)), now)
+    after = revision_of(new.spec)
+    before = there.service_revision if old is None else revision_of(old.spec)
+    running = _running(there, after)
+    sizes = sizes_of(new, there)
+    known = {**({} if old is None else _declared(old.spec)), **_declared(new.spec)}
+    return Preview(
+        before=before,
+        after=after,
+        strategy=new.spec.rollout.strategy,
+        mode=(None if old is None else old.spec.autoscale.mode, new.spec.autoscale.mode),
+        changes=() if old is None else tuple(_changes(old, new, is_rollout=before != after)),
+        pools=tuple(_pools(new.spec, sizes, running, known, there.decision)),
+        accelerators=tuple(_accelerators(plan_cluster(new, there, now).workloads, there, sizes, known)),
+        problems=(*(() if there.decision is None else there.decision.problems), *coming_conflicts(new.spec, now)),
+        refused=() if old is None else immutable_faults(old, new),
+    )
+
+
+def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Change]:
+    named = {pool.gpu for pool in _declared(old.spec).values()}
+    for path, before, after in changed_fields(old, new):
+        effect = effect_of(path)
+        if effect is Effect.REVISION and not is_rollout:
+            effect = Effect.NONE
+        elif effect is Effect.AUTOSCALER and new.spec.autoscale.mode == "Off":
+            effect = Effect.ASLEEP
+        elif effect is Effect.POOLS and new.spec.autoscale.mode == "On" and before is not None and path.endswith("].replicas"):
+            effect = Effect.OVERRULED
+        elif effect is Effect.ACCELERATORS and not any(path.startswith(f"spec.accelerators.{gpu}.") for gpu in named):
+            effect = Effect.UNUSED
+        yield Change(path, before, after, effect)
+
+
+def effect_of(path: str) -> Effect:
+    """Effect of a change of the field at a path."""
+    if path.startswith("spec.roles.") and ".pools[" in path:
+        return Effect.BOUNDS if path.endswith(("minReplicas", "maxReplicas")) else Effect.POOLS
+    return next((effect for start, effect in _EFFECTS if path.startswith(start)), Effect.REVISION)
+
+
+def _declared(spec: PDClusterSpec) -> dict[PoolKey, PoolSpec]:
+    return {(role, pool.name): pool for role, declared in spec.roles.present().items() for pool in declared.pools}
+
+
+def _running(observed: Observed, revision: str) -> dict[PoolKey, int]:
+    """Workers of each pool of the revision that serves, or else of any."""
+    serving = observed.service_revision or revision
+    living = [state for state in observed.workloads if not state.gone]
+    chosen = [state for state in living if state.id.revision == serving] or living
+    return {(state.id.role, state.id.pool): state.desired for state in chosen}
+
+
+def _pools(
+    spec: PDClusterSpec,
+    sizes: Iterable[PoolSize],
+    running: Mapping[PoolKey, int],
+    known: Mapping[PoolKey, PoolSpec],
+    decided: RecordedDecision | None,
+) -> Iterator[PoolChange]:
+    found = set()
+    for size in sizes:
+        found.add(size.key)
+        note = why_resized(decided, size) or size.note or _unheeded(spec, size)
+        yield PoolChange(size.key, size.pool.gpu, running.get(size.key), size.wanted, note)
+    for key, workers in running.items():
+        if key not in found:
+            yield PoolChange(key, known[key].gpu if key in known else _UNKNOWN, workers, None)
+
+
+def _unheeded(spec: PDClusterSpec, size: PoolSize) -> str | None:
+    """Reason why the `replicas` of a file do not count; None = they do."""
+    if size.wanted == size.pool.replicas:
+        return None
+    if spec.autoscale.mode == "On":
+        return f"the autoscaler decides, not the file's replicas ({size.pool.replicas})"
+    return f"it was scaled; the file's replicas ({size.pool.replicas}) is not new and asks for nothing"
+
+
+def _accelerators(
+    planned: Iterable[Workload], observed: Observed, sizes: Iterable[PoolSize], known: Mapping[PoolKey, PoolSpec]
+) -> Iterator[Accelerators]:
+    """Accelerators by type: now, after the next reconcile (terminating pods keep theirs), and
+    in the end.
+    """
+    there = {state.id: state.current if state.gone else max(state.current, state.desired) for state in observed.workloads}
+    wanted = {workload.id: workload.replicas for workload in planned}
+    beside = {each: max(there.get(each, 0), wanted.get(each, 0)) for each in {**there, **wanted}}
+    now, meanwhile = _by_gpu(_keyed(there), known), _by_gpu(_keyed(beside), known)
+    after = _by_gpu([(size.key, size.wanted) for size in sizes], known)
+    for gpu in sorted({*now, *meanwhile, *after}):
+        yield Accelerators(gpu, now[gpu], max(meanwhile[gpu], after[gpu]), after[gpu])
+
+
+def _keyed(workers: Mapping[WorkloadId, int]) -> list[tuple[PoolKey, int]]:
+    return [((each.role, each.pool), number) for each, number in workers.items()]
+
+
+def _by_gpu(workers: Iterable[tuple[PoolKey, int]], known: Mapping[PoolKey, PoolSpec]) -> Counter[str]:
+    sums = Counter[str]()
+    for key, number in workers:
+        pool = known.get(key)
+        sums[_UNKNOWN if pool is None else pool.gpu] += number
+    return sums

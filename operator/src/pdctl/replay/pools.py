@@ -1,0 +1,117 @@
+"""Simulated pools: workers by ordinal that start, serve, drain and go, as those of a StatefulSet
+do.
+
+There are nodes for every worker; only budget and bounds of the spec limit them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pdcluster_api.plan.autoscale.values import PoolFacts
+from pdcluster_api.schema.workload import PoolKey
+from pdctl.replay.streams import Streams
+
+
+class State(Enum):
+    """State of one worker."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass
+class Worker:
+    """One worker.
+
+    since: when it came into its state, in seconds; streams: of a decode worker, the requests that
+    it runs
+    """
+
+    ordinal: int
+    state: State
+    since: float
+    streams: Streams = field(default_factory=Streams)
+
+    def go(self, state: State, now: float) -> None:
+        """Into another state."""
+        self.state, self.since = state, now
+
+
+@dataclass
+class SimulatedPool:
+    """One pool.
+
+    speed: of its workers, over one of the role's first pool; replicas: what was last decided
+    """
+
+    role: str
+    name: str
+    gpu: str
+    speed: float
+    replicas: int
+    workers: list[Worker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.workers = [Worker(ordinal, State.READY, 0.0) for ordinal in range(self.replicas)]
+
+    @property
+    def key(self) -> PoolKey:
+        """(role, pool)."""
+        return self.role, self.name
+
+    def ready(self) -> Sequence[Worker]:
+        """The workers that take new requests."""
+        return self.having(State.READY)
+
+    def having(self, state: State) -> Sequence[Worker]:
+        """The workers in a state, by ordinal."""
+        return [worker for worker in self.workers if worker.state is state]
+
+    def facts(self) -> PoolFacts:
+        """As the operator would see it."""
+        ready, ending = len(self.ready()), len(self.having(State.DRAINING))
+        return PoolFacts(self.role, self.name, self.gpu, self.replicas, len(self.workers), ready, ending)
+
+    def scale(self, replicas: int, now: float) -> None:
+        """Carry out a decision: the highest ordinals drain; a worker that drains is taken back
+        before a new one starts.
+        """
+        self.replicas = replicas
+        there = {worker.ordinal: worker for worker in self.workers}
+        for ordinal in range(replicas):
+            worker = there.setdefault(ordinal, Worker(ordinal, State.STARTING, now))
+            if worker.state is State.DRAINING:
+                worker.go(State.READY, now)
+        for ordinal, worker in list(there.items()):
+            if ordinal >= replicas and worker.state is State.STARTING:
+                del there[ordinal]
+            elif ordinal >= replicas and worker.state is State.READY:
+                worker.go(State.DRAINING, now)
+        self.workers = [there[ordinal] for ordinal in sorted(there)]
+
+    def pass_time(self, now: float, start_seconds: float, drain_timeout_seconds: float | None) -> float:
+        """Let workers become ready, and drained ones go.
+
+        Returns the streams that a time limit cut.
+        """
+        cut = 0.0
+        staying = []
+        for worker in self.workers:
+            if worker.state is State.STARTING and now - worker.since >= start_seconds:
+                worker.go(State.READY, now)
+            if worker.state is State.DRAINING and now > worker.since:
+                is_late = drain_timeout_seconds is not None and now - worker.since >= drain_timeout_seconds
+                if is_late or worker.streams.is_done:
+                    cut += 0.0 if worker.streams.is_done else worker.streams.number
+                    continue
+            staying.append(worker)
+        self.workers = staying
+        return cut
+
+
+def carry_out(pools: Iterable[SimulatedPool], replicas: Mapping[PoolKey, int], now: float) -> None:
+    """Every pool to its decided size."""
+    for pool in pools:
+        pool.scale(replicas[pool.key], now)

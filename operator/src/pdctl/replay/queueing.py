@@ -1,0 +1,163 @@
+"""A fluid model of the two phases: a queue of prompts that all prefill workers serve, and streams
+that decode on one worker each.
+
+Requests are amounts, not events: 0.3 of a request can arrive.  Prompts are served
+in order of arrival.  A stream begins with room for its prompt and half its
+answer in the KV cache of a worker, and a place in its batch; without, it waits.  A step of
+a worker takes longer the more streams it has.  What waits is never lost.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pdctl.replay.pools import SimulatedPool, State, Worker
+from pdctl.replay.speeds import Speeds
+from pdctl.replay.trace import Load
+
+_DUST = 1e-6  # of a request: less is none
+_MOMENT_SECONDS = 2.0  # between two looks at who may begin to decode; an engine looks at every step
+
+
+@dataclass
+class Batch:
+    """Requests that arrived together.  since: when, in seconds"""
+
+    number: float
+    input_tokens: float
+    output_tokens: float
+    since: float
+
+
+@dataclass
+class PrefillPhase:
+    """The queue of prompts.
+
+    engine_busy_ratio, tokens, ttft: of the last interval; ttft None = no prompt was served
+    """
+
+    speeds: Speeds
+    queue: deque[Batch] = field(default_factory=deque)
+    engine_busy_ratio: float = 0.0
+    tokens: float = 0.0
+    ttft_seconds: float | None = None
+
+    @property
+    def num_requests(self) -> float:
+        """That wait."""
+        return sum(batch.number for batch in self.queue)
+
+    @property
+    def num_tokens(self) -> float:
+        """That the prompts which wait have."""
+        return sum(batch.number * batch.input_tokens for batch in self.queue)
+
+    def serve(self, load: Load, pools: Sequence[SimulatedPool], seconds: float) -> list[Batch]:
+        """One interval: the load arrives, and the ready workers take what they can.
+
+        Returns the requests whose prompts are done.
+        """
+        if load.requests_per_second > 0.0:
+            self.queue.append(Batch(load.requests_per_second * seconds, load.input_tokens, load.output_tokens, load.seconds))
+        rate = self.speeds.prefill_tokens_per_second
+        capacity = left = sum(len(pool.ready()) * pool.speed for pool in pools) * rate * seconds
+        done: list[Batch] = []
+        while self.queue and left > _DUST:
+            part = _taken(self.queue, left)
+            left -= part.number * part.input_tokens
+            done.append(part)
+        self.tokens = capacity - left
+        self.engine_busy_ratio = self.tokens / capacity if capacity else 0.0
+        self.ttft_seconds = _mean([(batch.number, load.seconds - batch.since + batch.input_tokens / rate) for batch in done])
+        return done
+
+
+def _taken(queue: deque[Batch], tokens: float) -> Batch:
+    """The first batch of the queue, or as much of it as the tokens are enough for."""
+    first = queue[0]
+    number = first.number if first.number * first.input_tokens <= tokens else tokens / first.input_tokens
+    first.number -= number
+    if first.number <= _DUST:
+        queue.popleft()
+    return Batch(number, first.input_tokens, first.output_tokens, first.since)
+
+
+@dataclass
+class DecodePhase:
+    """Streams on workers, and requests that wait for room.
+
+    tokens: by worker, of the last interval; max_sequences: of one worker
+    """
+
+    speeds: Speeds
+    max_sequences: int
+    waiting: deque[Batch] = field(default_factory=deque)
+    tokens: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def num_requests_waiting(self) -> float:
+        """Requests that wait for room."""
+        return sum(batch.number for batch in self.waiting)
+
+    def serve(self, arrived: Sequence[Batch], pools: Sequence[SimulatedPool], seconds: float) -> None:
+        """One interval, in a few moments: what arrived is given to ready workers as far as
+        there is room, then all decode.
+        """
+        moments = math.ceil(seconds / _MOMENT_SECONDS)
+        self.tokens = {}
+        for _ in range(moments):
+            self.waiting.extend(replace(batch, number=batch.number / moments) for batch in arrived if batch.output_tokens > 1.0)
+            self._admit([worker for pool in pools for worker in pool.ready()])
+            for pool in pools:
+                for worker in pool.workers:
+                    written = self._decode(worker, pool.speed, seconds / moments)
+                    self.tokens[id(worker)] = self.tokens.get(id(worker), 0.0) + written
+
+    def _admit(self, workers: Sequence[Worker]) -> None:
+        while self.waiting and (number := self._spread(self.waiting[0], workers)) > 0.0:
+            self.waiting[0].number -= number
+            if self.waiting[0].number > _DUST:
+                break
+            self.waiting.popleft()
+
+    def usage(self, worker: Worker) -> float:
+        """Share of a worker's KV cache that is held."""
+        return min(1.0, worker.streams.held_tokens / self.speeds.kv_tokens)
+
+    def step_seconds(self, worker: Worker, speed: float) -> float:
+        """Seconds of one step with the streams that the worker has: the time per output token."""
+        return (self.speeds.step_seconds + self.speeds.stream_seconds * max(0.0, worker.streams.number - 1.0)) / speed
+
+    def _spread(self, batch: Batch, workers: Sequence[Worker]) -> float:
+        """Give a batch to workers in proportion to their room.
+
+        Returns how many of its requests found some.
+        """
+        rooms = [self._room(worker, batch) for worker in workers]
+        room = sum(rooms)
+        given = min(batch.number, room)
+        if given <= _DUST:
+            return 0.0
+        for worker, own in zip(workers, rooms, strict=True):
+            if own > 0.0:
+                worker.streams.add(given * own / room, batch.input_tokens, batch.output_tokens)
+        return given
+
+    def _room(self, worker: Worker, batch: Batch) -> float:
+        """Requests of a batch that a worker can take; one that is longer than the whole cache
+        counts as just as long.
+        """
+        need = min(batch.input_tokens + batch.output_tokens / 2.0, self.speeds.kv_tokens)
+        by_tokens = (self.speeds.kv_tokens - worker.streams.held_tokens) / need if need > 0.0 else float(self.max_sequences)
+        return max(0.0, min(by_tokens, self.max_sequences - worker.streams.number))
+
+    def _decode(self, worker: Worker, speed: float, seconds: float) -> float:
+        """Let a worker decode for an interval.  Returns the tokens that it wrote."""
+        return 0.0 if worker.state is State.STARTING else worker.streams.decode(seconds / self.step_seconds(worker, speed))
+
+
+def _mean(weighted: Sequence[tuple[float, float]]) -> float | None:
+    """The mean of (weight, value); None = there are none."""
+    weight = sum(each for each, _ in weighted)
+    return sum(each * value for each, value in weighted) / weight if weight > 0.0 else None

@@ -1,0 +1,187 @@
+"""Run a trace through the autoscaler: an interval of load, a round of scrapes, a decision, and so on.
+
+The decisions are those of `plan.autoscale.decide`, unchanged; only the cluster is
+simulated.  Second 0 is midnight in UTC between a Sunday and a Monday, for
+schedules.  A decision takes effect with the next interval.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from pdcluster_api.errors import Fault, InvalidObjectError, InvalidTraceError
+from pdcluster_api.plan.autoscale.decide import decide
+from pdcluster_api.plan.autoscale.rules import GRACE_ROUNDS
+from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, Sample
+from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_api.schema.workload import PoolKey
+from pdctl.replay.pools import SimulatedPool, carry_out
+from pdctl.replay.queueing import DecodePhase, PrefillPhase
+from pdctl.replay.scraping import scraped
+from pdctl.replay.speeds import Speeds, share_of_first
+from pdctl.replay.trace import Load, Trace
+
+MIDNIGHT = datetime(2026, 1, 5, tzinfo=UTC)
+MAX_INTERVALS = 500_000
+
+
+@dataclass(frozen=True)
+class PoolMoment:
+    """A pool after an interval.  replicas: asked for during it; ready, draining: workers"""
+
+    role: str
+    gpu: str
+    replicas: int
+    ready: int
+    draining: int
+    current: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One interval, as it ended.
+
+    demand:            workers that the load alone keeps busy, by role, of the first pool's kind
+    prefill_queue_requests:    of the prefill queue
+    engine_busy_ratio:        mean of the prefill workers
+    num_requests_waiting:       requests that wait in decode engines
+    kv_cache_usage_ratio:    mean of the decode workers
+    latencies in seconds, None = nothing was served
+    over:              roles with a signal over its threshold
+    record:            the decision that was made, where it changed replicas
+    problems:          reasons that stood in the way
+    num_cut:           streams that `drainTimeoutSeconds` cut
+    """
+
+    load: Load
+    demand: Mapping[str, float]
+    pools: Mapping[PoolKey, PoolMoment]
+    prefill_queue_requests: float
+    engine_busy_ratio: float
+    num_requests_waiting: float
+    kv_cache_usage_ratio: float
+    ttft_seconds: float | None
+    tpot_seconds: float | None
+    over: frozenset[str]
+    record: RecordedDecision | None
+    problems: tuple[str, ...]
+    num_cut: float
+
+
+@dataclass
+class _Scene:
+    """The simulated cluster, and what the autoscaler carries along."""
+
+    spec: PDClusterSpec
+    pools: Sequence[SimulatedPool]
+    prefill: PrefillPhase
+    decode: DecodePhase
+    speeds: Speeds
+    windows: dict[PoolKey, deque[Sample]] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+
+    def of(self, role: str) -> Sequence[SimulatedPool]:
+        return [pool for pool in self.pools if pool.role == role]
+
+
+def replay(spec: PDClusterSpec, trace: Trace, speeds: Speeds) -> Iterator[Moment]:
+    """Every interval of the trace, of `autoscale.intervalSeconds` each; `autoscale.mode` is not looked at.
+
+    Raises InvalidObjectError for the role mixed, InvalidTraceError for a trace of too many intervals.
+    """
+    interval = float(spec.autoscale.interval_seconds)
+    if spec.roles.mixed is not None:
+        fix = "give the roles prefill and decode"
+        raise InvalidObjectError([Fault("spec.roles.mixed", "cannot be replayed: the simulated cluster has two phases", fix)])
+    if trace.duration_seconds > MAX_INTERVALS * interval:
+        reason = f"lasts {trace.duration_seconds:g} s: at most {MAX_INTERVALS} intervals of {interval:g} s are replayed"
+        raise InvalidTraceError([Fault("", reason, "cut the trace, or raise autoscale.intervalSeconds")])
+    return _moments(_scene(spec, speeds), trace, interval)
+
+
+def _moments(scene: _Scene, trace: Trace, interval: float) -> Iterator[Moment]:
+    for load in trace.every(interval):
+        yield _moment(scene, load, interval)
+
+
+def _scene(spec: PDClusterSpec, speeds: Speeds) -> _Scene:
+    pools = [
+        SimulatedPool(role, pool.name, pool.gpu, share_of_first(spec, role, pool.gpu), pool.replicas)
+        for role, declared in spec.roles.present().items()
+        for pool in declared.pools
+    ]
+    decode = DecodePhase(speeds, spec.engine_of("decode").max_sequences)
+    return _Scene(spec, pools, PrefillPhase(speeds), decode, speeds)
+
+
+def _moment(scene: _Scene, load: Load, interval: float) -> Moment:
+    limit = scene.spec.rollout.drain_timeout_seconds
+    cut = sum(pool.pass_time(load.seconds, scene.speeds.start_seconds, limit) for pool in scene.pools)
+    prompts = scene.prefill.serve(load, scene.of("prefill"), interval)
+    scene.decode.serve(prompts, scene.of("decode"), interval)
+    before = {pool.key: _pool_moment(pool) for pool in scene.pools}
+    outcome, at = _decided(scene, load, interval)
+    carry_out(scene.pools, outcome.decision.replicas, load.seconds + interval)
+    return Moment(
+        load=load,
+        demand=_demand(scene, load),
+        pools=before,
+        prefill_queue_requests=scene.prefill.num_requests,
+        engine_busy_ratio=scene.prefill.engine_busy_ratio,
+        num_requests_waiting=scene.decode.num_requests_waiting,
+        kv_cache_usage_ratio=_kv_usage(scene),
+        ttft_seconds=scene.prefill.ttft_seconds,
+        tpot_seconds=_tpot(scene),
+        over=frozenset(
+            each.subject
+            for each in outcome.decision.inputs
+            if each.value is not None and each.limit is not None and each.value > each.limit
+        ),
+        record=RecordedDecision(at, outcome.decision, outcome.problems) if outcome.changed else None,
+        problems=tuple(sorted({problem.reason for problem in outcome.problems})),
+        num_cut=cut,
+    )
+
+
+def _pool_moment(pool: SimulatedPool) -> PoolMoment:
+    facts = pool.facts()
+    return PoolMoment(pool.role, pool.gpu, pool.replicas, facts.ready, facts.ending, facts.current)
+
+
+def _decided(scene: _Scene, load: Load, interval: float) -> tuple[Outcome, datetime]:
+    kept = scene.spec.autoscale.stale_after + GRACE_ROUNDS + 2
+    for key, sample in scraped(scene.pools, scene.prefill, scene.decode, load, interval).items():
+        scene.windows.setdefault(key, deque(maxlen=kept)).append(sample)
+    now = load.seconds + interval
+    clock = Clock(now, MIDNIGHT + timedelta(seconds=now))
+    outcome = decide(scene.spec, [pool.facts() for pool in scene.pools], scene.windows, scene.memory, clock)
+    scene.memory = outcome.memory
+    return outcome, clock.wall
+
+
+def _demand(scene: _Scene, load: Load) -> Mapping[str, float]:
+    """Prefill: prompt tokens per second over the speed; decode: of streams, by Little's law, the share of a KV cache or of a batch."""
+    speeds = scene.speeds
+    prefill = load.requests_per_second * load.input_tokens / speeds.prefill_tokens_per_second
+    full = min(scene.decode.max_sequences, speeds.kv_tokens / max(1.0, load.input_tokens + load.output_tokens / 2.0))
+    seconds = load.output_tokens * (speeds.step_seconds + speeds.stream_seconds * max(0.0, full - 1.0))
+    return {"prefill": prefill, "decode": load.requests_per_second * seconds / full if full > 0.0 else 0.0}
+
+
+def _kv_usage(scene: _Scene) -> float:
+    usages = [scene.decode.usage(worker) for pool in scene.of("decode") for worker in pool.ready()]
+    return sum(usages) / len(usages) if usages else 0.0
+
+
+def _tpot(scene: _Scene) -> float | None:
+    """The mean over streams."""
+    found = [
+        (worker.streams.number, scene.decode.step_seconds(worker, pool.speed))
+        for pool in scene.of("decode")
+        for worker in pool.workers
+        if not worker.streams.is_done
+    ]
+    weight = sum(number for number, _ in found)
+    return sum(number * seconds for number, seconds in found) / weight if weight else None

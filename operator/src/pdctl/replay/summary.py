@@ -1,0 +1,97 @@
+"""Figures of a whole replay: what it took, how often it was too little, how often it changed."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdcluster_api.schema.workload import PoolKey
+from pdctl.replay.run import Moment
+
+ROLES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures over all intervals.
+
+    accelerator_hours: by type, what starts and drains included
+    fixed_hours:       what the greatest size of each pool would have taken, had it been kept all
+                       the time; by type
+    over_ratio:        by role, share of time with a signal over its threshold
+    num_changes:       decisions that changed the replicas
+    unserved:          requests that still wait at the end
+    """
+
+    hours: float
+    accelerator_hours: dict[str, float]
+    fixed_hours: dict[str, float]
+    over_ratio: dict[str, float]
+    num_changes: int
+    num_requests: float
+    unserved: float
+    worst_ttft_seconds: float | None
+    worst_tpot_seconds: float | None
+    num_cut: float
+    problem_ratios: dict[str, float]
+
+    @property
+    def changes_per_hour(self) -> float:
+        """Decisions that changed something, per hour of the trace."""
+        return self.num_changes / self.hours
+
+
+def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
+    """The figures of at least one interval."""
+    step_hours = interval_seconds / 3600.0
+    used, most = Counter[str](), dict[PoolKey, tuple[str, int]]()
+    for moment in moments:
+        for key, pool in moment.pools.items():
+            used[pool.gpu] += pool.current
+            most[key] = (pool.gpu, max(most.get(key, ("", 0))[1], pool.current))
+    fixed = Counter[str]()
+    for gpu, number in most.values():
+        fixed[gpu] += number
+    problems = Counter(reason for moment in moments for reason in moment.problems)
+    return Summary(
+        hours=len(moments) * step_hours,
+        accelerator_hours={gpu: number * step_hours for gpu, number in used.items()},
+        fixed_hours={gpu: number * len(moments) * step_hours for gpu, number in fixed.items()},
+        over_ratio={role: sum(role in moment.over for moment in moments) / len(moments) for role in ROLES},
+        num_changes=sum(moment.record is not None for moment in moments),
+        num_requests=sum(moment.load.requests_per_second for moment in moments) * interval_seconds,
+        unserved=moments[-1].prefill_queue_requests + moments[-1].num_requests_waiting,
+        worst_ttft_seconds=max((moment.ttft_seconds for moment in moments if moment.ttft_seconds is not None), default=None),
+        worst_tpot_seconds=max((moment.tpot_seconds for moment in moments if moment.tpot_seconds is not None), default=None),
+        num_cut=sum(moment.num_cut for moment in moments),
+        problem_ratios={reason: number / len(moments) for reason, number in sorted(problems.items())},
+    )
+
+
+def said(summary: Summary) -> list[str]:
+    """The figures as lines of text."""
+    lines = [
+        f"{summary.hours:.1f} hours, {summary.num_requests:.0f} requests",
+        "accelerator hours    "
+        + ", ".join(
+            f"{hours:.1f} {gpu} ({_share(hours, summary.fixed_hours[gpu])} of the greatest size kept all the time)"
+            for gpu, hours in summary.accelerator_hours.items()
+        ),
+        "time over threshold  " + ", ".join(f"{role} {ratio:.1%}" for role, ratio in summary.over_ratio.items()),
+        f"changes              {summary.num_changes}, {summary.changes_per_hour:.1f} per hour",
+        f"worst latencies      TTFT {_seconds(summary.worst_ttft_seconds)}, TPOT {_seconds(summary.worst_tpot_seconds)}"
+        " (means of an interval)",
+    ]
+    if summary.unserved >= 1.0:
+        lines.append(f"left at the end      {summary.unserved:.0f} requests wait: the trace ends under load")
+    if summary.num_cut > 0.0:
+        lines.append(f"cut by the limit     {summary.num_cut:.1f} streams (rollout.drainTimeoutSeconds)")
+    lines += [f"stood in the way     {reason} for {ratio:.1%} of the time" for reason, ratio in summary.problem_ratios.items()]
+    return lines
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "100%"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g} s"

@@ -1,0 +1,121 @@
+"""What the client does about answers that the real API server gives only under load or in failure."""
+
+import pytest
+
+from pdcluster_api.apiserver.client import Limits
+from pdcluster_api.apiserver.errors import ConflictError, GoneError, NotFoundError, RefusedError, UnavailableError
+from pdcluster_api.apiserver.kinds import CONFIG_MAP, POD_MONITOR, SERVICE
+from tests.operator.pdcluster_api.apiserver.answering_server import AnsweringServer, hangs_up, never_answers, says, says_text
+
+BODY = {"metadata": {"name": "chat", "namespace": "x"}}
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+async def test_client_tries_again_after_what_the_server_asks_for(code: int):
+    async with AnsweringServer([says(code, **{"Retry-After": "3"}), says(200, BODY)]) as server:
+        assert await server.client.get(SERVICE, "x", "chat") == BODY
+        assert [3.0 <= seconds <= 3.75 for seconds in server.slept] == [True]
+        assert server.count("api_calls_total", verb="get", kind="Service", code=str(code)) == 1
+        assert server.count("api_calls_total", verb="get", kind="Service", code="200") == 1
+
+
+async def test_client_waits_no_longer_than_its_limit():
+    async with AnsweringServer([says(429, **{"Retry-After": "3600"}), says(200, BODY)], Limits(max_delay_seconds=2.0)) as server:
+        await server.client.get(SERVICE, "x", "chat")
+        assert server.slept[0] <= 2.5
+
+
+async def test_client_gives_up_after_its_tries_with_growing_delays():
+    async with AnsweringServer([says(503)] * 4) as server:
+        with pytest.raises(UnavailableError, match="answered 503"):
+            await server.client.get(SERVICE, "x", "chat")
+        assert [round(seconds / base, 1) >= 1.0 for seconds, base in zip(server.slept, (0.2, 0.4, 0.8), strict=True)] == [True] * 3
+        assert server.count("api_errors_total", verb="get", kind="Service", error="UnavailableError") == 1
+
+
+async def test_client_tries_again_after_a_cut_connection():
+    async with AnsweringServer([hangs_up, says(200, BODY)]) as server:
+        assert await server.client.apply(SERVICE, BODY) == BODY
+        assert len(server.seen) == 2
+        assert server.count("api_calls_total", verb="apply", kind="Service", code="0") == 1
+
+
+async def test_client_limits_the_time_of_a_request():
+    async with AnsweringServer([never_answers], Limits(timeout_seconds=0.05, tries=1)) as server:
+        with pytest.raises(UnavailableError, match="does not answer"):
+            await server.client.get(SERVICE, "x", "chat")
+
+
+@pytest.mark.parametrize("text", ["<html>sign in</html>", "[]"])
+async def test_client_takes_a_proxy_s_page_for_no_answer(text: str):
+    async with AnsweringServer([says_text(200, text)], Limits(tries=1)) as server:
+        with pytest.raises(UnavailableError, match="is there a proxy in between"):
+            await server.client.get(SERVICE, "x", "chat")
+
+
+async def test_client_does_not_repeat_what_is_refused():
+    async with AnsweringServer([says(409), says(422)]) as server:
+        with pytest.raises(ConflictError):
+            await server.client.create(SERVICE, BODY)
+        with pytest.raises(RefusedError):
+            await server.client.apply(SERVICE, BODY)
+        assert server.slept == []
+        assert server.count("api_errors_total", verb="create", kind="Service", error="ConflictError") == 0
+        assert server.count("api_errors_total", verb="apply", kind="Service", error="RefusedError") == 1
+
+
+async def test_list_reads_pages_and_names_each_item_s_kind():
+    pages = [says(200, {"metadata": {"continue": "more"}, "items": [{"a": 1}]}), says(200, {"metadata": {}, "items": [{"a": 2}]})]
+    async with AnsweringServer(pages, Limits(page=1)) as server:
+        found = [body async for body in server.client.list(CONFIG_MAP, "x", labels="a=b", fields="c=d")]
+        assert found == [{"apiVersion": "v1", "kind": "ConfigMap", "a": number} for number in (1, 2)]
+        assert [path for _, path, _ in server.seen] == [
+            "/api/v1/namespaces/x/configmaps?limit=1&labelSelector=a%3Db&fieldSelector=c%3Dd",
+            "/api/v1/namespaces/x/configmaps?limit=1&labelSelector=a%3Db&fieldSelector=c%3Dd&continue=more",
+        ]
+
+
+async def test_list_starts_anew_when_its_version_is_gone():
+    first = says(200, {"metadata": {"continue": "old"}, "items": [{"a": 1}]})
+    answers = [first, says(410), says(200, {"items": [{"a": 1}, {"a": 2}]})]
+    async with AnsweringServer(answers) as server:
+        assert [body["a"] async for body in server.client.list(CONFIG_MAP)] == [1, 1, 2]
+        assert server.seen[2][1] == "/api/v1/configmaps?limit=500"
+
+
+async def test_list_that_is_gone_again_and_again_is_an_error():
+    first = says(200, {"metadata": {"continue": "old"}, "items": []})
+    async with AnsweringServer([first, says(410)] * 4) as server:
+        with pytest.raises(GoneError):
+            [body async for body in server.client.list(CONFIG_MAP)]
+
+
+async def test_list_of_an_unknown_kind_is_an_error():
+    async with AnsweringServer([says_text(404, "404 page not found")]) as server:
+        with pytest.raises(NotFoundError):
+            [body async for body in server.client.list(CONFIG_MAP)]
+
+
+async def test_whether_a_kind_is_served_is_asked_of_its_group():
+    monitors = says(200, {"resources": [{"name": "podmonitors"}]})
+    async with AnsweringServer([monitors, says(200, {"resources": [{"name": "probes"}]}), says_text(404, "404 page not found")]) as server:
+        assert [await server.client.serves(POD_MONITOR) for _ in range(3)] == [True, False, False]
+        assert {(method, path) for method, path, _ in server.seen} == {("GET", "/apis/monitoring.coreos.com/v1")}
+
+
+async def test_requests_say_what_is_meant():
+    async with AnsweringServer([says(200)] * 5) as server:
+        await server.client.apply(SERVICE, BODY)
+        await server.client.apply(SERVICE, BODY, force=False)
+        await server.client.create(SERVICE, BODY)
+        await server.client.merge_patch(SERVICE, "x", "chat", {"status": {}}, subresource="status")
+        await server.client.delete(SERVICE, "x", "chat", uid="u")
+        assert [(method, path) for method, path, _ in server.seen] == [
+            ("PATCH", "/api/v1/namespaces/x/services/chat?fieldManager=pdcluster-operator&force=true"),
+            ("PATCH", "/api/v1/namespaces/x/services/chat?fieldManager=pdcluster-operator&force=false"),
+            ("POST", "/api/v1/namespaces/x/services?fieldManager=pdcluster-operator"),
+            ("PATCH", "/api/v1/namespaces/x/services/chat/status?fieldManager=pdcluster-operator"),
+            ("DELETE", "/api/v1/namespaces/x/services/chat"),
+        ]
+        assert server.seen[4][2]["preconditions"] == {"uid": "u"}
+        assert server.seen[4][2]["propagationPolicy"] == "Background"

@@ -1,0 +1,40 @@
+"""The type of accelerator that a workload was made for: its record says it, and when that is gone its pods do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.plan.observed.state import DiscoveryState
+from pdcluster_api.schema.labels import GPU, workload_labels
+from pdcluster_api.schema.workload import WorkloadId
+from tests.operator import bodies as made
+
+DECODE = WorkloadId(made.NAME, "decode", "first", "0123abcd")
+LABELS = workload_labels(DECODE.cluster, DECODE.role, DECODE.pool, DECODE.revision)
+
+
+def pod(gpu: str | None) -> made.Body:
+    owners = [{"kind": "StatefulSet", "name": DECODE.name, "uid": "of-it", "controller": True}]
+    marks = {} if gpu is None else {"annotations": {GPU: gpu}}
+    return made.pod(f"{DECODE.name}-0", metadata={"labels": LABELS, "ownerReferences": owners, **marks}, status={})
+
+
+def record(data: Mapping[str, Any] | None) -> made.Body:
+    return made.child("ControllerRevision", DECODE.name, metadata={"labels": LABELS}, data=data)
+
+
+@pytest.mark.parametrize(
+    ("children", "gpu"),
+    [
+        ([pod("H100"), record({"pool": {"gpu": "B200"}})], "B200"),
+        ([pod("H100")], "H100"),
+        ([pod("H100"), record({"pool": {}})], "H100"),
+        *(([pod("an H100"), record(data)], "an H100") for data in (None, {}, {"pool": None}, {"pool": "B200"})),
+        ([pod(None)], ""),
+    ],
+)
+def test_record_then_pods_say_it(children: list[made.Body], gpu: str):
+    (state,) = observe(Live(made.cluster(), children), discovery=DiscoveryState(managed=True), faults={}).workloads
+    assert (state.id, state.gone, state.gpu) == (DECODE, True, gpu)

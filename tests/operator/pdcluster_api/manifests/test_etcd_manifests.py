@@ -1,0 +1,170 @@
+"""A managed etcd: one or three members, in memory or on volumes, never restarted by a newer operator."""
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.manifests.render import Capabilities, Manifest, Site, etcd_record_name, render_shared
+from pdcluster_api.schema.sections import EtcdSpec
+from tests.operator.object_cases import Change, at
+from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, matches, shared_of
+
+THREE = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "2Gi", "className": "fast"}})
+KEPT = at("spec.discovery.etcd", {"storage": {"size": "2Gi", "retain": True}})
+EXTERNAL = at("spec.discovery.etcd", {"endpoints": ["etcd:2379"]})
+NONE = Capabilities(pod_monitor=False, prometheus_rule=False)
+
+
+def stateful_set(*changes: Change) -> Manifest:
+    spec: Manifest = shared_of(*changes)["StatefulSet", "chat-etcd"]["spec"]
+    return spec
+
+
+def flags(*changes: Change) -> dict[str, str]:
+    command = stateful_set(*changes)["template"]["spec"]["containers"][0]["command"]
+    return dict(flag.removeprefix("--").split("=", 1) for flag in command[1:])
+
+
+def rendered(site: Site, *changes: Change, records: tuple[Manifest, ...] = ()) -> dict[tuple[str, str], Manifest]:
+    manifests = render_shared(cluster_of(*changes), OWNER, site, NONE, "0a1b2c3d", records=records)
+    return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
+
+
+def test_one_member_keeps_its_data_in_memory() -> None:
+    spec = stateful_set()
+    pod = spec["template"]["spec"]
+
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (1, "Parallel")
+    assert "volumeClaimTemplates" not in spec
+    assert pod["volumes"][0]["emptyDir"]["medium"] == "Memory"
+    assert pod["volumes"][0]["name"] == pod["containers"][0]["volumeMounts"][0]["name"]
+    assert flags()["initial-cluster"] == "chat-etcd-0=http://chat-etcd-0.chat-etcd-peers.serving.svc.cluster.local:2380"
+
+
+def test_memory_of_the_volume_leaves_room_for_the_process() -> None:
+    pod = stateful_set()["template"]["spec"]
+    sizes = [pod["volumes"][0]["emptyDir"]["sizeLimit"], pod["containers"][0]["resources"]["limits"]["memory"]]
+    volume, limit = (int(size.removesuffix("Mi")) for size in sizes)
+
+    assert int(flags()["quota-backend-bytes"]) >> 20 < volume < limit
+
+
+def test_container_asks_for_and_is_limited_in_both_for_a_quota_that_wants_it() -> None:
+    resources = stateful_set()["template"]["spec"]["containers"][0]["resources"]
+
+    assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
+
+
+def test_three_members_find_each_other_on_volumes() -> None:
+    spec = stateful_set(THREE)
+    (claim,) = spec["volumeClaimTemplates"]
+
+    assert spec["replicas"] == 3
+    assert [member.split("=")[0] for member in flags(THREE)["initial-cluster"].split(",")] == ["chat-etcd-0", "chat-etcd-1", "chat-etcd-2"]
+    assert flags(THREE)["initial-advertise-peer-urls"].startswith("http://$(POD_NAME).chat-etcd-peers.serving.svc.")
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": str(2 << 30)}},
+        "storageClassName": "fast",
+    }
+    assert claim["metadata"]["name"] == spec["template"]["spec"]["containers"][0]["volumeMounts"][0]["name"]
+    assert "volumes" not in spec["template"]["spec"]
+
+
+def test_three_members_without_volumes_are_refused() -> None:
+    with pytest.raises(InvalidObjectError, match=r"etcd\.storage: 3 members need storage.*give storage, or replicas: 1"):
+        cluster_of(at("spec.discovery.etcd", {"replicas": 3}))
+
+
+@pytest.mark.parametrize(("change", "when_deleted"), [(THREE, "Delete"), (KEPT, "Retain")], ids=["removed", "retained"])
+def test_volumes_go_with_the_cluster_unless_they_are_to_be_kept(change: Change, when_deleted: str) -> None:
+    assert stateful_set(change)["persistentVolumeClaimRetentionPolicy"]["whenDeleted"] == when_deleted
+
+
+def test_storage_class_is_left_to_the_cluster_when_none_is_named() -> None:
+    assert "storageClassName" not in stateful_set(KEPT)["volumeClaimTemplates"][0]["spec"]
+
+
+def test_clients_get_ready_members_and_peers_all_of_them() -> None:
+    shared = shared_of()
+    clients, peers = shared["Service", "chat-etcd"]["spec"], shared["Service", "chat-etcd-peers"]["spec"]
+    labels = stateful_set()["template"]["metadata"]["labels"]
+
+    assert [port["port"] for port in clients["ports"]] == [2379]
+    assert (clients["type"], "publishNotReadyAddresses" in clients) == ("ClusterIP", False)
+    assert (peers["clusterIP"], peers["publishNotReadyAddresses"]) == ("None", True)
+    assert stateful_set()["serviceName"] == "chat-etcd-peers"
+    for spec in (clients["selector"], peers["selector"], stateful_set()["selector"]):
+        assert matches(spec, labels)
+
+
+def test_lost_quorum_restarts_no_member() -> None:
+    container = stateful_set()["template"]["spec"]["containers"][0]
+
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health?serializable=true"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_budget_is_for_three_only() -> None:
+    assert ("PodDisruptionBudget", "chat-etcd") not in shared_of()
+    budget = shared_of(THREE)["PodDisruptionBudget", "chat-etcd"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert matches(budget["selector"], stateful_set(THREE)["template"]["metadata"]["labels"])
+
+
+def test_image_is_the_given_one_or_the_operators() -> None:
+    def image(*changes: Change) -> Any:
+        return stateful_set(*changes)["template"]["spec"]["containers"][0]["image"]
+
+    assert image() == SITE.etcd_image
+    assert image(at("spec.discovery.etcd.image", "mine:3.6")) == "mine:3.6"
+
+
+def test_namesake_of_later_days_is_another_etcd_cluster() -> None:
+    assert flags()["initial-cluster-token"] == OWNER.uid
+
+
+def test_given_endpoints_need_no_etcd() -> None:
+    assert not [name for _, name in shared_of(EXTERNAL) if "etcd" in name]
+
+
+def test_newer_operator_restarts_no_etcd() -> None:
+    record = rendered(SITE)["ControllerRevision", etcd_record_name(cluster_of())]
+    stored = json.loads(json.dumps(record))
+    newer = replace(SITE, etcd_image="etcd:2", cluster_domain="example.org")
+
+    assert rendered(newer, records=(stored,)) == rendered(SITE)
+    assert rendered(newer) != rendered(SITE)
+
+
+def test_record_is_not_changed_by_its_use() -> None:
+    record = rendered(SITE)["ControllerRevision", etcd_record_name(cluster_of())]
+    before = copy.deepcopy(record)
+    rendered(SITE, records=(record,))["StatefulSet", "chat-etcd"]["spec"].clear()
+
+    assert record == before
+
+
+def test_operator_that_knows_one_more_field_finds_the_record_again() -> None:
+    class NewerEtcdSpec(EtcdSpec):
+        newest: int = 7
+
+    cluster = cluster_of(THREE)
+    etcd = NewerEtcdSpec.model_construct(**dict(cluster.spec.discovery.etcd))
+    discovery = cluster.spec.discovery.model_copy(update={"etcd": etcd})
+    newer = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"discovery": discovery})})
+
+    assert newer.spec.discovery.etcd.model_dump()["newest"] == 7
+    assert etcd_record_name(newer) == etcd_record_name(cluster)
+
+
+def test_another_spec_makes_another_record() -> None:
+    old = rendered(SITE)["ControllerRevision", etcd_record_name(cluster_of())]
+    other = at("spec.discovery.etcd.image", "mine:3.6")
+
+    assert etcd_record_name(cluster_of(other)) != etcd_record_name(cluster_of())
+    assert rendered(SITE, other, records=(old,)) == rendered(SITE, other)

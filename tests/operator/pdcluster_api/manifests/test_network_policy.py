@@ -1,0 +1,91 @@
+"""Who reaches which port, evaluated from the rendered policies as a network plugin would."""
+
+from typing import Any
+
+import pytest
+
+from pdcluster_api.manifests.render import Manifest
+from pdcluster_api.schema.engine import MAX_ENGINES
+from pdcluster_api.schema.ranks import MAX_RANKS
+from tests.operator.object_cases import at
+from tests.operator.pdcluster_api.manifests.rendering import SITE, matches, pod_of, shared_of
+
+HTTP, GRPC, KV, ETCD_CLIENT, ETCD_PEER = 8000, 9000, 9100, 2379, 2380
+Peer = tuple[str, dict[str, str]]  # namespace and labels
+
+DECODE: Peer = ("serving", pod_of()["metadata"]["labels"])
+PREFILL: Peer = ("serving", pod_of(role="prefill")["metadata"]["labels"])
+ETCD: Peer = ("serving", shared_of()["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"])
+NAMESAKE: Peer = ("elsewhere", DECODE[1])
+OTHER_CLUSTER: Peer = ("serving", {**DECODE[1], "pdcluster.io/cluster": "other"})
+STRANGER: Peer = ("serving", {"app": "client"})
+OPERATOR: Peer = (SITE.operator_namespace, {"app": "operator"})
+
+CASES = [
+    (STRANGER, DECODE, HTTP, True),
+    (NAMESAKE, PREFILL, HTTP, True),
+    (PREFILL, DECODE, KV, True),
+    (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS - 1, True),  # each rank of each engine has a port
+    (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS, False),
+    (STRANGER, DECODE, KV + 1, False),
+    (DECODE, PREFILL, GRPC, True),
+    (DECODE, DECODE, GRPC, True),
+    (STRANGER, DECODE, GRPC, False),
+    (OTHER_CLUSTER, DECODE, KV, False),
+    (NAMESAKE, DECODE, GRPC, False),
+    (ETCD, DECODE, GRPC, False),
+    (OPERATOR, DECODE, KV, False),
+    (STRANGER, DECODE, 22, False),
+    (DECODE, ETCD, ETCD_CLIENT, True),
+    (PREFILL, ETCD, ETCD_CLIENT, True),
+    (OPERATOR, ETCD, ETCD_CLIENT, True),
+    (STRANGER, ETCD, ETCD_CLIENT, False),
+    (OTHER_CLUSTER, ETCD, ETCD_CLIENT, False),
+    (NAMESAKE, ETCD, ETCD_CLIENT, False),
+    (ETCD, ETCD, ETCD_PEER, True),
+    (DECODE, ETCD, ETCD_PEER, False),
+    (OPERATOR, ETCD, ETCD_PEER, False),
+    (STRANGER, STRANGER, 22, True),
+]
+
+
+def policies() -> list[Manifest]:
+    return [manifest for (kind, _), manifest in shared_of().items() if kind == "NetworkPolicy"]
+
+
+def is_open(source: Peer, target: Peer, port: int) -> bool:
+    """Kubernetes' rule: a pod that policies select is reached only as one of them allows."""
+    selecting = [policy["spec"] for policy in policies() if target[0] == "serving" and matches(policy["spec"]["podSelector"], target[1])]
+    rules = [rule for spec in selecting for rule in spec["ingress"]]
+    return not selecting or any(
+        any(each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"])
+        and ("from" not in rule or any(allows(peer, source) for peer in rule["from"]))
+        for rule in rules
+    )
+
+
+def allows(peer: dict[str, Any], source: Peer) -> bool:
+    """Of one `from`: pods of the policy's namespace, or all pods of selected namespaces."""
+    if "namespaceSelector" in peer:
+        assert "podSelector" not in peer
+        return matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": source[0]})
+    return source[0] == "serving" and matches(peer["podSelector"], source[1])
+
+
+@pytest.mark.parametrize(("source", "target", "port", "expected"), CASES)
+def test_port_is_open_to_whom_it_must_be(source: Peer, target: Peer, port: int, expected: bool) -> None:
+    assert is_open(source, target, port) is expected
+
+
+def test_policies_restrict_ingress_only() -> None:
+    assert [policy["spec"]["policyTypes"] for policy in policies()] == [["Ingress"], ["Ingress"]]
+
+
+def test_policies_can_be_left_out() -> None:
+    assert not [kind for kind, _ in shared_of(at("spec.networkPolicy.enabled", False)) if kind == "NetworkPolicy"]
+
+
+def test_external_etcd_has_no_policy() -> None:
+    shared = shared_of(at("spec.discovery.etcd", {"endpoints": ["etcd:2379"]}))
+
+    assert [name for kind, name in shared if kind == "NetworkPolicy"] == ["chat-pdc"]

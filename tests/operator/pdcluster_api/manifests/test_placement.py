@@ -1,0 +1,116 @@
+"""Where workers run: accelerators, KV domain, spread."""
+
+from typing import Any
+
+import pytest
+
+from tests.operator.object_cases import Change, at
+from tests.operator.pdcluster_api.manifests.rendering import matches, pod_of
+
+GPU = at("spec.roles.decode.pools.0.gpu", "B300")
+OWN = at("spec.accelerators", {"B300": {"resource": "example.com/b300", "nodeLabels": {"zone": "a", "gpu": "b300"}}})
+RACK = {"domainLabel": "topology.kubernetes.io/rack"}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def test_cpu_pool_runs_anywhere() -> None:
+    spec = pod_of()["spec"]
+
+    assert "affinity" not in spec
+    assert "tolerations" not in spec
+
+
+def test_gpu_pool_runs_on_nodes_with_that_gpu_and_tolerates_their_taint() -> None:
+    spec = pod_of(GPU)["spec"]
+
+    (term,) = spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert term == {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-B300-SXM6-AC"]}]}
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+
+
+def test_definition_in_the_object_comes_first() -> None:
+    spec = pod_of(GPU, OWN)["spec"]
+
+    (term,) = spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert {expression["key"]: expression["values"] for expression in term["matchExpressions"]} == {"zone": ["a"], "gpu": ["b300"]}
+    assert spec["containers"][0]["resources"]["limits"] == {"example.com/b300": "1"}
+
+
+def node_terms(template: dict[str, Any], *changes: Change) -> Any:
+    spec = pod_of(GPU, *changes, at("spec.podTemplate", {"spec": template}))["spec"]
+    return spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+
+
+def test_template_narrows_the_nodes_of_an_accelerator_and_widens_nothing() -> None:
+    """A node must fit one term, and all of that: so every term has the accelerator's labels."""
+    mine = [{"key": "zone", "operator": "In", "values": ["a"]}]
+    field = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    given = [{"matchExpressions": mine}, {"matchFields": [field]}, {}]
+    ours = node_terms({})[0]["matchExpressions"]
+
+    terms = node_terms({"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": given}}}})
+
+    assert terms == [{"matchExpressions": [*mine, *ours]}, {"matchFields": [field], "matchExpressions": ours}, {}]
+
+
+def test_template_that_prefers_nodes_leaves_the_required_ones() -> None:
+    preferred = [{"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}}]
+    template = {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
+
+    assert node_terms(template) == node_terms({})
+
+
+def test_template_may_take_the_node_affinity_away() -> None:
+    spec = pod_of(GPU, at("spec.podTemplate", {"spec": {"affinity": {"nodeAffinity": None}}}))["spec"]
+
+    assert spec["affinity"] == {}
+
+
+@pytest.mark.parametrize("given", [[{"key": "mine", "operator": "Exists"}], [], None])
+def test_tolerations_of_a_template_come_beside_the_accelerators(given: list[dict[str, str]] | None) -> None:
+    ours = pod_of(GPU)["spec"]["tolerations"]
+
+    assert pod_of(GPU, at("spec.podTemplate", {"spec": {"tolerations": given}}))["spec"]["tolerations"] == [*(given or []), *ours]
+
+
+def test_template_that_names_the_accelerators_toleration_gets_it_once() -> None:
+    ours = pod_of(GPU)["spec"]["tolerations"]
+
+    assert pod_of(GPU, at("spec.podTemplate", {"spec": {"tolerations": ours}}))["spec"]["tolerations"] == ours
+
+
+@pytest.mark.parametrize(
+    "nonsense", [{"affinity": 1}, {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [1]}}}}, {"tolerations": 1}]
+)
+def test_template_that_makes_no_sense_is_left_to_the_api_server(nonsense: dict[str, Any]) -> None:
+    spec = pod_of(GPU, at("spec.podTemplate", {"spec": nonsense}))["spec"]
+
+    assert {name: spec[name] for name in nonsense} == nonsense
+
+
+def test_workers_are_spread_over_nodes_where_possible() -> None:
+    pod = pod_of()
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+
+    assert (spread["topologyKey"], spread["maxSkew"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", 1, "ScheduleAnyway")
+    assert matches(spread["labelSelector"], pod["metadata"]["labels"])
+
+
+def test_required_placement_keeps_both_roles_of_a_revision_in_one_domain() -> None:
+    required = at("spec.placement", {**RACK, "mode": "Required"})
+    prefill, decode = pod_of(required, role="prefill"), pod_of(required)
+    (term,) = prefill["spec"]["affinity"]["podAffinity"][REQUIRED]
+
+    assert decode["spec"]["affinity"]["podAffinity"][REQUIRED] == [term]
+    assert term["topologyKey"] == RACK["domainLabel"]
+    assert matches(term["labelSelector"], prefill["metadata"]["labels"])
+    assert matches(term["labelSelector"], decode["metadata"]["labels"])
+    assert not matches(term["labelSelector"], {**decode["metadata"]["labels"], "pdcluster.io/revision": "ffffffff"})
+
+
+def test_preferred_placement_is_beside_the_accelerators_nodes() -> None:
+    affinity = pod_of(GPU, at("spec.placement", RACK))["spec"]["affinity"]
+    (preferred,) = affinity["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+
+    assert preferred["podAffinityTerm"]["topologyKey"] == RACK["domainLabel"]
+    assert "nodeAffinity" in affinity

@@ -1,0 +1,143 @@
+"""A record is rendered once and is the only source of its workload."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pdcluster_api.manifests.policy import policy_config
+from pdcluster_api.manifests.render import image_of_record, render_record, render_workload
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_worker.config.policy import load_policy
+from pdcluster_worker.config.worker import load_worker_config
+from tests.operator.object_cases import FULL, GOOD, Change, at, minimal
+from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, engine_of, pod_of, record_of, workload_of
+
+TLS_FILES = {"ca": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}
+OWN_ETCD = {"endpoints": ["etcd.example:2379"], "tlsSecret": "etcd-client"}
+
+
+@pytest.mark.parametrize("change", GOOD.values(), ids=GOOD)
+def test_record_is_stable_and_survives_json(change: Change) -> None:
+    document = minimal()
+    change(document)
+    cluster = parse(document)
+    owner = replace(OWNER, name=cluster.metadata.name)
+    for role, spec in cluster.spec.roles.present().items():
+        for pool in spec.pools:
+            workload = workload_of(cluster, role, pool.name)
+            record = render_record(cluster, workload, owner, "worker:1")
+            assert record == render_record(cluster, workload, owner, "worker:1")
+            stored = json.loads(json.dumps(record))
+            assert stored == record
+            assert render_workload(stored, 3, owner) == render_workload(record, 3, owner)
+
+
+@pytest.mark.parametrize("change", GOOD.values(), ids=GOOD)
+def test_workers_understand_their_two_files(change: Change, tmp_path: Path) -> None:
+    document = minimal()
+    change(document)
+    cluster = parse(document)
+    for role, spec in cluster.spec.roles.present().items():
+        workload = workload_of(cluster, role, spec.pools[0].name)
+        _, config = render_workload(render_record(cluster, workload, OWNER, "worker:1"), 1, OWNER)
+        engine, policy = tmp_path / "engine.yaml", tmp_path / "policy.yaml"
+        engine.write_text(config["data"]["engine.yaml"])
+        policy.write_text(policy_config(cluster, OWNER)["data"]["policy.yaml"])
+
+        read = load_worker_config(engine)
+        load_policy(policy)
+        assert (read.cluster, read.role, read.pool, read.revision) == (workload.cluster, role, workload.pool, workload.revision)
+
+
+def test_record_is_named_and_labelled_as_its_workload() -> None:
+    record = record_of()
+    stateful_set, config = render_workload(record, 2, OWNER)
+    name = f"chat-decode-cpu-{revision_of(cluster_of().spec)}"
+    labels = {"pdcluster.io/cluster": "chat", "pdcluster.io/role": "decode", "pdcluster.io/pool": "cpu", "pdcluster.io/revision": name[-8:]}
+
+    assert (record["apiVersion"], record["kind"], record["revision"]) == ("apps/v1", "ControllerRevision", 1)
+    assert [each["kind"] for each in (stateful_set, config)] == ["StatefulSet", "ConfigMap"]
+    for each in (record, stateful_set, config):
+        assert each["metadata"]["name"] == name
+        assert each["metadata"]["namespace"] == "serving"
+        assert labels.items() <= each["metadata"]["labels"].items()
+
+
+def test_workload_is_made_from_the_record_alone() -> None:
+    record = record_of()
+    record["data"]["statefulSet"]["spec"]["revisionHistoryLimit"] = 7
+    record["data"]["engineConfig"]["data"] = {"engine.yaml": "as it was: then\n"}
+    stateful_set, config = render_workload(record, 5, OWNER)
+
+    assert stateful_set["spec"]["replicas"] == 5
+    assert stateful_set["spec"]["revisionHistoryLimit"] == 7
+    assert config["data"] == {"engine.yaml": "as it was: then\n"}
+    assert config["immutable"] is True
+
+
+def test_record_has_no_replicas_and_is_not_changed_by_its_use() -> None:
+    record = record_of()
+    before = copy.deepcopy(record)
+    stateful_set, _ = render_workload(record, 5, OWNER)
+    stateful_set["spec"]["template"]["spec"]["containers"].clear()
+
+    assert record == before
+    assert "replicas" not in record["data"]["statefulSet"]["spec"]
+
+
+def test_image_of_record_is_the_resolved_one_under_any_template() -> None:
+    other = at("spec.roles.decode.podTemplate", {"spec": {"containers": [{"name": "worker", "image": "mine:2"}]}})
+
+    assert image_of_record(record_of(other)) == SITE.worker_image
+    assert pod_of(other)["spec"]["containers"][0]["image"] == "mine:2"
+
+
+def test_record_of_an_older_revision_is_not_rendered() -> None:
+    cluster = cluster_of()
+    with pytest.raises(AssertionError, match="newest spec"):
+        render_record(cluster, replace(workload_of(cluster), revision="00000000"), OWNER, "worker:1")
+
+
+def test_stateful_set_starts_all_at_once_and_rolls_nothing_by_itself() -> None:
+    spec = record_of()["data"]["statefulSet"]["spec"]
+
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert spec["updateStrategy"] == {"type": "OnDelete"}
+    assert spec["serviceName"] == "chat-workers"
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_engine_file_names_the_mounted_files_and_the_contract_ports() -> None:
+    engine = engine_of()
+
+    assert engine["tls"] == {f"{name}": f"/etc/pdcluster/tls/{file}" for name, file in TLS_FILES.items()}
+    assert engine["listen"] == {}  # the defaults are the contract's
+    assert engine["discovery"] == {"endpoints": ["chat-etcd.serving.svc:2379"]}
+    assert engine["model"]["path"] == "/models/tiny"
+
+
+def test_engine_file_of_an_external_etcd_over_tls() -> None:
+    own = at("spec.discovery.etcd", OWN_ETCD)
+    folder = "/etc/pdcluster/etcd-tls"
+
+    assert engine_of(own)["discovery"] == {
+        "endpoints": OWN_ETCD["endpoints"],
+        "tls": {name: f"{folder}/{file}" for name, file in TLS_FILES.items()},
+    }
+    without = engine_of(own, etcd_client_certificate=False)["discovery"]["tls"]
+    assert without == {"ca": f"{folder}/ca.crt"}
+
+
+def test_engine_file_asks_for_api_keys_at_the_ingress_only() -> None:
+    keys = at("spec.service.apiKeySecret", "keys")
+
+    assert engine_of(keys)["listen"]["apiKeys"] == "/etc/pdcluster/api-keys"
+    assert "apiKeys" not in engine_of(keys, role="prefill")["listen"]
+
+
+def test_engine_file_has_the_role_values_over_the_shared_ones() -> None:
+    assert engine_of(FULL, at("spec.roles.decode.engine", {"maxSequences": 8}))["engine"]["maxSequences"] == 8

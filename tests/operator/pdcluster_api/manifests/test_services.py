@@ -1,0 +1,118 @@
+"""Services, ServiceAccount, policy file, budgets, scaler and Secrets: who is selected, what is in them."""
+
+import base64
+
+import yaml
+
+from pdcluster_api.manifests.child_names import child_names
+from pdcluster_api.manifests.render import render_scaler, render_shared, render_tls_secrets
+from pdcluster_api.schema.labels import SEEN_REPLICAS
+from pdcluster_api.schema.workload import WorkloadId
+from tests.operator.object_cases import at
+from tests.operator.pdcluster_api.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, matches, pod_of, shared_of
+
+SERVING = "0a1b2c3d"
+TWO_POOLS = at("spec.roles.decode.pools", [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}])
+
+
+def test_ingress_serves_the_decode_workers_of_one_revision() -> None:
+    spec = shared_of(serving=SERVING)["Service", "chat"]["spec"]
+    decode = {**pod_of()["metadata"]["labels"], "pdcluster.io/revision": SERVING}
+
+    assert matches(spec["selector"], decode)
+    assert not matches(spec["selector"], {**decode, "pdcluster.io/revision": "ffffffff"})
+    assert not matches(spec["selector"], {**pod_of(role="prefill")["metadata"]["labels"], "pdcluster.io/revision": SERVING})
+    assert "publishNotReadyAddresses" not in spec
+
+
+def test_ingress_of_a_mixed_cluster_serves_its_mixed_workers() -> None:
+    spec = shared_of(at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}))["Service", "chat"]["spec"]
+
+    assert spec["selector"]["pdcluster.io/role"] == "mixed"
+
+
+def test_ingress_of_an_older_revision_serves_the_role_that_it_had() -> None:
+    manifests = render_shared(cluster_of(), OWNER, SITE, EVERYTHING, SERVING, serving_role="mixed")
+
+    assert manifests[-1]["spec"]["selector"] == {
+        "pdcluster.io/cluster": "chat",
+        "pdcluster.io/role": "mixed",
+        "pdcluster.io/revision": SERVING,
+    }
+
+
+def test_ingress_is_as_its_section_says() -> None:
+    service = at("spec.service", {"port": 80, "type": "LoadBalancer", "annotations": {"example.com/internal": "true"}})
+    ingress = shared_of(service)["Service", "chat"]
+
+    assert ingress["metadata"]["annotations"] == {"example.com/internal": "true"}
+    assert ingress["spec"]["type"] == "LoadBalancer"
+    assert [(port["port"], port["targetPort"]) for port in ingress["spec"]["ports"]] == [(80, "http")]
+
+
+def test_headless_service_names_all_workers_and_no_etcd() -> None:
+    shared = shared_of()
+    spec = shared["Service", "chat-workers"]["spec"]
+
+    assert spec["clusterIP"] == "None"
+    assert spec["publishNotReadyAddresses"] is True
+    assert matches(spec["selector"], pod_of()["metadata"]["labels"])
+    assert matches(spec["selector"], pod_of(role="prefill")["metadata"]["labels"])
+    assert not matches(spec["selector"], shared["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"])
+
+
+def test_service_account_has_pull_secrets_and_no_token() -> None:
+    account = shared_of(at("spec.image.pullSecrets", ["regcred"]))["ServiceAccount", "chat-pdc"]
+
+    assert account["automountServiceAccountToken"] is False
+    assert account["imagePullSecrets"] == [{"name": "regcred"}]
+    assert "imagePullSecrets" not in shared_of()["ServiceAccount", "chat-pdc"]
+
+
+def test_policy_file_follows_the_spec() -> None:
+    data = shared_of(at("spec.routing.offload.prefillQueueMax", 3), at("spec.qos.admission.maxQueuedRequests", 7))[
+        "ConfigMap", "chat-policy"
+    ]["data"]
+    policy = yaml.safe_load(data["policy.yaml"])
+
+    assert policy["offload"]["prefillQueueMax"] == 3
+    assert policy["admission"]["maxQueuedRequests"] == 7
+
+
+def test_each_workload_that_serves_has_a_budget_of_its_own() -> None:
+    labels = pod_of(TWO_POOLS, pool="a")["metadata"]["labels"]
+    workload = WorkloadId("chat", "decode", "a", labels["pdcluster.io/revision"])
+    shared = render_shared(cluster_of(TWO_POOLS), OWNER, SITE, EVERYTHING, SERVING, budgets={workload: 3})
+    (budget,) = [each for each in shared if each["kind"] == "PodDisruptionBudget"]
+    spec = budget["spec"]
+
+    assert budget["metadata"]["name"] == workload.name
+    assert (spec["minAvailable"], spec["unhealthyPodEvictionPolicy"]) == (3, "AlwaysAllow")
+    assert matches(spec["selector"], labels)
+    assert not matches(spec["selector"], {**labels, "pdcluster.io/revision": "ffffffff"})
+    assert not matches(spec["selector"], pod_of(TWO_POOLS, pool="b")["metadata"]["labels"])
+
+
+def test_scaler_carries_the_size_and_what_was_seen() -> None:
+    scaler = render_scaler(OWNER, "decode", "cpu", 5, 2)
+
+    assert scaler["metadata"]["name"] == "chat-decode-cpu"
+    assert scaler["metadata"]["annotations"] == {SEEN_REPLICAS: "2"}
+    assert scaler["spec"] == {"cluster": "chat", "role": "decode", "pool": "cpu", "replicas": 5}
+    assert scaler["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
+
+
+def test_tls_secrets_hold_the_given_bytes_and_annotations() -> None:
+    ca, tls = render_tls_secrets(
+        OWNER,
+        child_names("chat"),
+        {"tls.crt": b"CA", "tls.key": b"KEY"},
+        {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"},
+        ca_annotations={"a": "1"},
+        tls_annotations={"b": "2"},
+    )
+
+    assert (ca["metadata"]["name"], tls["metadata"]["name"]) == ("chat-pdc-ca", "chat-pdc-tls")
+    assert {key: base64.b64decode(value) for key, value in ca["data"].items()} == {"tls.crt": b"CA", "tls.key": b"KEY"}
+    assert {key: base64.b64decode(value) for key, value in tls["data"].items()} == {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"}
+    assert (ca["metadata"]["annotations"], tls["metadata"]["annotations"]) == ({"a": "1"}, {"b": "2"})

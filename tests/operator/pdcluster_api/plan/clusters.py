@@ -1,0 +1,76 @@
+"""Small PDClusters and observations, with what a test does not care about filled in."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, PodState, ScalerState, WorkloadState
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import WorkloadId
+
+NOW = "2026-01-02T03:04:05Z"
+LATER = "2026-01-02T04:00:00Z"
+ETCD_READY = DiscoveryState(managed=True, ready=1, wanted=1)
+
+Pools = Sequence[Mapping[str, Any]]
+
+
+def pool(replicas: int, name: str = "cpu", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "replicas": replicas, **fields}
+
+
+ONE = (pool(1),)
+TWO = (pool(2),)
+
+
+def make_cluster(
+    *, prefill: Pools = ONE, decode: Pools = TWO, mixed: Pools = (), engine: int = 64, strategy: str = "BlueGreen"
+) -> PDCluster:
+    """A cluster called chat.  engine: its maxSequences, so that another number is another revision; mixed: instead of the other roles."""
+    roles = {"mixed": mixed} if mixed else {"prefill": prefill, "decode": decode}
+    spec = {
+        "model": {"name": "tiny", "path": "/models/tiny"},
+        "roles": {role: {"pools": [dict(each) for each in pools]} for role, pools in roles.items()},
+        "engine": {"maxSequences": engine},
+        "rollout": {"strategy": strategy},
+    }
+    return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": spec})
+
+
+def identity(revision: str, role: str = "decode", name: str = "cpu") -> WorkloadId:
+    return WorkloadId("chat", role, name, revision)
+
+
+def workload(of: WorkloadId, desired: int, ready: int | None = None, **fields: Any) -> WorkloadState:
+    """A StatefulSet with all its pods; ready: None = every one."""
+    fields = {"current": desired, "updated": desired, **fields}
+    return WorkloadState(of, desired, ready=desired if ready is None else ready, **fields)
+
+
+def failing_pod(of: WorkloadId, ordinal: int, reason: str, message: str = "it fails") -> PodState:
+    name = f"{of.name}-{ordinal}"
+    return PodState(name, of, ready=False, terminating=False, problem=Problem(reason, f"pod {name}: {message}"))
+
+
+def running(cluster: PDCluster, **fields: Any) -> Observed:
+    """All as declared, on the first look after a status was never written."""
+    revision = revision_of(cluster.spec)
+    pools = [(role, each) for role, spec in cluster.spec.roles.present().items() for each in spec.pools]
+    return Observed(
+        **{
+            "generation": 1,
+            "status": {},
+            "discovery": ETCD_READY,
+            "workloads": [workload(identity(revision, role, each.name), each.replicas) for role, each in pools],
+            "scalers": [ScalerState(role, each.name, each.replicas, each.replicas) for role, each in pools],
+            "service_revision": revision,
+            **fields,
+        }
+    )
+
+
+def condition_of(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The condition of a type; empty when there is none."""
+    return next((each for each in status["conditions"] if each["type"] == kind), {})

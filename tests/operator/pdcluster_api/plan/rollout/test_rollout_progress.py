@@ -1,0 +1,461 @@
+"""The clock of a roll out, as sequences: seconds, what is there -> Ready's reason, the sizes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from pdcluster_api.plan.autoscale.values import PoolFacts
+from pdcluster_api.plan.cluster import asked_of, plan_cluster
+from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed, PodState, WorkerRecords, WorkloadState
+from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_api.plan.rollout.progress import read_rollout
+from pdcluster_api.plan.sizes.pool_facts import Seen as SeenPods
+from pdcluster_api.plan.sizes.pool_facts import pool_facts
+from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from tests.operator.pdcluster_api.plan.clusters import (
+    ETCD_READY,
+    condition_of,
+    failing_pod,
+    identity,
+    make_cluster,
+    pool,
+    running,
+    workload,
+)
+
+CLUSTER, NEXT = make_cluster(), make_cluster(engine=65)
+A, B = revision_of(CLUSTER.spec), revision_of(NEXT.spec)
+DEADLINE = 3600
+EXCEEDED = words.PROGRESS_DEADLINE_EXCEEDED
+TAKEN = Failure("ServiceAccount chat-pdc", words.NAME_TAKEN, "exists")
+
+
+def with_deadline(cluster: PDCluster, seconds: int) -> PDCluster:
+    rollout = cluster.spec.rollout.model_copy(update={"progress_deadline_seconds": seconds})
+    return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"rollout": rollout})})
+
+
+def at(seconds: int) -> str:
+    return f"2026-01-02T{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}Z"
+
+
+def green(prefill: int = 0, decode: int = 0, *, desired: bool = True) -> list[WorkloadState]:
+    """The new revision with so many ready workers; the others crash."""
+    found = []
+    for role, size, ready in (("prefill", 1, prefill), ("decode", 2, decode)):
+        of = identity(B, role)
+        pods = tuple(failing_pod(of, ordinal, words.CRASH_LOOPING) for ordinal in range(ready, size)) if desired else ()
+        found.append(workload(of, size if desired else 0, ready=ready, pods=pods))
+    return found
+
+
+class Story:
+    """Passes over one object; each starts from the status alone, as after a restart."""
+
+    def __init__(self, status: dict[str, object] | None = None) -> None:
+        self.status = dict(plan_cluster(CLUSTER, running(CLUSTER), at(0)).status) if status is None else status
+        self.plan: ClusterPlan | None = None
+
+    def look(
+        self,
+        seconds: int,
+        new: Sequence[WorkloadState] = (),
+        cluster: PDCluster = NEXT,
+        **fields: object,
+    ) -> str:
+        """One pass; returns Ready's reason."""
+        seen = running(CLUSTER, status=self.status)
+        seen = replace(seen, **{"workloads": [*seen.workloads, *new], **fields})
+        self.plan = plan_cluster(cluster, seen, at(seconds))
+        again = plan_cluster(cluster, replace(seen, status=self.plan.status), at(seconds))
+        assert again.status == self.plan.status
+        self.status = dict(self.plan.status)
+        return str(condition_of(self.status, words.READY)["reason"])
+
+    @property
+    def sizes(self) -> dict[tuple[str, str], int]:
+        assert self.plan is not None
+        return {(each.id.role, each.id.revision): each.replicas for each in self.plan.workloads}
+
+    def said(self, kind: str = words.STALLED) -> str:
+        return str(condition_of(self.status, kind).get("message"))
+
+
+BOTH = {("prefill", A): 1, ("decode", A): 2, ("prefill", B): 1, ("decode", B): 2}
+GIVEN_BACK = {("prefill", A): 1, ("decode", A): 2, ("prefill", B): 0, ("decode", B): 0}
+
+
+def test_a_revision_that_does_not_come_forward_is_scaled_to_0_and_the_old_one_serves_on() -> None:
+    story = Story()
+    assert story.look(10) == words.ROLLING_OUT
+    assert story.plan is not None
+    assert story.plan.requeue_after_seconds == DEADLINE
+    assert story.look(20, green()) == words.CRASH_LOOPING
+    assert (story.look(DEADLINE + 9, green()), story.sizes) == (words.CRASH_LOOPING, BOTH)
+    assert (story.look(DEADLINE + 10, green()), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert (story.plan.serving, story.plan.requeue_after_seconds) == (A, None)
+    assert condition_of(story.status, words.STALLED)["reason"] == EXCEEDED
+    assert condition_of(story.status, words.SERVING)["status"] == "True"
+    assert "within rollout.progressDeadlineSeconds (3600 s): " in story.said()
+    assert "2 of 2 workers: pod" in story.said()
+    going_on = f"and revision {A} goes on serving; mend that, then change the spec"
+    assert f"it is being scaled to 0 {going_on}" in story.said()
+    assert f"revision {B} is being scaled to 0, and {A} stays" in story.said(words.DECODE_READY)
+    assert condition_of(story.status, words.DECODE_READY)["reason"] == EXCEEDED
+    # What it was is remembered when no pod shows it any more, and nothing brings it back.
+    said = story.said().replace("is being scaled", "is scaled")
+    assert (story.look(9 * DEADLINE, green(desired=False)), story.sizes, story.said()) == (
+        EXCEEDED,
+        GIVEN_BACK,
+        said,
+    )
+    assert f"it is scaled to 0 {going_on}" in said
+    assert f"revision {B} is scaled to 0, and {A} stays" in story.said(words.DECODE_READY)
+    assert [each.reason for each in story.plan.events] == []
+
+
+def old(prefill: int = 0, decode: int = 0) -> list[WorkloadState]:
+    """The old revision with so many ready workers."""
+    return [workload(identity(A, "prefill"), 1, ready=prefill), workload(identity(A), 2, ready=decode)]
+
+
+@pytest.mark.parametrize("prefill", [0, 1])
+def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_workers(prefill: int) -> None:
+    story, broken = Story(), old(prefill=prefill)
+    assert story.look(0, workloads=broken) == words.ROLLING_OUT
+    story.look(10, workloads=[*broken, *green(1, 1)])  # the third worker finds no room
+    assert story.look(DEADLINE + 9, workloads=[*broken, *green(1, 1)]) == words.CRASH_LOOPING
+    for seconds in (DEADLINE + 10, 2 * DEADLINE + 10):
+        assert (story.look(seconds, workloads=[*broken, *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
+    assert f"nothing is scaled down, for no worker of revision {A} answered requests then: mend that" in story.said()
+    assert "or let the old workers end first with rollout.strategy Recreate" in story.said()
+    # The old one answers again: nothing is decided anew, and the new one heals by itself.
+    assert (story.look(3 * DEADLINE, workloads=[*old(1, 2), *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
+    story.look(4 * DEADLINE, workloads=[*old(1, 2), *green(1, 2)])
+    assert story.plan is not None
+    assert (story.plan.serving, "rollout" in story.status) == (B, False)
+
+
+def test_what_comes_forward_again_is_decided_upon_at_its_next_deadline() -> None:
+    story = Story()
+    story.look(0, workloads=old())
+    assert (story.look(DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (words.CRASH_LOOPING, BOTH)
+    assert (story.look(2 * DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (EXCEEDED, BOTH)
+    story.look(2 * DEADLINE + 10, workloads=[*old(), *green(1, 1)])
+    ready = [*old(1, 2), *green(1, 1)]
+    assert (story.look(3 * DEADLINE + 9, workloads=ready), story.sizes) == (words.CRASH_LOOPING, BOTH)
+    assert (story.look(3 * DEADLINE + 10, workloads=ready), story.sizes) == (EXCEEDED, GIVEN_BACK)
+
+
+def test_what_is_given_up_stays_so_when_the_old_one_answers_nothing_later() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    gone = green(desired=False)
+    assert story.status["rollout"]["givenUp"] is True
+    assert (story.look(DEADLINE + 1, workloads=[*old(), *gone]), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert (story.look(DEADLINE + 2, workloads=[*old(1, 2), *gone]), story.sizes) == (EXCEEDED, GIVEN_BACK)
+
+
+def test_with_recreate_what_was_given_up_is_tried_anew() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    story.look(DEADLINE + 1, cluster=RECREATE, workloads=green(desired=False))  # the old one has ended
+    assert story.sizes == {("prefill", B): 1, ("decode", B): 2}
+    assert condition_of(story.status, words.STALLED) == {}
+    assert story.status["rollout"] == {
+        "revision": B,
+        "progressDeadlineSeconds": DEADLINE,
+        "ready": 0,
+        "left": 0,
+        "progressedAt": at(DEADLINE + 1),
+    }
+
+
+WRONG_ETCD = DiscoveryState(managed=False, error="etcd-0.wrong:2379 does not answer")
+SILENT = WorkerRecords(error="it does not answer", again_seconds=5.0)
+
+
+def waiting_for_etcd() -> list[WorkloadState]:
+    """The new revision, whose pods run and wait: none is ready, none has a problem of its own."""
+    found = []
+    for role, size in (("prefill", 1), ("decode", 2)):
+        of = identity(B, role)
+        names = [f"{of.name}-{ordinal}" for ordinal in range(size)]
+        pods = tuple(PodState(name, of, ready=False, terminating=False, node="n1") for name in names)
+        found.append(workload(of, size, ready=0, pods=pods))
+    return found
+
+
+def test_a_revision_whose_etcd_does_not_answer_is_scaled_to_0_and_says_so() -> None:
+    story, away = Story(), {"discovery": WRONG_ETCD, "worker_records": SILENT}
+    story.look(0, **away)
+    assert story.look(DEADLINE - 1, waiting_for_etcd(), **away) == words.ETCD_UNREACHABLE
+    assert (story.look(DEADLINE, waiting_for_etcd(), **away), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert "(3600 s): discovery: etcd-0.wrong:2379 does not answer; " in story.said()
+    assert "it is being scaled to 0" in story.said()
+    assert condition_of(story.status, words.DISCOVERY_READY)["reason"] == words.ETCD_UNREACHABLE
+    assert (story.look(DEADLINE + 1, green(desired=False), **away), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert "it is scaled to 0" in story.said()
+
+
+def test_a_revision_to_which_the_service_was_led_by_hand_drains_first() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, waiting_for_etcd())
+    assert story.sizes == GIVEN_BACK
+    story.look(DEADLINE + 1, waiting_for_etcd(), service_revision=B, worker_records=SILENT)
+    assert story.sizes == BOTH
+    assert story.plan is not None
+    assert story.plan.serving == A
+
+
+def events(story: Story) -> list[tuple[str, bool]]:
+    assert story.plan is not None
+    return [(each.reason, each.warning) for each in story.plan.events]
+
+
+REFUSED = Failure("PodMonitor chat", words.APPLY_FAILED, "no answer")
+
+
+def test_the_deadline_is_an_event_once() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert events(story) == [(EXCEEDED, True)]
+    assert story.plan is not None
+    assert story.plan.events[0].message == story.said(words.READY)
+    for seconds in range(DEADLINE + 1, DEADLINE + 7, 2):  # a refusal that comes and goes hides it from Ready
+        assert story.look(seconds, green(desired=False), failures=(REFUSED,)) == words.APPLY_FAILED
+        assert events(story) == [(words.APPLY_FAILED, True)]
+        assert story.look(seconds + 1, green(desired=False)) == EXCEEDED
+        assert events(story) == []
+
+
+def test_the_deadline_is_an_event_though_ready_speaks_of_a_refusal() -> None:
+    story = Story()
+    story.look(0, failures=(REFUSED,))
+    assert story.look(DEADLINE, green(), failures=(REFUSED,)) == words.APPLY_FAILED
+    assert events(story) == [(EXCEEDED, True)]
+    assert story.plan is not None
+    late = f"revision {B} has not come forward within rollout.progressDeadlineSeconds: "
+    assert story.plan.events[0].message.startswith(late)
+    assert story.look(DEADLINE + 1, green()) == EXCEEDED
+    assert events(story) == []
+
+
+def test_a_worker_more_than_ever_before_starts_the_clock_anew() -> None:
+    story = Story()
+    story.look(0)
+    story.look(3000, green(decode=1))
+    assert story.look(DEADLINE + 2999, green(decode=1)) == words.CRASH_LOOPING
+    assert (story.look(DEADLINE + 3000, green(decode=1)), story.sizes) == (EXCEEDED, GIVEN_BACK)
+
+
+def test_a_worker_that_is_ready_again_and_again_does_not() -> None:
+    story = Story()
+    for seconds in range(0, DEADLINE, 400):
+        assert story.look(seconds, green(decode=seconds // 400 % 2)) != EXCEEDED
+    assert story.look(DEADLINE + 400, green(decode=1)) == EXCEEDED
+
+
+def test_workers_that_are_ready_too_late_do_not_bring_it_back() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert (story.look(DEADLINE + 1, green(1, 2)), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert story.plan is not None
+    assert story.plan.serving == A
+
+
+def test_all_that_wait_for_etcd_only_are_not_given_up() -> None:
+    story, away = Story(), DiscoveryState(managed=False, error="it is away")
+    story.look(0)
+    story.look(10, green(1, 2), discovery=away)
+    assert (story.look(DEADLINE + 10, green(1, 2), discovery=away), story.sizes) == (
+        words.ETCD_UNREACHABLE,
+        BOTH,
+    )
+    story.look(DEADLINE + 20, green(1, 2))
+    assert story.plan is not None
+    assert (story.plan.serving, "rollout" in story.status) == (B, False)
+
+
+def test_another_deadline_begins_anew() -> None:
+    story, longer = Story(), with_deadline(NEXT, 7200)
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert (story.look(DEADLINE + 1, green(desired=False), longer), story.sizes) == (
+        words.ROLLING_OUT,
+        BOTH,
+    )
+    assert story.look(DEADLINE + 7200, green(), longer) == words.CRASH_LOOPING
+    assert story.look(DEADLINE + 7201, green(), longer) == EXCEEDED
+
+
+def test_another_revision_begins_anew() -> None:
+    story, third = Story(), make_cluster(engine=66)
+    story.look(0)
+    story.look(DEADLINE, green())
+    story.look(DEADLINE + 1, green(desired=False), third)
+    newest = revision_of(third.spec)
+    assert story.sizes == {
+        ("prefill", A): 1,
+        ("decode", A): 2,
+        ("prefill", newest): 1,
+        ("decode", newest): 2,
+    }
+    assert condition_of(story.status, words.STALLED) == {}
+
+
+def test_the_file_of_before_heals() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert story.look(DEADLINE + 1, green(desired=False), CLUSTER) == words.AS_DECLARED
+    assert "rollout" not in story.status
+    assert story.sizes == {("prefill", A): 1, ("decode", A): 2}
+
+
+def test_growth_in_the_meantime_is_of_what_serves_alone() -> None:
+    grown = make_cluster(engine=65, decode=[pool(4)])
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert revision_of(grown.spec) == B  # its size is no part of a revision
+    story.look(DEADLINE + 1, green(desired=False), grown)
+    assert story.sizes == {("prefill", A): 1, ("decode", A): 4, ("prefill", B): 0, ("decode", B): 0}
+
+
+def decode_facts(status: dict[str, object]) -> PoolFacts:
+    seen = running(CLUSTER, status=status)
+    seen = replace(seen, workloads=[*seen.workloads, *green(desired=False)])
+    return next(each for each in pool_facts(asked_of(NEXT, seen), seen, SeenPods()) if each.role == "decode")
+
+
+def test_the_budget_counts_its_accelerators_as_given_back() -> None:
+    story = Story()
+    story.look(0)
+    assert decode_facts(story.status).held(2) == 4
+    story.look(DEADLINE, green())
+    assert (decode_facts(story.status).held(2), decode_facts(story.status).held(5)) == (2, 5)
+
+
+def first(ready: int = 0) -> list[WorkloadState]:
+    return [workload(identity(A, "prefill"), 1), workload(identity(A), 2, ready=ready)]
+
+
+def test_a_first_install_stalls_too_keeps_its_workers_and_heals() -> None:
+    story = Story({})
+    empty: dict[str, object] = {"workloads": [], "service_revision": None, "scalers": []}
+    assert story.look(0, cluster=CLUSTER, **empty) == words.STARTING
+    assert story.look(10, cluster=CLUSTER, workloads=first()) == words.STARTING
+    assert story.look(DEADLINE + 10, cluster=CLUSTER, workloads=first()) == EXCEEDED
+    assert "nothing is scaled down, for no other revision serves" in story.said()
+    assert story.sizes == {("prefill", A): 1, ("decode", A): 2}
+    assert story.look(DEADLINE + 20, cluster=CLUSTER, workloads=first(1)) == words.STARTING  # it comes forward
+    assert story.look(DEADLINE + 30, cluster=CLUSTER, workloads=first(2)) == words.AS_DECLARED
+    assert story.look(9 * DEADLINE // 2, cluster=CLUSTER, workloads=first(1)) == words.STARTING  # no roll out any more
+    assert "rollout" not in story.status
+
+
+def test_what_ran_before_this_operator_has_no_clock() -> None:
+    before = {key: value for key, value in Story().status.items() if key != "rollout"}
+    story = Story(before)
+    assert story.look(0, cluster=CLUSTER, workloads=first(1)) == words.STARTING
+    assert story.look(9 * DEADLINE, cluster=CLUSTER, workloads=first(1)) == words.STARTING
+
+
+RECREATE = make_cluster(engine=65, strategy="Recreate")
+
+
+def test_recreate_comes_forward_as_the_old_end_and_has_nothing_to_go_back_to() -> None:
+    story = Story()
+
+    def ending(number: int) -> dict[str, object]:
+        return {
+            "workloads": [workload(identity(A), 0, ready=0, current=number, gone=True)],
+            "cluster": RECREATE,
+        }
+
+    assert story.look(0, **ending(2)) == words.ROLLING_OUT
+    assert story.look(3000, **ending(1)) == words.ROLLING_OUT
+    assert story.look(DEADLINE + 2999, **ending(1)) == words.ROLLING_OUT
+    assert story.look(DEADLINE + 3000, **ending(1)) == EXCEEDED
+    assert "the old revision has to end first; 1 of its pods are left" in story.said()
+    assert story.look(DEADLINE + 3010, cluster=RECREATE, workloads=green()) == words.CRASH_LOOPING
+    assert story.look(2 * DEADLINE + 3010, cluster=RECREATE, workloads=green()) == EXCEEDED
+    assert story.sizes == {("prefill", B): 1, ("decode", B): 2}
+
+
+def test_the_clock_stands_while_a_name_that_it_needs_is_somebody_elses() -> None:
+    story = Story()
+    assert story.look(0, failures=(TAKEN,)) == words.NAME_TAKEN
+    assert story.look(9 * DEADLINE // 2, failures=(TAKEN,)) == words.NAME_TAKEN
+    assert story.look(5 * DEADLINE) == words.ROLLING_OUT
+    assert story.look(6 * DEADLINE - 1, green()) == words.CRASH_LOOPING
+    assert story.look(6 * DEADLINE, green()) == EXCEEDED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PodMonitor chat",
+        "PrometheusRule chat",
+        "PodDisruptionBudget chat-decode-cpu",
+        "PDPoolScaler chat-decode-cpu",
+        "ConfigMap chat-dashboard",
+        "Service chat-workers",
+    ],
+)
+def test_the_clock_goes_on_while_a_name_is_taken_that_no_worker_needs(name: str) -> None:
+    story, taken = Story(), (Failure(name, words.NAME_TAKEN, "exists"),)
+    story.look(0, failures=taken)
+    assert (story.look(DEADLINE, green(), failures=taken), story.sizes) == (words.NAME_TAKEN, GIVEN_BACK)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Secret chat-pdc-tls",
+        "NetworkPolicy chat-pdc",
+        "StatefulSet chat-decode-cpu-0a1b2c3d",
+        "ControllerRevision chat-decode-cpu-0a1b2c3d",
+        "ConfigMap chat-decode-cpu-0a1b2c3d",
+        "ConfigMap chat-policy",
+        "Service chat-etcd",
+        "Service chat",
+    ],
+)
+def test_the_clock_stands_while_one_that_workers_or_clients_need_is_taken(name: str) -> None:
+    story, taken = Story(), (Failure(name, words.NAME_TAKEN, "exists"),)
+    story.look(0, failures=taken)
+    assert (story.look(9 * DEADLINE // 2, green(), failures=taken), story.sizes) == (words.NAME_TAKEN, BOTH)
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        None,
+        "x",
+        {},
+        {"revision": "r", "progressDeadlineSeconds": 1, "ready": 0, "left": 0, "progressedAt": "x"},
+    ],
+)
+def test_what_cannot_be_read_counts_as_never_written(spoilt: object) -> None:
+    assert read_rollout({"rollout": spoilt}) is None
+
+
+def test_a_first_plan_has_a_clock() -> None:
+    plan = plan_cluster(CLUSTER, Observed(1, {}, ETCD_READY), at(5))
+    assert plan.status["rollout"] == {
+        "revision": A,
+        "progressDeadlineSeconds": DEADLINE,
+        "ready": 0,
+        "left": 0,
+        "progressedAt": at(5),
+    }

@@ -1,0 +1,154 @@
+"""A small Kubernetes: it carries out plans as `reconcile` does, and runs the pods of StatefulSets step by step.
+
+It has no time.  Pods of a StatefulSet that is deleted end one by one, and those
+that a spec breaks never become ready.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pdcluster_api.plan.cluster import plan_cluster
+from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed, ScalerState, WorkloadState
+from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_api.schema.conditions import IMAGE_NOT_PULLED
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.workload import WorkloadId
+from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, NOW, failing_pod
+
+Place = tuple[str, str]
+
+
+@dataclass
+class Pods:
+    """The pods of one workload, by how far they are."""
+
+    starting: int = 0
+    ready: int = 0
+    ending: int = 0
+
+    @property
+    def living(self) -> int:
+        return self.starting + self.ready
+
+
+@dataclass
+class SimulatedCluster:
+    """What the API server holds of one PDCluster, and its pods.
+
+    sets:   replicas of every StatefulSet
+    broken: revisions whose pods never become ready
+    """
+
+    generation: int = 1
+    status: dict[str, Any] = field(default_factory=dict)
+    sets: dict[WorkloadId, int] = field(default_factory=dict)
+    pods: dict[WorkloadId, Pods] = field(default_factory=dict)
+    records: set[WorkloadId] = field(default_factory=set)
+    scalers: dict[Place, ScalerState] = field(default_factory=dict)
+    service: str | None = None
+    service_refused: bool = False
+    discovery: DiscoveryState = ETCD_READY
+    broken: set[str] = field(default_factory=set)
+    failures: tuple[Failure, ...] = ()
+
+    def observe(self) -> Observed:
+        known = sorted({*self.sets, *(each for each, pods in self.pods.items() if pods.living + pods.ending)})
+        return Observed(
+            generation=self.generation,
+            status=self.status,
+            discovery=self.discovery,
+            workloads=[self._state(each) for each in known],
+            records=sorted(self.records),
+            scalers=list(self.scalers.values()),
+            service_revision=self.service,
+            failures=self.failures,
+        )
+
+    def _state(self, workload: WorkloadId) -> WorkloadState:
+        pods = self.pods.get(workload, Pods())
+        is_broken = workload.revision in self.broken
+        return WorkloadState(
+            id=workload,
+            desired=self.sets.get(workload, 0),
+            current=pods.living + pods.ending,
+            ready=pods.ready,
+            updated=pods.living,
+            gone=workload not in self.sets,
+            pods=tuple(failing_pod(workload, ordinal, IMAGE_NOT_PULLED) for ordinal in range(pods.starting if is_broken else 0)),
+        )
+
+    def plan(self, cluster: PDCluster, now: str = NOW) -> ClusterPlan:
+        return plan_cluster(cluster, self.observe(), now)
+
+    def carry_out(self, plan: ClusterPlan, *, crash: bool = False) -> None:
+        """In the order of the operator: records, StatefulSets, scalers, Service, deletions, status.
+
+        crash: the operator dies before the Service is written
+        """
+        wanted = {workload.id: workload.replicas for workload in plan.workloads}
+        self.records |= set(wanted)
+        self.sets |= wanted
+        for scaler in plan.scalers:
+            place = (scaler.role, scaler.pool)
+            if scaler.request is not None:
+                self.scalers[place] = ScalerState(*place, scaler.request, scaler.seen)
+        if crash:
+            return
+        if self.service_refused:
+            self.failures = (Failure("Service chat", "Forbidden", "may not be written"),)
+        else:
+            self.service, self.failures = plan.serving, ()
+        for workload in {*self.sets, *self.records} - set(wanted):
+            self.records.discard(workload)
+            self.delete_set(workload)
+        for place in set(self.scalers) - {(scaler.role, scaler.pool) for scaler in plan.scalers}:
+            del self.scalers[place]
+        self.status = dict(plan.status)
+
+    def delete_set(self, workload: WorkloadId) -> None:
+        """Its pods go with it, after their time to end."""
+        self.sets.pop(workload, None)
+        pods = self.pods.get(workload, Pods())
+        self.pods[workload] = Pods(ending=pods.living + pods.ending)
+
+    def step(self, workload: WorkloadId) -> None:
+        """One pod goes on: an ending one ends, or a surplus one begins to, or a missing one starts, or a started one gets ready."""
+        pods, desired = self.pods.setdefault(workload, Pods()), self.sets.get(workload, 0)
+        if pods.ending:
+            pods.ending -= 1
+        elif pods.living > desired:
+            self.fail(workload)
+        elif pods.living < desired:
+            pods.starting += 1
+        elif pods.starting and workload.revision not in self.broken:
+            pods.starting, pods.ready = pods.starting - 1, pods.ready + 1
+
+    def fail(self, workload: WorkloadId) -> None:
+        """One pod begins to end."""
+        pods = self.pods.setdefault(workload, Pods())
+        if pods.starting:
+            pods.starting, pods.ending = pods.starting - 1, pods.ending + 1
+        elif pods.ready:
+            pods.ready, pods.ending = pods.ready - 1, pods.ending + 1
+
+    def lose_readiness(self, workload: WorkloadId) -> None:
+        """One pod is no longer ready."""
+        pods = self.pods.setdefault(workload, Pods())
+        if pods.ready:
+            pods.ready, pods.starting = pods.ready - 1, pods.starting + 1
+
+    def scale(self, place: Place, replicas: int) -> None:
+        """`kubectl scale` on the scaler."""
+        self.scalers[place] = replace(self.scalers[place], replicas=replicas)
+
+    def settle(self, cluster: PDCluster, rounds: int = 100) -> ClusterPlan:
+        """Carry out plans and let pods go on until nothing changes any more; returns the last plan."""
+        for _ in range(rounds):
+            before = repr(self)
+            plan = self.plan(cluster)
+            self.carry_out(plan)
+            for workload in sorted({*self.sets, *self.pods}):
+                self.step(workload)
+            if repr(self) == before:
+                return plan
+        raise AssertionError(f"no fixpoint in {rounds} rounds: {self}")

@@ -1,0 +1,214 @@
+"""The condition Disaggregating and `status.disaggregation`: each outcome, and what keeps the status still."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pdcluster_api.plan.cluster import plan_cluster
+from pdcluster_api.plan.observed.state import Disaggregation, PodState, WorkerRecords
+from pdcluster_api.plan.status.disaggregating import FEW_PROMPTS, MAX_PAIRS, digest
+from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema.revision import revision_of
+from tests.operator.pdcluster_api.plan.clusters import LATER, NOW, condition_of, identity, make_cluster, pool, running, workload
+
+CLUSTER = make_cluster()  # one prefill worker p-0, decode workers d-0 and d-1
+REVISION = revision_of(CLUSTER.spec)
+QUIET = Disaggregation("tcp")
+DTYPE = "KV geometry differs: dtype is float32 here and bfloat16 at the peer; set model.dtype"
+
+
+def refusing(*pods: str, num_refused: int | None = None, **fields: Any) -> Disaggregation:
+    reasons = tuple((pod, DTYPE) for pod in pods)
+    return Disaggregation("tcp", reasons, len(pods) if num_refused is None else num_refused, **fields)
+
+
+def busy(num_long: int, ratio: float) -> Disaggregation:
+    return Disaggregation("tcp", long_prompts=num_long, remote_ratio=ratio)
+
+
+def sending(rate: int) -> Disaggregation:
+    return Disaggregation("tcp", bytes_per_second=rate)
+
+
+def observed(
+    *, is_prefill_ready: bool = True, revision: str = REVISION, worker_records: WorkerRecords | None = None, **said: Disaggregation
+):
+    """All ready, and registered workers that say this; names with _ for -."""
+    pods = {}
+    for role, names in (("prefill", ("p-0",)), ("decode", ("d-0", "d-1"))):
+        of = identity(revision, role)
+        is_ready = role == "decode" or is_prefill_ready
+        pods[role] = workload(of, len(names), pods=tuple(PodState(name, of, ready=is_ready, terminating=False) for name in names))
+    by_pod = {name.replace("_", "-"): each for name, each in said.items()}
+    known = worker_records or WorkerRecords(dict.fromkeys(("p-0", "d-0", "d-1"), "ready"), disaggregation=by_pod)
+    return running(CLUSTER, workloads=[pods["prefill"], pods["decode"]], worker_records=known)
+
+
+def status_of(seen, before=None):
+    return plan_cluster(CLUSTER, seen if before is None else replace(seen, status=before), NOW).status
+
+
+def told(seen, before=None) -> tuple[str, str, str]:
+    condition = condition_of(status_of(seen, before), words.DISAGGREGATING)
+    return condition["status"], condition["reason"], condition["message"]
+
+
+def figures(seen, before=None) -> dict[str, Any]:
+    return status_of(seen, before).get("disaggregation", {})
+
+
+def test_a_refused_pair_is_false_with_both_workers_the_reason_and_the_fix():
+    status, reason, message = told(observed(d_0=refusing("p-0"), d_1=QUIET))
+
+    assert (status, reason) == ("False", "PairRefused")
+    assert message == (
+        "decode worker d-0 may not use prefill worker p-0, and prefills by itself what it would send there: "
+        "KV geometry differs: dtype is float32 here and bfloat16 at the peer; set model.dtype"
+    )
+
+
+def test_a_refused_pair_counts_also_while_other_pairs_work():
+    assert told(observed(d_0=refusing("p-0"), d_1=busy(100, 1.0)))[:2] == ("False", "PairRefused")
+
+
+def test_long_prompts_that_went_to_prefill_workers_are_true_with_share_transport_and_rate():
+    seen = observed(d_0=busy(30, 1.0), d_1=busy(10, 0.5), p_0=sending(1_200_000_000))
+
+    assert told(seen) == ("True", "Offloading", "about 90% of long prompts are prefilled by prefill workers, over tcp at about 1.2 GB/s")
+    assert figures(seen) == {"transport": "tcp", "remoteShare": "90%", "bytesPerSecond": 1_200_000_000}
+
+
+def test_without_a_long_prompt_it_is_unknown_and_names_the_length():
+    status, reason, message = told(observed(d_0=QUIET, d_1=QUIET, p_0=QUIET))
+
+    assert (status, reason) == ("Unknown", "NoLongPrompts")
+    assert message == "too few prompts of 256 tokens or more (routing.offload.prefillLengthThreshold) to tell"
+
+
+def test_the_first_few_local_prefills_of_a_cluster_are_no_alarm():
+    assert told(observed(d_0=busy(FEW_PROMPTS - 1, 0.0)))[:2] == ("Unknown", "NoLongPrompts")
+    assert told(observed(d_0=busy(FEW_PROMPTS, 0.0)))[:2] == ("False", "NotOffloading")
+
+
+def test_long_prompts_of_which_none_found_a_prefill_worker_are_false_and_say_where_to_look():
+    status, reason, message = told(observed(d_0=busy(50, 0.0), d_1=busy(50, 0.0)))
+
+    assert (status, reason) == ("False", "NotOffloading")
+    assert "ports 9000 and 9100" in message
+    assert "routing.offload.prefillQueueMax" in message
+
+
+def test_without_a_ready_prefill_worker_that_is_the_reason():
+    assert told(observed(is_prefill_ready=False, d_0=busy(50, 0.0)))[:2] == ("False", "NoPrefillWorker")
+
+
+def test_mixed_workers_have_no_such_condition_and_no_figures():
+    cluster = make_cluster(mixed=(pool(2),))
+    status = plan_cluster(cluster, running(cluster, worker_records=WorkerRecords()), NOW).status
+
+    assert condition_of(status, words.DISAGGREGATING) == {}
+    assert "disaggregation" not in status
+
+
+@pytest.mark.parametrize("of", ["nothing", "old-workers"])
+def test_workers_that_say_nothing_of_it_leave_it_unknown(of: str):
+    worker_records = WorkerRecords() if of == "nothing" else WorkerRecords(dict.fromkeys(("p-0", "d-0"), "ready"))
+
+    assert told(observed(worker_records=worker_records))[0] == "Unknown"
+    assert figures(observed(worker_records=worker_records)) == {}
+
+
+@pytest.mark.parametrize("worker_records", [None, WorkerRecords(error="away")], ids=["not-asked", "away"])
+def test_while_etcd_does_not_answer_it_stays_as_it_was(worker_records: WorkerRecords | None):
+    before = status_of(observed(d_0=refusing("p-0")))
+    after = status_of(replace(observed(), worker_records=worker_records), before)
+
+    assert condition_of(after, words.DISAGGREGATING) == condition_of(before, words.DISAGGREGATING)
+    assert after["disaggregation"] == before["disaggregation"]
+    assert not condition_of(status_of(replace(observed(), worker_records=worker_records)), words.DISAGGREGATING)
+    unknown = status_of(observed())
+    assert condition_of(status_of(replace(observed(), worker_records=worker_records), unknown), words.DISAGGREGATING)["status"] == "Unknown"
+
+
+def test_ready_does_not_follow_it():
+    status = status_of(observed(d_0=refusing("p-0"), d_1=refusing("p-0")))
+
+    assert condition_of(status, "Ready")["status"] == condition_of(status, "Serving")["status"] == "True"
+
+
+def test_workers_that_end_or_are_of_another_revision_say_nothing():
+    other = observed(d_0=refusing("p-0"), revision="0123abcd")
+    assert told(replace(other, workloads=[*other.workloads, *running(CLUSTER).workloads]))[0] == "Unknown"
+
+    seen = observed(d_0=refusing("p-0"))
+    ending = [replace(each, pods=tuple(replace(pod, terminating=True) for pod in each.pods)) for each in seen.workloads]
+    assert told(replace(seen, workloads=ending))[0] == "Unknown"
+
+
+def test_a_pair_with_a_prefill_worker_that_is_gone_is_none():
+    assert told(observed(d_0=refusing("p-9"), d_1=QUIET))[0] == "Unknown"
+
+
+def test_refused_pairs_of_the_status_are_bounded_and_counted():
+    seen = observed()
+    of = identity(REVISION, "prefill")
+    names = [f"p-{number:02}" for number in range(12)]
+    prefill = workload(of, 12, pods=tuple(PodState(name, of, ready=True, terminating=False) for name in names))
+    said = {"d-0": refusing(*names[:8], num_refused=12), "d-1": refusing(names[0])}
+    found = figures(replace(seen, workloads=[prefill, seen.workloads[1]], worker_records=WorkerRecords(disaggregation=said)))
+
+    assert found["numRefusedPairs"] == 13
+    assert len(found["refusedPairs"]) == MAX_PAIRS
+    assert found["refusedPairs"][0] == {"decode": "d-0", "prefill": "p-00", "reason": DTYPE}
+
+
+def test_figures_that_are_about_the_same_leave_the_status_as_it_was():
+    before = status_of(observed(d_0=busy(100, 0.9), p_0=sending(1_000_000_000)))
+    same = observed(d_0=busy(200, 0.93), p_0=sending(1_200_000_000))
+    other = observed(d_0=busy(200, 0.8), p_0=sending(1_300_000_000))
+
+    assert status_of(same, before) == before
+    assert figures(other, before) == {"transport": "tcp", "remoteShare": "80%", "bytesPerSecond": 1_300_000_000}
+
+
+def test_none_and_all_are_said_only_where_they_are_so():
+    assert figures(observed(d_0=busy(200, 0.0)))["remoteShare"] == "0%"
+    assert figures(observed(d_0=busy(900, 1.0), d_1=busy(5, 0.0)))["remoteShare"] == "95%"
+    assert figures(observed(d_0=busy(900, 0.0), d_1=busy(5, 1.0)))["remoteShare"] == "5%"
+    assert figures(observed(d_0=busy(9, 1.0)))["remoteShare"] == "100%"
+
+
+@pytest.mark.parametrize("junk", ["x", {"remoteShare": 7, "bytesPerSecond": "much"}, {"remoteShare": "²%"}, {"remoteShare": "1e9%"}])
+def test_figures_that_somebody_else_wrote_are_passed_over(junk: Any):
+    assert figures(observed(d_0=busy(10, 0.5), p_0=sending(7)), {"disaggregation": junk}) == {
+        "transport": "tcp",
+        "remoteShare": "50%",
+        "bytesPerSecond": 7,
+    }
+
+
+def test_turning_false_is_one_event_and_so_is_its_end():
+    calm, refused = observed(d_0=busy(10, 1.0)), observed(d_0=refusing("p-0"))
+    was_calm, was_refused = status_of(calm), status_of(refused)
+
+    def news(seen, before):
+        found = plan_cluster(CLUSTER, replace(seen, status=before), LATER).events
+        return [(each.reason, each.warning) for each in found]
+
+    assert news(refused, was_calm) == [("PairRefused", True)]
+    assert news(refused, was_refused) == []
+    assert news(observed(d_0=busy(50, 0.0)), was_refused) == [("NotOffloading", True)]
+    assert news(calm, was_refused) == [("Offloading", False)]
+    assert news(calm, status_of(observed())) == []
+    assert news(observed(d_0=busy(1, 0.0)), was_refused) == []
+
+
+def test_a_digest_changes_with_what_a_plan_makes_something_of_and_with_nothing_else():
+    base = {"d-0": busy(100, 0.9), "p-0": sending(1_000_000_000)}
+
+    assert digest(base) == digest({"d-0": busy(110, 0.91), "p-0": sending(1_100_000_000)})
+    assert digest(base) != digest({"d-0": refusing("p-0"), "p-0": sending(1_000_000_000)})
+    assert digest(base) != digest({"d-0": busy(100, 0.5), "p-0": sending(1_000_000_000)})
+    assert digest(base) != digest({"d-0": busy(100, 0.9), "p-0": sending(10_000_000)})
+    assert digest({"d-0": busy(1, 0.0)}) != digest({"d-0": busy(FEW_PROMPTS, 0.0)})

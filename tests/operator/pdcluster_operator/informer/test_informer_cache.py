@@ -1,0 +1,122 @@
+"""The informer cache: newest version wins, deletions are of one object and not of a name, nothing unread is kept."""
+
+import pytest
+
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.schema.labels import GPU
+from pdcluster_operator.informer.cache import MAX_REMEMBERED, REMEMBER_SECONDS, Cache, Name, Version, trim
+from tests.operator import bodies
+
+KEY = Key(bodies.NAMESPACE, bodies.NAME)
+
+
+def test_a_body_comes_back_as_it_was_and_belongs_to_its_cluster():
+    cache, service = Cache(), bodies.child("Service", "chat", spec={"ports": [{"port": 8000}]})
+    assert cache.put("PDCluster", bodies.cluster()) == KEY
+    assert cache.put("Service", service) == KEY
+    assert cache.get("Service", "default", "chat") == service
+    assert cache.get("Service", "other", "chat") is None
+    assert cache.children(KEY) == [service]
+    assert (cache.clusters(), len(cache)) == ([KEY], 2)
+
+
+@pytest.mark.parametrize("late", [4, 5])
+def test_an_older_or_equal_version_teaches_nothing(late: int):
+    cache = Cache()
+    cache.put("Service", bodies.child("Service", "chat", 5, spec={"new": True}))
+    assert cache.put("Service", bodies.child("Service", "chat", late, spec={})) is None
+    assert cache.children(KEY)[0]["spec"] == {"new": True}
+
+
+def test_versions_are_compared_as_numbers():
+    cache = Cache()
+    cache.put("Service", bodies.child("Service", "chat", 9))
+    assert cache.put("Service", bodies.child("Service", "chat", 10)) == KEY
+
+
+def test_a_late_deletion_does_not_take_the_object_that_was_made_since():
+    cache = Cache()
+    old, new = bodies.child("Service", "chat", 1, uid="old"), bodies.child("Service", "chat", 2, uid="new")
+    cache.put("Service", old)
+    cache.put("Service", new)
+    assert cache.remove("Service", old) is None
+    assert cache.remove("Service", new) == KEY
+    assert (cache.children(KEY), len(cache)) == ([], 0)
+
+
+def test_a_late_answer_brings_no_deleted_object_back():
+    now = 0.0
+    cache, service = Cache(clock=lambda: now), bodies.child("Service", "chat", 5)
+    deleted = bodies.child("Service", "chat", 9)
+    cache.remove("Service", deleted)  # before the answer to what made it
+    assert cache.put("Service", service) is None
+    assert cache.children(KEY) == []
+    assert cache.put("Service", bodies.child("Service", "chat", 8, uid="another")) == KEY
+    cache.remove("Service", bodies.child("Service", "chat", 8, uid="another"))
+    assert cache.put("Service", bodies.child("Service", "chat", 10)) == KEY  # it had lost its label, and has it again
+    cache.remove("Service", bodies.child("Service", "chat", 11))
+    now = REMEMBER_SECONDS + 1
+    assert cache.put("Service", service) == KEY  # no answer is that late
+
+
+def test_a_bounded_number_of_deletions_is_remembered_and_none_for_long():
+    now = 0.0
+    cache = Cache(clock=lambda: now)
+    for number in range(MAX_REMEMBERED + 5):
+        cache.remove("Service", bodies.child("Service", f"chat-{number}"))
+    assert len(cache._removed) == MAX_REMEMBERED
+    now = REMEMBER_SECONDS + 1
+    cache.remove("Service", bodies.child("Service", "chat"))
+    assert list(cache._removed) == ["uid-of-chat"]
+
+
+def test_what_nobody_owns_is_not_kept():
+    cache = Cache()
+    ours = bodies.child("ControllerRevision", "record")
+    of_the_controller = bodies.child("ControllerRevision", "theirs", metadata={"ownerReferences": [{"kind": "StatefulSet", "uid": "x"}]})
+    assert cache.put("ControllerRevision", ours) == KEY
+    assert cache.put("ControllerRevision", of_the_controller) is None
+    assert cache.put("Pod", bodies.pod("chat-0")) == KEY  # pods belong by their label
+    assert len(cache) == 2
+
+
+@pytest.mark.parametrize("taken_away", [{"labels": {}}, {"ownerReferences": []}])
+def test_a_child_whose_label_or_owner_is_taken_away_is_forgotten_and_its_cluster_told(taken_away: dict[str, object]):
+    cache = Cache()
+    cache.put("Service", bodies.child("Service", "chat", 1))
+    assert cache.put("Service", bodies.child("Service", "chat", 2, metadata=taken_away)) == KEY
+    assert cache.children(KEY) == []
+
+
+def test_forget_drops_whatever_version_and_an_unknown_name_is_no_error():
+    cache = Cache()
+    cache.put("Service", bodies.child("Service", "chat", 7))
+    name = Name("Service", "default", "chat")
+    assert cache.versions("Service") == {name: Version("uid-of-chat", 7)}
+    assert (cache.forget(name), cache.forget(name), cache.versions("Service")) == (KEY, None, {})
+
+
+def test_of_a_pod_its_node_and_its_type_are_kept_and_no_managed_fields():
+    body = bodies.pod(
+        "chat-0",
+        spec={"containers": [], "nodeName": "n1"},
+        status={"phase": "Running"},
+        metadata={"managedFields": [{}], "annotations": {"a": "b", GPU: "H100"}},
+    )
+    kept = trim("Pod", body)
+    assert kept["spec"] == {"nodeName": "n1"}
+    assert "managedFields" not in kept["metadata"]
+    assert kept["metadata"]["annotations"] == {GPU: "H100"}
+    assert kept["status"] == {"phase": "Running"}
+
+
+def test_managed_fields_are_kept_where_drift_is_looked_for_and_dropped_elsewhere():
+    fields = {"managedFields": [{"manager": "kubectl"}]}
+    assert "managedFields" in trim("Service", bodies.child("Service", "chat", metadata=fields))["metadata"]
+    assert "managedFields" not in trim("ControllerRevision", bodies.child("ControllerRevision", "r", metadata=fields))["metadata"]
+
+
+def test_the_copy_that_kubectl_keeps_in_an_annotation_is_dropped():
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mine": "1"}
+    kept = trim("PDCluster", {**bodies.cluster(), "metadata": {**bodies.cluster()["metadata"], "annotations": annotations}})
+    assert kept["metadata"]["annotations"] == {"mine": "1"}

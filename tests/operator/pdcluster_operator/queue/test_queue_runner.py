@@ -1,0 +1,159 @@
+"""The queue runner on a running loop; they meet at events, never at a time."""
+
+import asyncio
+
+from pdcluster_api.apiserver.body import Key
+from pdcluster_operator.queue.runner import Done, QueueRunner
+from pdcluster_operator.queue.work_queue import Backoff, WorkQueue
+
+A, B, C = (Key("default", name) for name in "abc")
+
+
+class Recorder:
+    """Work that lets a test see when it starts and decide when it ends."""
+
+    def __init__(self) -> None:
+        self.started: asyncio.Queue[Key] = asyncio.Queue()
+        self.ends: asyncio.Queue[Done | Exception] = asyncio.Queue()
+        self.num_errors = 0
+
+    async def work(self, key: Key) -> Done:
+        await self.started.put(key)
+        end = await self.ends.get()
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def on_error(self) -> None:
+        self.num_errors += 1
+
+
+def start(recorder: Recorder, num_workers: int, waits_seconds: float = 0.0) -> tuple[QueueRunner, asyncio.Task[None]]:
+    queue: WorkQueue[Key] = WorkQueue(Backoff(first=0.01, most=0.01))
+    runner = QueueRunner(recorder.work, recorder.on_error, num_workers, queue=queue, waits_seconds=waits_seconds)
+    return runner, asyncio.create_task(runner.run())
+
+
+async def finish(runner: QueueRunner, task: asyncio.Task[None]) -> None:
+    runner.stop()
+    async with asyncio.timeout(10):
+        await task
+
+
+async def test_no_more_keys_are_in_work_than_there_are_workers():
+    recorder = Recorder()
+    runner, task = start(recorder, 2)
+    for key in (A, B, C):
+        runner.add(key)
+    async with asyncio.timeout(10):
+        assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
+        assert runner.queue.depth == 1
+        await recorder.ends.put(Done())
+        assert await recorder.started.get() == C
+    for _ in range(2):
+        await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
+async def test_work_that_raises_is_counted_and_tried_again_and_ends_nothing_else(caplog):
+    recorder = Recorder()
+    runner, task = start(recorder, 1)
+    runner.add(A)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+        await recorder.ends.put(RuntimeError("broken"))
+        assert await recorder.started.get() == A  # after the back-off
+    assert recorder.num_errors == 1
+    assert "default/a" in caplog.text
+    await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
+async def test_work_that_was_refused_comes_back_without_counting_as_an_error():
+    recorder = Recorder()
+    runner, task = start(recorder, 1)
+    runner.add(A)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+        await recorder.ends.put(Done(try_again=True))
+        assert await recorder.started.get() == A
+    assert recorder.num_errors == 0
+    await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
+async def test_a_key_comes_back_when_it_asked_to():
+    recorder = Recorder()
+    runner, task = start(recorder, 1)
+    runner.add(A)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+        await recorder.ends.put(Done(requeue_after_seconds=0.01))
+        assert await recorder.started.get() == A
+    await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
+async def test_stop_lets_the_work_in_hand_end_and_takes_nothing_more():
+    recorder = Recorder()
+    runner, task = start(recorder, 1)
+    runner.add(A)
+    runner.add(B)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+    runner.stop()
+    assert not task.done()
+    await recorder.ends.put(Done())
+    await finish(runner, task)
+    assert recorder.started.empty()
+    assert runner.queue.depth == 1
+
+
+async def test_nothing_is_begun_beside_work_that_keeps_the_machine_busy():
+    recorder = Recorder()
+    runner, task = start(recorder, 2, waits_seconds=3600.0)
+    runner.add(A)
+    runner.add(B)
+    async with asyncio.timeout(10):
+        assert await recorder.started.get() == A
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (recorder.started.empty(), runner.queue.depth) == (True, 1)
+        await recorder.ends.put(Done())
+        assert await recorder.started.get() == B
+    await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
+async def test_more_is_begun_beside_work_that_waits():
+    recorder = Recorder()
+    runner, task = start(recorder, 2, waits_seconds=0.01)
+    runner.add(A)
+    runner.add(B)
+    async with asyncio.timeout(10):
+        assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
+    for _ in range(2):
+        await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
+async def test_work_that_never_waits_leaves_turns_to_everything_else():
+    turns_before: list[int] = []
+    turns = 0
+
+    async def work(key: Key) -> Done:
+        turns_before.append(turns)
+        if len(turns_before) == 100:
+            runner.stop()
+        return Done()
+
+    runner = QueueRunner(work, lambda: None, 1)
+    for number in range(100):
+        runner.add(Key("default", f"chat-{number}"))
+    task = asyncio.create_task(runner.run())
+    async with asyncio.timeout(10):
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+    assert turns_before == sorted(set(turns_before))  # at least one turn between any two

@@ -1,0 +1,62 @@
+"""Acting on a plan: a reconcile that had nothing to write is not one after which nothing can come."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.manifests.render import Capabilities, Site
+from pdcluster_api.plan.cluster import plan_cluster
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed
+from pdcluster_api.schema.load import parse
+from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.reconcile import act
+from pdcluster_operator.reconcile.act import Acted, Actor
+from pdcluster_operator.reconcile.look import Look
+from pdcluster_operator.reconcile.session import Session
+from pdcluster_operator.reconcile.tls import TlsStep
+from pdcluster_operator.reconcile.worker_records import workers_question
+from tests.operator.bodies import cluster
+from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
+from tests.operator.pdcluster_operator.reconcile.test_session import KEY, Etcd, sessions_with
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
+POOLS = {"pools": [{"name": "cpu", "replicas": 1}]}
+SPEC = {
+    "model": {"name": "tiny", "path": "/models/tiny"},
+    "roles": {"prefill": POOLS, "decode": POOLS},
+    "discovery": {"etcd": {"endpoints": ["etcd:2379"], "tlsSecret": "etcd-client"}},
+}
+
+
+class EtcdSecret:
+    """has_client_certificate: as `Asking` says it; None = the Secret cannot be used."""
+
+    def __init__(self, answer: bool | None) -> None:
+        self.answer = answer
+
+    async def has_client_certificate(self, question: object) -> bool | None:
+        return self.answer
+
+
+async def acted_on(session: Session, secret: EtcdSecret) -> Acted:
+    """Of a new PDCluster for whose shared objects there is nothing to write."""
+    made = parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": SPEC})
+    live = Live(cluster(), ())
+    observed = Observed(generation=1, status={}, discovery=DiscoveryState(managed=False))
+    unused: Any = None
+    asking: Any = secret
+    actor = Actor(unused, Cache(), SITE, asking, unused, lambda: Capabilities(False, False, frozenset()), lambda: NOW)
+    return await actor.act(Look(live, made, observed, workers_question(made), None), plan_cluster(made, observed, STAMP), session)
+
+
+@pytest.mark.parametrize("answer", [True, None])
+async def test_a_snapshot_that_waits_for_the_etcds_secret_is_tried_again(answer: bool | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(act, "tls_step", lambda *_: TlsStep(requeue_after_seconds=1e6))
+    monkeypatch.setattr(act, "diff", lambda *_, **__: [])
+    session = sessions_with(Etcd()).of(KEY)
+    acted = await acted_on(session, EtcdSecret(answer))
+    assert (acted.wrote, acted.failures) == (False, ())
+    assert (session.settled is None) == (answer is None)

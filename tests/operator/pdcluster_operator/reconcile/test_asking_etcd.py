@@ -1,0 +1,107 @@
+"""Asking a given etcd: an error is a sentence, whatever is wrong, and never an exception."""
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.errors import ForbiddenError, UnavailableError
+from pdcluster_api.certificates.authority import make_authority
+from pdcluster_api.discovery import keys
+from pdcluster_operator.reconcile.asking import Asking
+from pdcluster_operator.reconcile.discovery import Question
+from tests.ports import free_port
+from tests.system.etcd_server import EtcdServer
+
+PAIR = make_authority(datetime.now(UTC))
+
+
+class WrittenSecret:
+    """A client that has one Secret, or refuses it."""
+
+    def __init__(self, found: dict[str, bytes] | Exception | None) -> None:
+        self.found = found
+
+    async def find(self, kind: object, namespace: str, name: str) -> dict[str, Any] | None:
+        assert (str(kind), namespace, name) == ("Secret", "default", "etcd")
+        if isinstance(self.found, Exception):
+            raise self.found
+        data = self.found and {key: base64.b64encode(value).decode() for key, value in self.found.items()}
+        return None if data is None else {"metadata": {"name": name}, "data": data}
+
+
+def question(*, tls: bool = True) -> Question:
+    return Question((f"127.0.0.1:{free_port()}",), *(("default", "etcd") if tls else ()))
+
+
+async def test_an_endpoint_that_is_dead_is_named():
+    asked = question(tls=False)
+    error = await Asking(WrittenSecret(None)).ask(asked)
+    assert error is not None
+    assert asked.endpoints[0] in error
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, "Secret etcd does not exist"),
+        ({"tls.crt": PAIR.certificate}, "ca.crt is not a PEM certificate"),
+        (ForbiddenError("secrets is forbidden"), "Secret etcd cannot be read: secrets is forbidden"),
+    ],
+)
+async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_client_certificate(found: Any, message: str):
+    asking = Asking(WrittenSecret(found))
+    error = await asking.ask(question())
+    assert error is not None
+    assert message in error
+    assert await asking.has_client_certificate(question()) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "has"), [({}, False), ({"tls.crt": PAIR.certificate, "tls.key": PAIR.key}, True)], ids=["without", "with"]
+)
+async def test_the_secret_says_whether_workers_show_a_certificate_too(more: dict[str, bytes], has: bool):
+    asking = Asking(WrittenSecret({"ca.crt": PAIR.certificate, **more}))
+    assert await asking.has_client_certificate(question()) is has
+
+
+class Pods:
+    """A client of an API server that has no pods, and goes away after so many answers; None = it stays."""
+
+    def __init__(self, answers: int | None) -> None:
+        self.answers = answers
+
+    async def list(self, kind: object, namespace: str, *, fields: str) -> AsyncIterator[dict[str, Any]]:
+        if self.answers is not None:
+            if not self.answers:
+                raise UnavailableError("the API server is away")
+            self.answers -= 1
+        for pod in ():
+            yield pod
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+async def test_ghosts_are_not_removed_while_the_api_server_cannot_list(tmp_path: Path, answers: int):
+    """Neither those of which it had said so before it went."""
+    etcd = EtcdServer(tmp_path)
+    etcd.start()
+    record = json.dumps({"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3"})
+    prefix = keys.workers_prefix("default", "chat", "r1")
+    records = {keys.worker_key(prefix, "decode", "cpu", pod) for pod in ("ghost-0", "ghost-1")}
+    try:
+        for key in records:
+            etcd.put(key, record)
+        asked = Question((etcd.endpoint,))
+        found = (await Asking(Pods(None)).registered(asked, Key("default", "chat"))).records.values()
+        with pytest.raises(UnavailableError):
+            await Asking(Pods(answers)).remove(asked, Key("default", "chat"), found)
+        assert etcd.values(prefix).keys() == records
+        assert await Asking(Pods(None)).remove(asked, Key("default", "chat"), found) == ["ghost-0", "ghost-1"]
+        assert not etcd.values(prefix)
+    finally:
+        etcd.close()

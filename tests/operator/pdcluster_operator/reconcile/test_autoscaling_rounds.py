@@ -1,0 +1,274 @@
+"""Rounds of scrapes over real HTTP: who is scraped, when, and that each round is decided on once."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.plan.autoscale.decide import decide
+from pdcluster_api.plan.observed.state import Observed
+from pdcluster_api.schema.autoscale import AutoscaleSpec
+from pdcluster_api.schema.labels import REVISION, workload_labels
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.reconcile import autoscaling
+from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.windows import Windows
+from tests.operator.bodies import NAME, NAMESPACE, child, cluster, pod
+from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, make_cluster
+from tests.operator.pdcluster_operator.scrape.pages import WorkerPages
+from tests.operator.pdcluster_operator.scrape.worker_servers import WorkerServer, http, serves
+
+KEY = Key(NAMESPACE, NAME)
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+DEADLINE_SECONDS = 20.0
+ON = AutoscaleSpec(mode="On").model_copy(update={"interval_seconds": 1})  # less than an object may ask for
+
+
+def worked_by(autoscale: AutoscaleSpec) -> PDCluster:
+    made = make_cluster()
+    return made.model_copy(update={"spec": made.spec.model_copy(update={"autoscale": autoscale})})
+
+
+WORKED = worked_by(ON)
+
+
+def worker(role: str, revision: str, ordinal: int = 0, *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
+    """A pod of a worker, at loopback."""
+    identity = WorkloadId(NAME, role, "cpu", revision)
+    owner = [{"kind": "StatefulSet", "name": identity.name, "uid": "x", "controller": True}]
+    marks = workload_labels(NAME, role, "cpu", revision)
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    metadata = {"labels": marks, "ownerReferences": owner, **metadata}
+    return pod(f"{identity.name}-{ordinal}", metadata=metadata, status={"podIP": "127.0.0.1", "conditions": conditions})
+
+
+class Scene:
+    """An Autoscaling at work, and what it made due."""
+
+    def __init__(self, port: int) -> None:
+        self.cache, self.registry, self.due = Cache(), CollectorRegistry(), list[Key]()
+        self.clock: Callable[[], float] = time.monotonic
+        self.scraper, self.port = Scraper(clock=lambda: self.clock()), port
+        scrapes = ScrapeMetrics(self.registry, self.windows, lambda: self.clock())
+        metrics = AutoscaleMetrics(self.registry)
+        self.scaling = Scaling(self.cache, self.scraper, scrapes, metrics, port, lambda: self.clock(), lambda: NOW)
+        self.autoscaling = self.of(KEY)
+        self.revision = revision_of(WORKED.spec)
+        self.cache.put("PDCluster", cluster(spec={}))
+        self.put(child("Service", NAME, spec={"selector": {REVISION: self.revision}}))
+
+    def of(self, key: Key) -> Autoscaling:
+        return Autoscaling(key, self.scaling, lambda: self.due.append(key))
+
+    def windows(self) -> list[Windows]:
+        return [] if self.autoscaling.windows is None else [self.autoscaling.windows]
+
+    def put(self, *bodies: dict[str, Any]) -> None:
+        for body in bodies:
+            self.cache.put(body["kind"], body)
+
+    def observed(self) -> Observed:
+        body = self.cache.get("PDCluster", *KEY)
+        assert body is not None
+        return observe(Live(body, self.cache.children(KEY)), discovery=ETCD_READY, faults={})
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, {"namespace": NAMESPACE, "pdcluster": NAME, **labels})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[WorkerServer]:
+    async with WorkerServer(serves(lambda: http(WorkerPages().text()))) as found:
+        yield found
+
+
+@pytest.fixture
+async def scene(server: WorkerServer) -> AsyncIterator[Scene]:
+    found = Scene(server.port)
+    async with found.scraper:
+        yield found
+        found.autoscaling.stop()
+
+
+def follow(scene: Scene, cluster: PDCluster = WORKED) -> Any:
+    """As a reconcile does; returns the decision that it is handed."""
+    return scene.autoscaling.follow(cluster, scene.observed())
+
+
+def record(decode: int, *conditions: dict[str, Any]) -> dict[str, Any]:
+    """A status with the record of a decision."""
+    sizes = [{"role": "prefill", "pool": "cpu", "replicas": 1}, {"role": "decode", "pool": "cpu", "replicas": decode}]
+    return {"autoscaling": {"mode": "On", "replicas": sizes}, "conditions": list(conditions)}
+
+
+async def test_a_round_that_says_nothing_new_is_done_with(scene: Scene, server: WorkerServer) -> None:
+    missing = {"type": "MetricsMissing", "status": "True", "message": "as it was"}
+    scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1))
+    follow(scene)
+    await scene.until(lambda: scene.due)
+    follow(scene)
+    scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))
+    scene.due.clear()
+    seen = len(server.requests)
+    await scene.until(lambda: len(server.requests) >= seen + 6)  # two whole rounds, and the next has begun
+    assert scene.due == []
+    assert follow(scene) is None
+
+    for version, status in ((3, {}), (4, record(2, missing))):  # its decision, or its problems, are not what the status says
+        scene.cache.put("PDCluster", cluster(version, spec={}, status=status))
+        scene.due.clear()
+        await scene.until(lambda: scene.due)
+    assert follow(scene) is not None
+
+
+async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_once(scene: Scene) -> None:
+    scene.put(worker("decode", scene.revision))
+    assert follow(scene) is None
+    await scene.until(lambda: scene.due)
+    record = follow(scene)
+    assert dict(record.decision.replicas) == {("prefill", "cpu"): 1, ("decode", "cpu"): 2}
+    assert record.at == NOW
+    assert follow(scene) is None
+    await scene.until(lambda: len(scene.due) == 2)
+    assert follow(scene) is not None
+
+
+async def test_a_round_decides_once_and_no_reconcile_does(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    monkeypatch.setattr(autoscaling, "decide", lambda *given: outcomes.append(decide(*given)) or outcomes[-1])
+    scene.put(worker("decode", scene.revision))
+    follow(scene)
+    await scene.until(lambda: scene.due)
+
+    assert follow(scene).decision is outcomes[0].decision
+    assert follow(scene) is None
+    assert len(outcomes) == 1
+
+
+@pytest.mark.parametrize("change", ["generation", "workloads", "serving revision"])
+async def test_a_decision_on_another_state_is_not_taken_and_the_next_round_decides(scene: Scene, change: str) -> None:
+    scene.put(worker("decode", scene.revision))
+    follow(scene)
+    await scene.until(lambda: scene.due)
+    if change == "generation":
+        body = cluster(version=2, spec={})
+        scene.cache.put("PDCluster", {**body, "metadata": {**body["metadata"], "generation": 9}})
+    elif change == "workloads":
+        marks = {"labels": workload_labels(NAME, "decode", "cpu", "0123abcd")}
+        size = {"spec": {"replicas": 1}, "status": {"replicas": 1}}
+        scene.put(child("StatefulSet", WorkloadId(NAME, "decode", "cpu", "0123abcd").name, metadata=marks, **size))
+    else:
+        scene.put(child("Service", NAME, version=9, spec={"selector": {REVISION: "0123abcd"}}))
+
+    assert follow(scene) is None
+    assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") is None
+    await scene.until(lambda: len(scene.due) > 1)
+    assert follow(scene) is not None
+
+
+async def test_ready_workers_of_the_revision_that_serves_are_scraped(scene: Scene, server: WorkerServer) -> None:
+    ending = worker("decode", scene.revision, 2, deletionTimestamp="2026-01-02T03:04:05Z")
+    scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1, ready=False), ending, worker("decode", "0123abcd"))
+    follow(scene)
+    await scene.until(lambda: scene.due)
+
+    assert len(server.requests) == 1
+    assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") == 1
+
+
+async def test_a_worker_that_drains_is_scraped_though_it_says_that_it_is_not_ready(scene: Scene, server: WorkerServer) -> None:
+    times = [100.0]
+    scene.clock = lambda: times[0]
+    drains, unready = (worker("decode", scene.revision, ordinal, ready=False) for ordinal in (2, 1))
+    for each in (drains, unready):
+        each["status"]["containerStatuses"] = [{"name": "worker", "started": True, "state": {"running": {}}}]
+    identity = WorkloadId(NAME, "decode", "cpu", scene.revision)
+    marks = {"labels": workload_labels(NAME, "decode", "cpu", scene.revision)}
+    size = {"spec": {"replicas": 3}, "status": {"replicas": 3, "readyReplicas": 1}}
+    scene.put(child("StatefulSet", identity.name, metadata=marks, **size), worker("decode", scene.revision), unready, drains)
+    scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))  # so the third is one too many
+    follow(scene)
+    await scene.until(lambda: scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") == 2)
+    assert len(server.requests) == 1
+    times[0] += 1.0
+    await scene.until(lambda: (scene.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") or 0) >= 3)
+    assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") == 1
+
+
+async def test_what_is_no_longer_scaled_by_metrics_is_forgotten(scene: Scene) -> None:
+    scene.put(worker("decode", scene.revision))
+    follow(scene)
+    await scene.until(lambda: scene.due)
+    follow(scene)
+    assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") == 2
+    follow(scene, worked_by(AutoscaleSpec()))
+
+    assert follow(scene) is None
+    assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") is None
+    assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") is None
+
+
+async def test_a_shorter_interval_counts_at_once(scene: Scene) -> None:
+    follow(scene, worked_by(AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600})))
+    await scene.until(lambda: scene.due)
+    follow(scene)
+    await scene.until(lambda: len(scene.due) > 1)
+
+
+async def test_one_cluster_whose_round_fails_takes_no_other_with_it(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    broken = cluster(version=2)
+    scene.cache.put("PDCluster", {**broken, "metadata": {**broken["metadata"], "name": "broken", "uid": "b"}})
+    service = child("Service", "broken", owner="b")
+    scene.put(
+        {**service, "metadata": {**service["metadata"], "labels": {**service["metadata"]["labels"], "pdcluster.io/cluster": "broken"}}}
+    )
+    broken_one = scene.of(Key(NAMESPACE, "broken"))
+    broken_one.follow(WORKED, scene.observed())  # its Service has no spec
+    follow(scene)
+    await scene.until(lambda: KEY in scene.due)
+
+    assert "round of scrapes failed key=default/broken" in caplog.text
+    assert set(scene.due) == {KEY}
+    broken_one.stop()
+
+
+async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_seen(scene: Scene) -> None:
+    times = [100.0]
+    scene.clock = lambda: times[0]
+    stuck = worker("decode", scene.revision, 1, ready=False)
+    stuck["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}]
+    identity = WorkloadId(NAME, "decode", "cpu", scene.revision)
+    marks = {"labels": workload_labels(NAME, "decode", "cpu", scene.revision)}
+    scene.put(
+        child("StatefulSet", identity.name, metadata=marks, spec={"replicas": 2}, status={"replicas": 2, "readyReplicas": 1}),
+        worker("decode", scene.revision),
+        stuck,
+    )
+    spec = ON.model_copy(update={"capacity_seconds": 60})
+    worked = worked_by(spec)
+    follow(scene, worked)
+    await scene.until(lambda: scene.due)
+    assert dict(follow(scene, worked).decision.replicas)["decode", "cpu"] == 2
+    times[0] += 61.0
+    follow(scene, worked_by(spec.model_copy(update={"stale_after": 4})))
+    await scene.until(lambda: len(scene.due) > 1)
+    record = follow(scene, worked)
+    assert dict(record.decision.replicas)["decode", "cpu"] == 1
+    assert [problem.reason for problem in record.problems] == ["CapacityShort"]

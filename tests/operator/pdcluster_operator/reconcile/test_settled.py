@@ -1,0 +1,69 @@
+"""When a reconcile need not compare the children again: only with the very inputs that asked for no write."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.manifests.render import Capabilities
+from pdcluster_api.plan.cluster import plan_cluster
+from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_operator.reconcile.settled import MAX_SECONDS, Inputs, settled
+from tests.operator.bodies import child, cluster
+from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
+from tests.operator.pdcluster_api.plan.clusters import make_cluster, running
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+EVERYTHING = Capabilities(True, True, frozenset())
+SERVICE = child("Service", "chat", metadata={"resourceVersion": "7"})
+
+
+def plan_of(**fields: Any) -> ClusterPlan:
+    made = make_cluster()
+    return replace(plan_cluster(made, running(made), STAMP), **fields)
+
+
+def inputs(plan: ClusterPlan | None = None, *children: dict[str, Any], capabilities: Capabilities = EVERYTHING, **metadata: Any) -> Inputs:
+    body = cluster()
+    body = {**body, "metadata": {**body["metadata"], **metadata}}
+    return Inputs.of(Live(body, children or (SERVICE,)), plan or plan_of(), capabilities)
+
+
+def test_the_same_inputs_hold_until_something_falls_due():
+    found = settled(inputs(), NOW, 60.0)
+    assert found.holds(inputs(), NOW + timedelta(seconds=59))
+    assert found.requeue_after_seconds(NOW + timedelta(seconds=59)) == 1.0
+    assert not found.holds(inputs(), NOW + timedelta(seconds=60))
+
+
+@pytest.mark.parametrize("due", [None, 2 * MAX_SECONDS])
+def test_they_are_compared_again_after_a_resync_at_the_latest(due: float | None):
+    found = settled(inputs(), NOW, due)
+    assert found.holds(inputs(), NOW + timedelta(seconds=MAX_SECONDS - 1))
+    assert not found.holds(inputs(), NOW + timedelta(seconds=MAX_SECONDS))
+    assert found.requeue_after_seconds(NOW) is None
+
+
+def test_a_status_and_its_events_are_written_apart():
+    found = settled(inputs(), NOW, 60.0)
+    assert found.holds(inputs(plan_of(status={"observedGeneration": 9}, requeue_after_seconds=3.0)), NOW)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        inputs(plan_of(serving="0123abcd")),
+        inputs(None, child("Service", "chat", metadata={"resourceVersion": "8"})),
+        inputs(None, SERVICE, child("Pod", "chat-0")),
+        inputs(None, capabilities=Capabilities(False, True, frozenset())),
+        inputs(generation=2),
+        inputs(uid="another"),
+        inputs(annotations={"pdcluster.io/rotate-ca": "now"}),
+    ],
+    ids=["plan", "changed-child", "new-child", "capabilities", "generation", "uid", "annotation"],
+)
+def test_any_other_input_is_compared_again(other: Inputs):
+    found = settled(inputs(), NOW, 60.0)
+    assert not found.holds(other, NOW)

@@ -1,0 +1,486 @@
+"""When etcd is asked about workers, what is remembered, and what is told to whom."""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.errors import UnavailableError
+from pdcluster_api.discovery.commands import Registered, StoredRecord
+from pdcluster_api.discovery.etcd import WorkerRecord
+from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_api.plan.observed.state import Device, Disaggregation, PodState, WorkerRecords, WorkloadState
+from pdcluster_api.schema.load import parse
+from pdcluster_operator.reconcile import worker_records as room
+from pdcluster_operator.reconcile.discovery import Question
+from pdcluster_operator.reconcile.worker_records import (
+    ACTIVE_POLL_SECONDS,
+    IDLE_POLL_SECONDS,
+    MAX_CONCURRENT_READS,
+    MAX_RETRY_SECONDS,
+    UNDRAIN_DELAY_SECONDS,
+    UNREACHABLE_RETRY_SECONDS,
+    WorkerRecordsPoller,
+    read_slots,
+    workers_question,
+)
+from tests.operator.object_cases import minimal
+from tests.operator.pdcluster_api.plan.clusters import identity, workload
+
+KEY, QUESTION = Key("default", "chat"), Question(("etcd:2379",))
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+OF = identity("r1")
+
+
+def pods(*names: str) -> list[WorkloadState]:
+    return [workload(OF, len(names), pods=tuple(PodState(name, OF, ready=True, terminating=False) for name in names))]
+
+
+class Etcd:
+    """Answers as it is told, and counts."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        self.devices: dict[str, Device] = {}
+        self.said: dict[str, Disaggregation] = {}
+        self.commands: dict[str, datetime | None] = {}
+        self.error: Exception | None = None
+        self.num_reads, self.removed = 0, list[str]()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def registered(self, question: Question, key: Key) -> Registered:
+        self.num_reads += 1
+        await self._answer()
+        records = [
+            WorkerRecord(pod, "decode", "cpu", "e", state, {}, device=self.devices.get(pod), disaggregation=self.said.get(pod))
+            for pod, state in self.states.items()
+        ]
+        return Registered({record.pod: StoredRecord(record.pod, 1, record) for record in records}, dict(self.commands))
+
+    async def command(self, question: Question, key: Key, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
+        await self._answer()
+        self.commands = {**{pod: since for pod, since in self.commands.items() if pod not in serve}, **drain}
+
+    async def remove(self, question: Question, key: Key, records: Iterable[StoredRecord]) -> list[str]:
+        await self._answer()
+        self.removed += [stored.record.pod for stored in records]
+        return self.removed
+
+    async def _answer(self) -> None:
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class World:
+    """etcd, a clock, and the keys that were made due."""
+
+    def __init__(self) -> None:
+        self.etcd, self.due, self.now, self.seconds = Etcd(), list[Key](), START, 1000.0
+        self.worker_records = self.poller()
+
+    def poller(self, key: Key = KEY, slots: asyncio.Semaphore | None = None) -> WorkerRecordsPoller:
+        """The records of a cluster, as a new operator begins with them."""
+        return WorkerRecordsPoller(
+            key, self.etcd, lambda: self.due.append(key), slots or read_slots(), lambda: self.seconds, lambda: self.now
+        )
+
+    def pass_by(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.now += timedelta(seconds=seconds)
+
+    async def last(self, *names: str) -> WorkerRecords | None:
+        """What a pass is told, and then whatever it began has ended."""
+        found = self.worker_records.last(QUESTION, pods(*names))
+        await looked(self.worker_records)
+        return found
+
+    async def drain_only(self, *names: str) -> None:
+        """Two passes, so that the commands of all others are taken back."""
+        await self.worker_records.command(QUESTION, names)
+        self.pass_by(UNDRAIN_DELAY_SECONDS)
+        await self.worker_records.command(QUESTION, names)
+
+    async def fresh(self, *names: str) -> WorkerRecords:
+        """What a pass is told while a worker drains, and then whatever it began has ended."""
+        found = await self.worker_records.fresh(QUESTION, pods(*names))
+        await looked(self.worker_records)
+        assert found is not None
+        return found
+
+
+async def looked(poller: WorkerRecordsPoller) -> None:
+    """Wait until its read, if there is one, has ended."""
+    if poller._looking is not None:
+        await poller._looking
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_what_workers_compute_on_is_told_and_makes_the_cluster_due(world: World):
+    world.etcd.states = {"a": "ready", "b": "ready"}
+    await world.last("a", "b")
+    world.etcd.devices = {"a": Device("cpu", "Xeon")}  # another life of its engine; b is of an older version
+    world.due.clear()
+    world.pass_by(IDLE_POLL_SECONDS)
+    await world.last("a", "b")
+    found = await world.last("a", "b")
+
+    assert world.due == [KEY]
+    assert found is not None
+    assert found.devices == {"a": Device("cpu", "Xeon")}
+
+
+async def test_the_first_pass_does_not_wait_and_is_made_again_when_the_answer_is_there(world: World):
+    world.etcd.states = {"a": "ready"}
+    assert await world.last("a") is None
+    assert world.due == [KEY]
+    assert await world.last("a") == WorkerRecords({"a": "ready"})
+
+
+async def test_at_rest_etcd_is_asked_seldom_and_nobody_is_due_when_it_says_the_same(world: World):
+    world.etcd.states = {"a": "ready"}
+    for _ in range(5):
+        await world.last("a")
+    assert (world.etcd.num_reads, len(world.due)) == (1, 1)
+    world.pass_by(IDLE_POLL_SECONDS)
+    await world.last("a")
+    assert (world.etcd.num_reads, len(world.due)) == (2, 1)
+    world.pass_by(IDLE_POLL_SECONDS)
+    world.etcd.states = {"a": "ready", "b": "ready"}
+    await world.last("a")
+    assert (world.etcd.num_reads, len(world.due)) == (3, 2)
+
+
+async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it_says_something_new(world: World):
+    world.etcd.states, world.etcd.said = {"a": "ready"}, {"a": Disaggregation("tcp", long_prompts=100, remote_ratio=0.9)}
+    await world.last("a")
+    world.worker_records.follow(QUESTION, is_wanted=True)
+
+    async def look() -> tuple[int, int]:
+        world.pass_by(IDLE_POLL_SECONDS)
+        world.worker_records.poll()
+        await looked(world.worker_records)
+        return world.etcd.num_reads, len(world.due)
+
+    assert await look() == (2, 1)
+    world.etcd.said["a"] = Disaggregation("tcp", long_prompts=110, remote_ratio=0.91)
+    assert await look() == (3, 1)
+    world.etcd.said["a"] = Disaggregation("tcp", (("p", "dtype"),), 1)
+    assert await look() == (4, 2)
+    found = await world.last("a")
+    assert found is not None
+    assert found.disaggregation == world.etcd.said
+    world.worker_records.poll()  # it is not time yet
+    assert world.etcd.num_reads == 4
+    world.worker_records.follow(QUESTION, is_wanted=False)
+    assert await look() == (4, 2)
+
+
+async def test_an_etcd_that_is_not_up_is_not_asked_between_passes_and_one_that_failed_ever_more_seldom(world: World):
+    world.worker_records.follow(QUESTION, is_wanted=True)
+    world.worker_records.last(QUESTION, pods("a"), is_up=False)
+    world.worker_records.poll()
+    assert world.etcd.num_reads == 0
+
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.last("a")
+    assert world.etcd.num_reads == 1
+    world.pass_by(ACTIVE_POLL_SECONDS - 1)
+    world.worker_records.poll()
+    await asyncio.sleep(0)
+    assert world.etcd.num_reads == 1
+    world.pass_by(1)
+    world.worker_records.poll()
+    await looked(world.worker_records)
+    assert world.etcd.num_reads == 2
+
+
+async def test_what_is_odd_is_looked_at_sooner_and_how_long_it_lasts_is_known(world: World):
+    world.etcd.states = {"ghost": "ready"}
+    await world.last("orphan")
+    found = await world.last("orphan")
+    assert found is not None
+    assert found.odd == {"ghost": 0.0, "orphan": 0.0}
+    world.pass_by(ACTIVE_POLL_SECONDS)
+    world.etcd.states = {"ghost": "ready", "orphan": "ready"}
+    await world.last("orphan")
+    found = await world.last("orphan")
+    assert (world.etcd.num_reads, found and found.odd) == (2, {"ghost": ACTIVE_POLL_SECONDS})
+
+
+async def test_what_came_since_the_last_look_is_not_odd_before_the_next_one(world: World):
+    await world.fresh()
+    world.pass_by(ACTIVE_POLL_SECONDS / 2)
+    late = await world.last("a")
+    world.pass_by(IDLE_POLL_SECONDS)
+    assert late is not None
+    assert late.odd == {}
+    assert (await world.fresh("a")).odd == {"a": 0.0}
+    world.pass_by(7)
+    assert (await world.fresh("a", "b")).odd == {"a": 7.0, "b": 0.0}
+    world.etcd.states = {"a": "ready", "b": "ready"}
+    assert (await world.fresh("a", "b")).odd == {}
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, is_asked: bool):
+    """It came back empty, went away again and came back: workers that serve have had no time to register."""
+    world.etcd.states = {"ghost": "ready"}
+    await world.fresh("a")
+    world.pass_by(5)
+    assert (await world.fresh("a")).odd == {"a": 5.0, "ghost": 5.0}
+    if is_asked:
+        world.etcd.error = EtcdUnreachableError("etcd is away")
+        await world.fresh("a")
+    else:
+        found = world.worker_records.last(QUESTION, pods("a"), is_up=False)
+        assert found is not None
+        assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while nobody knows
+    world.pass_by(60)
+    world.etcd.error = None
+    await world.fresh("a")
+    assert (await world.fresh("a")).odd == {"a": 0.0, "ghost": 0.0}
+    world.pass_by(7)
+    assert (await world.fresh("a")).odd == {"a": 7.0, "ghost": 7.0}
+
+
+async def test_a_cluster_is_due_when_its_etcd_goes_away_behind_it(world: World):
+    await world.fresh("a")
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    world.pass_by(IDLE_POLL_SECONDS)
+    await world.last("a")
+    assert world.due == [KEY]  # and the pass says when to look again
+
+
+async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(world: World, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.last("a")
+    pauses = []
+    for _ in range(7):
+        found = await world.last("a")
+        assert found is not None
+        assert found.again_seconds is not None
+        pauses.append(found.again_seconds)
+        world.pass_by(found.again_seconds)
+        await world.last("a")
+    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, MAX_RETRY_SECONDS, MAX_RETRY_SECONDS]
+    assert (world.etcd.num_reads, world.due) == (8, [KEY])
+    assert caplog.text.count("etcd of workers does not answer key=default/chat error=etcd is away") == 1
+    world.etcd.error = None
+    world.pass_by(MAX_RETRY_SECONDS)
+    await world.last("a")
+    assert (await world.last()) == WorkerRecords()
+    assert world.due == [KEY, KEY]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_the_commands_of_a_cluster_that_is_gone_are_taken_back(world: World, caplog: pytest.LogCaptureFixture, *, is_away: bool):
+    caplog.set_level("INFO")
+    await world.fresh("a", "b")
+    await world.worker_records.command(QUESTION, {"a", "b"})
+    world.etcd.error = EtcdUnreachableError("gone too") if is_away else None
+    await world.worker_records.end()
+    await world.worker_records.end()
+    assert world.etcd.commands == ({"a": START, "b": START} if is_away else {})
+    assert ("commands left key=default/chat pods=a,b error=gone too" in caplog.text) == is_away
+
+
+async def test_an_etcd_that_is_known_to_be_down_is_not_asked(world: World):
+    assert world.worker_records.last(QUESTION, pods("a"), is_up=False) is None
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.fresh("a")
+    world.pass_by(MAX_RETRY_SECONDS)
+    found = world.worker_records.last(QUESTION, pods("a"), is_up=False)
+    assert found is not None
+    assert (found.error, found.again_seconds, world.etcd.num_reads) == ("etcd is away", None, 1)
+    await world.last("a")
+    assert world.etcd.num_reads == 2
+
+
+async def test_whoever_drains_is_asked_for_anew_each_time(world: World):
+    for state in ("ready", "draining", "drained"):
+        world.etcd.states = {"a": state}
+        assert (await world.fresh("a")).states == {"a": state}
+    assert world.etcd.num_reads == 3
+
+
+@pytest.mark.parametrize("error", [EtcdUnreachableError("etcd is away"), UnavailableError("the API server is away")])
+async def test_an_etcd_that_does_not_answer_is_waited_for_once_and_says_when_it_is_back(world: World, error: Exception):
+    await world.fresh("a")
+    world.etcd.error = error
+    for _ in range(3):
+        found = await world.fresh("a")
+        assert (found.error, found.states, found.odd) == (str(error), {}, {})
+    assert world.etcd.num_reads == 2
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
+    assert (await world.fresh("a")).error == str(error)
+    assert (world.etcd.num_reads, world.due) == (3, [])
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
+    world.etcd.error = None
+    assert (await world.fresh("a")).error == str(error)  # as the pass found it
+    assert world.due == [KEY]
+    assert (await world.fresh("a")).error is None
+
+
+async def test_an_etcd_that_takes_too_long_or_goes_wrong_is_an_error_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(room, "READ_TIMEOUT_SECONDS", 0.01)
+    world.etcd.answers.clear()
+    assert (await world.fresh("a")).error == "etcd has not answered within 0 s"
+    world.etcd.answers.set()
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
+    world.etcd.error = KeyError("unforeseen")
+    await world.fresh("a")
+    assert (await world.fresh("a")).error == "etcd cannot be asked (KeyError); the operator's log says more"
+    assert "etcd not asked" in caplog.text
+
+
+async def test_commands_are_written_once_and_taken_back(world: World):
+    await world.fresh("a", "b")
+    await world.worker_records.command(QUESTION, {"a", "b"})
+    assert world.etcd.commands == {"a": START, "b": START}
+    world.pass_by(7)
+    await world.drain_only("a")
+    assert world.etcd.commands == {"a": START}
+    found = await world.fresh("a", "b")
+    assert (found.commands, found.asked) == ({"a"}, {"a": 7.0 + UNDRAIN_DELAY_SECONDS})
+    await world.drain_only()
+    assert ((await world.fresh("a")).asked, world.etcd.commands) == ({}, {})
+
+
+async def test_the_next_operator_learns_since_when_from_the_command_itself(world: World):
+    world.etcd.commands = {"a": START - timedelta(seconds=50), "b": None, "c": START + timedelta(hours=1)}
+    assert (await world.fresh("a")).asked == {"a": 50.0, "c": 0.0}  # a clock of another went ahead
+    await world.drain_only("a")
+    assert (await world.fresh("a")).asked == {"a": 50.0 + UNDRAIN_DELAY_SECONDS}
+
+
+async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
+    await world.fresh("a")
+    await world.worker_records.command(QUESTION, {"a"})
+    world.now += timedelta(days=1)
+    assert (await world.fresh("a")).asked == {"a": 0.0}
+    assert world.etcd.commands == {"a": START}
+
+
+async def test_time_counts_while_etcd_is_away_and_an_empty_one_is_told_again(world: World):
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.fresh("a")
+    await world.worker_records.command(QUESTION, {"a"})
+    world.pass_by(30)
+    assert (await world.fresh("a")).asked == {"a": 30.0}
+    world.etcd.error = None
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
+    await world.fresh("a")
+    await world.fresh("a")
+    await world.worker_records.command(QUESTION, {"a"})
+    assert world.etcd.commands == {"a": START}
+
+
+async def test_a_command_that_etcd_does_not_take_is_written_at_the_next_look(world: World):
+    await world.fresh("a")
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.worker_records.command(QUESTION, {"a"})
+    world.etcd.error = None
+    assert (await world.fresh("a")).error == "etcd is away"
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
+    await world.fresh("a")
+    await world.fresh("a")
+    await world.worker_records.command(QUESTION, {"a"})
+    assert world.etcd.commands == {"a": START}
+
+
+async def test_a_command_is_taken_back_a_moment_later_for_its_pod_may_be_about_to_end(world: World):
+    await world.fresh("a", "b")
+    await world.worker_records.command(QUESTION, {"a", "b"})
+    for seconds, drain, told in ((0.0, {"b"}, {"a", "b"}), (0.9, {"b"}, {"a", "b"}), (0.2, {"a", "b"}, {"a", "b"})):
+        world.pass_by(seconds)
+        await world.worker_records.command(QUESTION, drain)
+        assert world.etcd.commands.keys() == told
+    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts anew
+        world.pass_by(seconds)
+        await world.worker_records.command(QUESTION, {"b"})
+        assert world.etcd.commands.keys() == told
+
+
+async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World):
+    world.etcd.states, world.etcd.commands = {"a": "drained"}, {"a": START}
+    await world.fresh("a")
+    world.pass_by(IDLE_POLL_SECONDS)
+    old, world.etcd.answers = world.etcd.answers, asyncio.Event()
+    before = dict(world.etcd.commands)
+    world.worker_records.last(QUESTION, pods("a"))
+    await asyncio.sleep(0)
+    slow, world.etcd.answers = world.etcd.answers, old
+    await world.drain_only()
+    world.etcd.commands = before  # what the slow answer was made of
+    slow.set()
+    found = await world.last("a")
+    assert found is not None
+    assert found.commands == frozenset()
+
+
+async def test_only_records_that_were_read_are_removed_and_an_error_only_logged(world: World, caplog: pytest.LogCaptureFixture):
+    await world.worker_records.remove(QUESTION, ["ghost"])  # nothing is known yet
+    world.etcd.states = {"ghost": "ready", "a": "ready"}
+    await world.fresh("a")
+    await world.worker_records.remove(QUESTION, ["ghost", "stranger"])
+    assert world.etcd.removed == ["ghost"]
+    await world.fresh("a")
+    world.etcd.error = UnavailableError("the API server is away")
+    await world.worker_records.remove(QUESTION, ["ghost"])
+    assert world.etcd.removed == ["ghost"]
+    assert "records not removed" in caplog.text
+
+
+async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: World):
+    world.etcd.answers.clear()
+    assert world.worker_records.last(QUESTION, pods("a")) is None
+    task = world.worker_records._looking
+    assert task is not None
+    await world.worker_records.end()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+    world.etcd.answers.set()
+    await world.fresh("a")
+    await world.worker_records.command(QUESTION, {"a"})
+    other = await world.worker_records.fresh(Question(("other:2379",)), pods("a"))
+    assert other is not None
+    assert other.asked == {"a": 0.0}  # only what that etcd itself says
+    assert world.due == []
+
+
+async def test_an_operator_that_starts_looks_at_a_few_clusters_at_a_time(world: World):
+    world.etcd.answers.clear()
+    keys = [Key("default", f"chat-{number}") for number in range(3 * MAX_CONCURRENT_READS)]
+    slots = read_slots()
+    pollers = [world.poller(key, slots) for key in keys]
+    for poller in pollers:
+        poller.last(QUESTION, ())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert world.etcd.num_reads == MAX_CONCURRENT_READS
+    world.etcd.answers.set()
+    for poller in pollers:
+        await looked(poller)
+    assert sorted(world.due) == sorted(keys)
+
+
+def test_the_etcd_that_is_run_for_a_cluster_is_asked_at_its_service():
+    document = minimal()
+    name = document["metadata"]["name"]
+    prefix = f"/pdcluster/default/{name}/workers/"
+    assert workers_question(parse(document)) == Question((f"{name}-etcd.default.svc:2379",), "default", prefix=prefix)
+    document["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd:2379"], "tlsSecret": "etcd"}}
+    assert workers_question(parse(document)) == Question(("etcd:2379",), "default", "etcd", prefix)

@@ -1,0 +1,46 @@
+"""Parts of the loop: one that ends without a stop ends the whole, which the process then reports."""
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pdcluster_api.manifests.render import Site
+from pdcluster_operator.loop import Loop, LoopSettings
+
+SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
+
+
+@pytest.fixture
+def loop() -> Loop:
+    """One that has nothing to do, and so needs no API server."""
+    return Loop(None, LoopSettings(SITE, "operator-0"), CollectorRegistry())
+
+
+async def test_it_works_until_it_is_told_to_stop(loop: Loop):
+    running = asyncio.create_task(loop.run())
+    await asyncio.sleep(0)
+    loop.stop()
+    async with asyncio.timeout(10):
+        await running
+
+
+@pytest.mark.parametrize("part", ["_resync", "_sessions", "_runner"])
+async def test_an_error_of_a_part_ends_it(loop: Loop, part: str, monkeypatch: pytest.MonkeyPatch):
+    async def fail() -> None:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(getattr(loop, part), "run", fail)
+    with pytest.raises(KeyError, match="unforeseen"):
+        async with asyncio.timeout(10):
+            await loop.run()
+
+
+async def test_a_part_that_just_ends_ends_it_too(loop: Loop, monkeypatch: pytest.MonkeyPatch):
+    async def end() -> None:
+        return None
+
+    monkeypatch.setattr(loop._sessions, "run", end)
+    with pytest.raises(RuntimeError, match="ended without a stop: questions to etcd"):
+        async with asyncio.timeout(10):
+            await loop.run()

@@ -1,0 +1,182 @@
+"""What of a pass is carried out at the same time, and what failures do to the rest; the answers are those of a server under control."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from pdcluster_api.apiserver.client import Limits
+from pdcluster_api.apiserver.errors import UnavailableError, UnsettledError
+from pdcluster_operator.writes.apply import MAX_AT_ONCE, MAX_DECISIONS, NO_VERSION, apply
+from pdcluster_operator.writes.diff import Action, diff
+from tests.apiserver import cluster_objects as objects
+from tests.operator.pdcluster_api.apiserver.answering_server import AnsweringServer
+
+OWNER = {"metadata": {"uid": "owner-uid", "name": objects.NAME, "namespace": "default"}}
+ONE_TRY = Limits(tries=1)
+
+
+class Store:
+    """Answers every request as an API server that has nothing; a test may refuse some and hold others back.
+
+    order:   names in the order in which their requests came
+    refused: HTTP status by name
+    held:    names whose answers wait for `release`
+    """
+
+    def __init__(self, refused: dict[str, int] | None = None, held: Iterable[str] = ()) -> None:
+        self.order: list[str] = []
+        self.refused, self.held, self.release = refused or {}, set(held), asyncio.Event()
+        self.num_open, self.most_open = 0, 0
+        self.arrived: asyncio.Queue[str] = asyncio.Queue()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"kind": "Status", "message": "there is none"}, status=404)
+        body: dict[str, Any] = await request.json()
+        name = f"{body['kind']} {body['metadata']['name']}"
+        self.order.append(name)
+        self.arrived.put_nowait(name)
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+        if name in self.held:
+            await self.release.wait()
+        self.num_open -= 1
+        if name in self.refused:
+            return web.json_response({"kind": "Status", "message": f"{name} is refused"}, status=self.refused[name])
+        return web.json_response({**body, "metadata": {**body["metadata"], "uid": name, "resourceVersion": "7"}}, status=201)
+
+    def serve(self) -> AnsweringServer:
+        """A server that gives these answers."""
+        return AnsweringServer([self.answer] * 100, ONE_TRY)
+
+
+def making(*manifests: dict[str, Any]) -> list[Action]:
+    return diff("owner-uid", manifests or objects.everything(OWNER), [])
+
+
+def config_maps(number: int) -> list[dict[str, Any]]:
+    return [objects.manifest("ConfigMap", "v1", f"chat-{position:02}", OWNER, data={}) for position in range(number)]
+
+
+async def test_objects_that_do_not_need_each_other_are_written_together_and_stages_wait():
+    store = Store(held={"ServiceAccount chat"})
+    async with store.serve() as server:
+        working = asyncio.create_task(apply(server.client, making()))
+        async with asyncio.timeout(10):
+            names = [await store.arrived.get() for _ in range(8)]
+        assert not [name for name in names if name.startswith(("StatefulSet", "Service "))]
+        assert store.arrived.empty()  # all of the first stage has come, and nothing of the next one
+        store.release.set()
+        assert await working == []
+    kinds = [name.split()[0] for name in store.order]
+    assert kinds[8:] == ["StatefulSet", "StatefulSet", "Service", "Service"]
+
+
+async def test_no_more_than_the_bound_are_written_at_a_time():
+    made = config_maps(3 * MAX_AT_ONCE)
+    store = Store(held={f"ConfigMap {manifest['metadata']['name']}" for manifest in made[:MAX_AT_ONCE]})
+    async with store.serve() as server:
+        working = asyncio.create_task(apply(server.client, making(*made)))
+        async with asyncio.timeout(10):
+            for _ in range(MAX_AT_ONCE):
+                await store.arrived.get()
+        store.release.set()
+        assert await working == []
+    assert (store.most_open, len(store.order)) == (MAX_AT_ONCE, len(made))
+
+
+async def test_secrets_keep_their_order():
+    authority = {**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": "chat-ca"}}
+    store = Store(held={"Secret chat-ca"})
+    async with store.serve() as server:
+        working = asyncio.create_task(apply(server.client, making(objects.secret(OWNER), authority, *config_maps(3))))
+        async with asyncio.timeout(10):
+            names = {await store.arrived.get() for _ in range(4)}
+        assert "Secret chat-tls" not in names
+        store.release.set()
+        assert await working == []
+    assert store.order[-1] == "Secret chat-tls"
+
+
+async def test_what_an_authority_has_signed_is_not_written_when_the_authority_is_refused():
+    authority = {**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": "chat-ca"}}
+    store = Store(refused={"Secret chat-ca": 403})
+    async with store.serve() as server:
+        failures = await apply(server.client, making(objects.secret(OWNER), authority, objects.config_map(OWNER)))
+    assert [failure.object for failure in failures] == ["Secret chat-ca"]
+    assert sorted(store.order) == ["ConfigMap chat-policy", "Secret chat-ca"]
+
+
+async def test_a_refused_authority_holds_back_no_other_pair():
+    names = ("chat-ca", "chat-pdc-ca", "chat-pdc-tls", "chat-tls")
+    pairs = [{**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": name}} for name in names]
+    store = Store(refused={"Secret chat-pdc-ca": 403})
+    async with store.serve() as server:
+        failures = await apply(server.client, making(*pairs))
+    assert [failure.object for failure in failures] == ["Secret chat-pdc-ca"]
+    assert sorted(store.order) == ["Secret chat-ca", "Secret chat-pdc-ca", "Secret chat-tls"]
+    assert store.order.index("Secret chat-ca") < store.order.index("Secret chat-tls")
+
+
+async def test_each_refusal_is_told_in_the_order_of_the_actions_and_stops_nothing():
+    made = config_maps(4)
+    store = Store(refused={"ConfigMap chat-00": 403, "ConfigMap chat-02": 422}, held={"ConfigMap chat-00"})
+    async with store.serve() as server:
+        working = asyncio.create_task(apply(server.client, making(*made, objects.ingress_service(OWNER))))
+        async with asyncio.timeout(10):
+            for _ in made:
+                await store.arrived.get()
+        store.release.set()
+        failures = await working
+    assert [failure.object for failure in failures] == ["ConfigMap chat-00", "ConfigMap chat-02"]
+    assert store.order[-1] == "Service chat"
+
+
+async def test_an_object_that_would_not_hold_still_is_told_at_the_end_with_what_was_refused():
+    store = Store(refused={"ConfigMap chat-00": 409, "ConfigMap chat-01": 422})
+    async with store.serve() as server:
+        with pytest.raises(UnsettledError, match="ConfigMap chat-00 was changed by others again and again") as caught:
+            await apply(server.client, making(*config_maps(3), objects.ingress_service(OWNER)))
+    assert [failure.object for failure in caught.value.failures] == ["ConfigMap chat-01"]
+    assert Counter(store.order) == {"ConfigMap chat-00": MAX_DECISIONS, "ConfigMap chat-01": 1, "ConfigMap chat-02": 1, "Service chat": 1}
+
+
+async def test_a_server_that_cannot_be_used_ends_the_pass_before_the_next_stage():
+    store = Store(refused={"ConfigMap chat-policy": 503})
+    async with store.serve() as server:
+        with pytest.raises(UnavailableError):
+            await apply(server.client, making())
+    assert not [name for name in store.order if name.startswith(("StatefulSet", "Service "))]
+
+
+async def test_a_server_that_cannot_be_used_is_asked_no_more():
+    made = config_maps(3 * MAX_AT_ONCE)
+    store = Store(refused=dict.fromkeys((f"ConfigMap {manifest['metadata']['name']}" for manifest in made), 503))
+    async with store.serve() as server:
+        with pytest.raises(UnavailableError):
+            await apply(server.client, making(*made))
+    assert len(store.order) == MAX_AT_ONCE
+
+
+async def test_a_fault_of_our_own_is_raised_and_leaves_nothing_running():
+    def broken(kind: object, body: object) -> None:
+        raise RuntimeError("broken")
+
+    store = Store()
+    async with store.serve() as server:
+        with pytest.raises(ExceptionGroup, match="unhandled errors"):
+            await apply(server.client, making(), broken)
+        assert {task for task in asyncio.all_tasks() if "_one_after_the_other" in repr(task)} == set()
+
+
+async def test_making_is_an_apply_to_what_does_not_exist():
+    store = Store()
+    async with store.serve() as server:
+        assert await apply(server.client, making(objects.config_map(OWNER))) == []
+        [(method, path, body)] = server.seen
+    assert (method, "force=false" in path, body["metadata"]["resourceVersion"]) == ("PATCH", True, NO_VERSION)
+    assert Counter(store.order) == {"ConfigMap chat-policy": 1}

@@ -1,0 +1,87 @@
+"""Our own etcd, for real: started, read, stopped; and what is read from it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aetcd
+import psutil
+import pytest
+
+from pdcluster_api.discovery import keys
+from pdcluster_api.discovery.etcd import WorkerRecord, check_reachable, read_workers
+from pdcluster_api.errors import EtcdUnreachableError, StartError
+from pdctl.local import etcd
+from pdctl.local.keeper import Keeper
+from tests.ports import free_port
+
+PREFIX = keys.workers_prefix("default", "chat", "r1")
+RECORD = {"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3", "schema": 1}
+
+
+@pytest.fixture
+async def endpoint(tmp_path: Path) -> AsyncIterator[str]:
+    launch, endpoint = etcd.etcd_launch(etcd.find_etcd(), tmp_path / "data", tmp_path / "etcd.log")
+    keeper = Keeper(launch, lambda text: None)
+    running = asyncio.create_task(keeper.run())
+    await etcd.wait_until_reachable(endpoint, launch.log)
+    pid = keeper.pid
+    yield endpoint
+    keeper.stop()
+    await running
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+
+
+async def put(endpoint: str, key: str, value: bytes) -> None:
+    async with aetcd.Client(port=int(endpoint.partition(":")[2]), host="127.0.0.1") as client:
+        await client.put(key.encode(), value)
+
+
+async def test_records_are_read_by_pod_and_strangers_ignored(endpoint: str) -> None:
+    await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "chat-decode-cpu-0"), json.dumps(RECORD).encode())
+    await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "broken"), b"{")
+    await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "other-schema"), b"{}")
+    await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "list"), b"[]")
+    await put(endpoint, PREFIX + "stray", json.dumps(RECORD).encode())
+    await put(endpoint, keys.worker_key(keys.workers_prefix("default", "chat", "r2"), "decode", "cpu", "p"), json.dumps(RECORD).encode())
+    await check_reachable([endpoint], keys.ROOT)
+
+    assert await read_workers([endpoint], PREFIX) == {
+        "chat-decode-cpu-0": WorkerRecord("chat-decode-cpu-0", "decode", "cpu", "e1", "ready", {"http": "h:1", "grpc": "h:2", "kv": "h:3"})
+    }
+
+
+async def test_a_dead_endpoint_is_passed_over(endpoint: str) -> None:
+    dead = f"127.0.0.1:{free_port()}"
+
+    assert await read_workers([dead, endpoint], PREFIX) == {}
+
+
+async def test_no_endpoint_that_answers_is_an_error() -> None:
+    dead = f"127.0.0.1:{free_port()}"
+    with pytest.raises(EtcdUnreachableError, match=f"etcd does not answer at {dead}"):
+        await check_reachable([dead], keys.ROOT)
+
+
+async def test_etcd_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(etcd, "START_SECONDS", 0.0)
+    with pytest.raises(StartError, match="etcd did not start within 0 s; its log is "):
+        await etcd.wait_until_reachable(f"127.0.0.1:{free_port()}", tmp_path / "etcd.log")
+
+
+def test_etcd_is_found_in_the_path_when_not_beside_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(etcd.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(StartError, match="no etcd program found; run `make setup`"):
+        etcd.find_etcd()
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "etcd").touch(mode=0o755)
+    assert etcd.find_etcd() == tmp_path / "bin" / "etcd"
+
+
+def test_keys_are_those_of_the_contract() -> None:
+    assert keys.worker_key(PREFIX, "decode", "cpu", "pod-0") == "/pdcluster/default/chat/workers/r1/decode/cpu/pod-0"
+    assert keys.command_key("default", "chat", "pod-0") == "/pdcluster/default/chat/commands/pod-0"

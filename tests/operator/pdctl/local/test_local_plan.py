@@ -1,0 +1,91 @@
+"""The plan of one machine."""
+
+from typing import Any
+
+import pytest
+
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.schema.load import parse
+from pdctl.local.plan import MAX_PROCESSES, plan_local
+
+
+def two_by_two(document: dict[str, Any]) -> dict[str, Any]:
+    document["spec"]["roles"] = {
+        "prefill": {"pools": [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}], "engine": {"threads": 3}},
+        "decode": {"pools": [{"name": "cpu", "replicas": 2}]},
+    }
+    return document
+
+
+def test_plan_lists_every_process(document: dict[str, Any]) -> None:
+    plan = plan_local(parse(two_by_two(document)), cores=8, port=8000)
+
+    assert [(p.name, p.role, p.pool.name, p.ordinal, p.engine.threads, p.http_port) for p in plan.processes] == [
+        ("chat-prefill-a-0", "prefill", "a", 0, 3, 0),
+        ("chat-prefill-b-0", "prefill", "b", 0, 3, 0),
+        ("chat-decode-cpu-0", "decode", "cpu", 0, 2, 8000),
+        ("chat-decode-cpu-1", "decode", "cpu", 1, 2, 0),
+    ]
+    assert plan.ingress is plan.processes[2]
+
+
+def test_plan_of_mixed_serves_at_the_first(document: dict[str, Any]) -> None:
+    document["spec"]["roles"] = {"mixed": {"pools": [{"name": "off", "replicas": 0}, {"name": "cpu", "replicas": 1}]}}
+    plan = plan_local(parse(document), cores=2, port=0)
+
+    assert [(p.name, p.engine.threads) for p in plan.processes] == [("chat-mixed-cpu-0", 2)]
+    assert plan.ingress.name == "chat-mixed-cpu-0"
+
+
+def test_plan_gives_every_process_a_thread(document: dict[str, Any]) -> None:
+    plan = plan_local(parse(document), cores=1, port=0)
+
+    assert {p.engine.threads for p in plan.processes} == {1}
+
+
+@pytest.mark.parametrize(("cores", "owned"), [(9, False), (10, True)])
+def test_processes_own_their_cores_where_all_threads_have_one(document: dict[str, Any], cores: int, owned: bool) -> None:
+    document = two_by_two(document)
+    document["spec"]["engine"] = {"threads": 2}
+    plan = plan_local(parse(document), cores=cores, port=0)
+
+    assert [p.engine.threads for p in plan.processes] == [3, 3, 2, 2]
+    assert {p.owns_cores for p in plan.processes} == {owned}
+
+
+def test_plan_refuses_gpus_and_a_cluster_without_ingress(document: dict[str, Any]) -> None:
+    document["spec"]["roles"]["prefill"]["pools"][0]["gpu"] = "B200"
+    document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = 0
+    with pytest.raises(InvalidObjectError) as refused:
+        plan_local(parse(document), cores=1, port=0)
+
+    assert list(map(str, refused.value.faults)) == [
+        "spec.roles.prefill.pools[0].gpu: pdctl runs cpu pools on this machine, not B200; "
+        "use gpu: cpu here; pools of GPUs run on Kubernetes",
+        "spec.roles.decode.pools: no decode worker would answer requests; set replicas to 1 or more",
+    ]
+
+
+def test_plan_refuses_more_processes_than_a_machine_should_run(document: dict[str, Any]) -> None:
+    document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = MAX_PROCESSES - 1
+    assert len(plan_local(parse(document), cores=1, port=0).processes) == 64
+
+    document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = 1024
+    with pytest.raises(InvalidObjectError) as refused:
+        plan_local(parse(document), cores=1, port=0)
+
+    assert list(map(str, refused.value.faults)) == [
+        "spec.roles: 1025 replicas in all, and one machine runs at most 64 processes;"
+        " lower replicas to a sum of 64, or apply the file to Kubernetes"
+    ]
+
+
+def test_plan_refuses_an_etcd_that_asks_for_certificates(document: dict[str, Any]) -> None:
+    document["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd.example:2379"], "tlsSecret": "etcd-client"}}
+    with pytest.raises(InvalidObjectError) as refused:
+        plan_local(parse(document), cores=1, port=0)
+
+    assert str(refused.value) == (
+        "spec.discovery.etcd.tlsSecret: there are no Secrets on this machine, and pdctl reaches no etcd by TLS;"
+        " leave endpoints and tlsSecret out here"
+    )

@@ -1,0 +1,80 @@
+"""Looking at workers: what is told when, with etcd coming and going."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pdcluster_api.discovery.etcd import WorkerRecord
+from pdcluster_api.errors import EtcdUnreachableError, StartError
+from pdctl.local import up, watcher
+from pdctl.local.keeper import Keeper
+from pdctl.local.processes import Launch
+from pdctl.local.rows import Row
+
+RECORD = WorkerRecord("w", "decode", "cpu", "e1", "ready", {"http": "127.0.0.1:8000"})
+
+
+class Etcd:
+    """Answers reads with these records, or not at all."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, WorkerRecord] | None = {}
+
+    async def read_workers(self, endpoints: Sequence[str], prefix: str) -> dict[str, WorkerRecord]:
+        if self.records is None:
+            raise EtcdUnreachableError("etcd does not answer")
+        return self.records
+
+
+@pytest.fixture
+def etcd(monkeypatch: pytest.MonkeyPatch) -> Etcd:
+    made = Etcd()
+    monkeypatch.setattr(watcher, "read_workers", made.read_workers)
+    return made
+
+
+@pytest.fixture
+def keeper() -> Keeper:
+    made = Keeper(Launch("w", (), Path("/logs/w.log")), lambda text: None)
+    made.phase, made.num_lives, made.pid = "running", 1, 7
+    return made
+
+
+async def test_watcher_tells_changes_only_and_keeps_what_it_knew_in_an_outage(etcd: Etcd, keeper: Keeper) -> None:
+    told: list[Sequence[Row]] = []
+    watched, workers = watcher.Watcher(["e:1"], "/p/", told.append), [("decode", "cpu", keeper)]
+    await watched.prime()
+    for records in ({}, {"w": RECORD}, {"w": RECORD}, None):
+        etcd.records = records
+        await watched.refresh()
+        watched.look(workers)
+
+    assert [[row.state for row in rows] for rows in told] == [["starting"], ["ready"]]
+    assert watched.all_ready.is_set()
+    assert watched.http_address("w") == "127.0.0.1:8000"
+
+
+async def test_watcher_is_not_fooled_by_records_of_an_earlier_run(etcd: Etcd, keeper: Keeper) -> None:
+    etcd.records = {"w": RECORD}
+    watched = watcher.Watcher(["e:1"], "/p/", lambda rows: None)
+    await watched.prime()
+    await watched.refresh()
+    watched.look([("decode", "cpu", keeper)])
+
+    assert not watched.all_ready.is_set()
+
+
+async def test_etcd_that_goes_before_the_workers_start_is_a_start_error(etcd: Etcd) -> None:
+    etcd.records = None
+    with pytest.raises(StartError, match="etcd does not answer; it answered a moment ago"):
+        await up._prime(watcher.Watcher(["e:1"], "/p/", lambda rows: None))
+
+
+def test_port_that_is_not_ours_is_a_start_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(port: int) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(up, "port_is_free", refuse)
+    with pytest.raises(StartError, match=r"port 80 cannot be used \(Permission denied\); choose another with --port"):
+        up._check_port(80)

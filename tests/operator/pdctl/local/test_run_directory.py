@@ -1,0 +1,88 @@
+"""The files of a run, and what the machine gives."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from pdcluster_api.errors import StartError
+from pdctl.local.machine import available_cores, port_is_free
+from pdctl.local.run_directory import RunDirectory, default_state_dir, replace_file, runs
+
+NOBODY = 2**22 + 1  # above the kernel's largest pid
+
+
+def test_run_directory_is_fresh_and_private(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "chat")
+
+    assert run.is_alive
+    assert run.pid == os.getpid()
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert run.logs.is_dir()
+    assert run.read_state() is None
+    run.write_state({"name": "chat"})
+    assert run.read_state() == {"name": "chat"}
+
+
+def test_next_run_removes_ended_runs_of_its_name_only(tmp_path: Path) -> None:
+    ended, other = tmp_path / "chat" / f"run-{NOBODY}-x", tmp_path / "other" / f"run-{NOBODY}-x"
+    for path in (ended, other):
+        path.mkdir(parents=True)
+    alive = RunDirectory.create(tmp_path, "chat")
+
+    assert not ended.exists()
+    assert other.exists()
+    second = RunDirectory.create(tmp_path, "chat")
+    assert {run.path for run in runs(tmp_path, "chat")} == {alive.path, second.path}
+
+
+def test_unwritable_state_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError) as refused:
+        RunDirectory.create(tmp_path / "file", "chat")
+
+    assert str(refused.value) == f"cannot write {tmp_path}/file/chat: Not a directory; choose another folder with --state-dir"
+    assert refused.value.exit_code == 1
+
+
+def test_state_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_state_dir() == tmp_path / "pdcluster"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert default_state_dir() == Path("/home/someone/.local/state/pdcluster")
+
+
+def test_replaced_file_leaves_no_other(tmp_path: Path) -> None:
+    replace_file(tmp_path / "a", "1")
+    replace_file(tmp_path / "a", "2")
+
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_cores_are_limited_by_the_cgroup(files: dict[str, str], limit: int | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert available_cores(tmp_path) == (limit or len(os.sched_getaffinity(0)))
+
+
+def test_port_is_free_until_somebody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert not port_is_free(port)
+    assert port_is_free(port)
+    assert port_is_free(0)

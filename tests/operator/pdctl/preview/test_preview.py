@@ -1,0 +1,332 @@
+"""What applying a file would do: fields and their effects, the revision, pools, accelerators, refusals."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pdcluster_api.plan.observed.state import Observed, ScalerState
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdctl.preview.fields import changed_fields
+from pdctl.preview.immutable import identity_faults, immutable_faults
+from pdctl.preview.preview import Accelerators, Effect, PoolChange, Preview, effect_of, preview, settled
+from tests.operator.object_cases import NIGHT, Change, at, both, minimal
+from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, workload
+from tests.operator.pdcluster_api.schema.test_revision import ROLLS, STAYS
+
+B200 = {"gpu": "B200"}
+
+
+def changed(change: Change, before: Change | None = None) -> tuple[PDCluster, PDCluster]:
+    old, new = minimal(), minimal()
+    for document in (old, new):
+        if before is not None:
+            before(document)
+    change(new)
+    return parse(old), parse(new)
+
+
+def of_files(old: PDCluster, new: PDCluster) -> Preview:
+    return preview(new, old, settled(old), NOW)
+
+
+def accelerators(found: Preview) -> dict[str, tuple[int, int, int]]:
+    return {each.gpu: (each.now, each.meanwhile, each.after) for each in found.accelerators}
+
+
+def test_the_same_file_changes_nothing():
+    cluster = make_cluster()
+    found = of_files(cluster, cluster)
+
+    assert (found.changes, found.is_rollout, found.refused) == ((), False, ())
+    assert accelerators(found) == {"cpu": (3, 3, 3)}
+
+
+def test_a_default_that_is_written_out_is_no_change():
+    old, new = changed(both(at("spec.engine.blockSize", 16), at("spec.rollout.strategy", "BlueGreen")))
+
+    assert changed_fields(old, new) == []
+
+
+def test_a_roles_own_value_counts_even_if_it_is_the_default():
+    old, new = changed(at("spec.roles.decode.engine.maxSequences", 64), before=at("spec.engine.maxSequences", 32))
+
+    assert changed_fields(old, new) == [("spec.roles.decode.engine.maxSequences", None, 64)]
+    assert of_files(old, new).is_rollout
+
+
+def test_a_value_that_each_role_overrides_does_nothing():
+    own = both(at("spec.roles.decode.engine.maxSequences", 32), at("spec.roles.prefill.engine.maxSequences", 32))
+    old, new = changed(at("spec.engine.maxSequences", 99), before=own)
+
+    assert [change.effect for change in of_files(old, new).changes] == [Effect.NONE]
+
+
+@pytest.mark.parametrize("name", ROLLS)
+def test_what_makes_a_revision_is_told_so(name: str):
+    old, new = changed(ROLLS[name])
+    found = of_files(old, new)
+
+    assert found.is_rollout
+    assert (found.before, found.after) == (revision_of(old.spec), revision_of(new.spec))
+    assert name == "other roles" or Effect.REVISION in {change.effect for change in found.changes}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_what_makes_no_revision_is_told_so(name: str):
+    found = of_files(*changed(STAYS[name]))
+
+    assert not found.is_rollout
+    assert name == "a default of a role" or not any(effect_of(change.path) is Effect.REVISION for change in found.changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "effect"),
+    [
+        (at("spec.routing.offload.minOffloadLength", 1), "spec.routing.offload.minOffloadLength", Effect.POLICY),
+        (at("spec.qos.admission.maxQueuedRequests", 1), "spec.qos.admission.maxQueuedRequests", Effect.POLICY),
+        (at("spec.autoscale.mode", "Advise"), "spec.autoscale.mode", Effect.MODE),
+        (at("spec.autoscale.tolerance", 0.2), "spec.autoscale.tolerance", Effect.ASLEEP),
+        (at("spec.service.port", 9000), "spec.service.port", Effect.SERVICE),
+        (at("spec.service.apiKeySecret", "keys"), "spec.service.apiKeySecret", Effect.REVISION),
+        (at("spec.monitoring.alerts", False), "spec.monitoring.alerts", Effect.OBJECTS),
+        (at("spec.networkPolicy.enabled", False), "spec.networkPolicy.enabled", Effect.OBJECTS),
+        (at("spec.rollout.drainTimeoutSeconds", 60), "spec.rollout.drainTimeoutSeconds", Effect.LATER),
+        (at("spec.discovery.etcd.image", "etcd:2"), "spec.discovery.etcd.image", Effect.ETCD),
+        (at("spec.roles.decode.pools.0.replicas", 3), "spec.roles.decode.pools[cpu].replicas", Effect.POOLS),
+        (at("spec.roles.decode.pools.0.maxReplicas", 3), "spec.roles.decode.pools[cpu].maxReplicas", Effect.BOUNDS),
+        (at("metadata.labels", {"team": "a"}), "metadata.labels.team", Effect.LABELS),
+    ],
+)
+def test_each_field_says_when_it_takes_effect(change: Change, path: str, effect: Effect):
+    assert [(each.path, each.effect) for each in of_files(*changed(change)).changes] == [(path, effect)]
+
+
+@pytest.mark.parametrize(("gpu", "effect"), [("cpu", Effect.UNUSED), ("H100", Effect.ACCELERATORS)])
+def test_a_definition_over_a_known_type_concerns_the_pools_that_name_it(gpu: str, effect: Effect):
+    old, new = changed(at("spec.accelerators.H100", {"nodeLabels": {"a.b/c": "d"}}), before=at("spec.roles.decode.pools.0.gpu", gpu))
+
+    assert [(each.path, each.effect) for each in of_files(old, new).changes] == [("spec.accelerators.H100.nodeLabels.a.b/c", effect)]
+
+
+def test_blue_green_needs_a_second_set_of_accelerators():
+    old = make_cluster(prefill=[pool(4, **B200)], decode=[pool(8, gpu="B300")])
+    new = make_cluster(prefill=[pool(4, **B200)], decode=[pool(8, gpu="B300")], engine=32)
+    found = of_files(old, new)
+
+    assert accelerators(found) == {"B200": (4, 8, 4), "B300": (8, 16, 8)}
+    assert [each.extra for each in found.accelerators] == [4, 8]
+
+
+def test_recreate_needs_none_besides():
+    old = make_cluster(prefill=[pool(4, **B200)], strategy="Recreate")
+    new = make_cluster(prefill=[pool(5, **B200)], strategy="Recreate", engine=32)
+
+    assert accelerators(of_files(old, new)) == {"B200": (4, 5, 5), "cpu": (2, 2, 2)}
+
+
+def test_a_stateful_set_that_is_being_deleted_holds_what_its_pods_hold_and_no_more():
+    old = make_cluster(decode=[pool(4)], strategy="Recreate")
+    new = make_cluster(decode=[pool(4)], strategy="Recreate", engine=32)
+    going = workload(identity(revision_of(old.spec)), 4, current=1, gone=True)
+
+    assert accelerators(preview(new, old, replace(settled(old), workloads=[going]), NOW)) == {"cpu": (1, 5, 5)}
+
+
+def test_pools_come_and_go_and_change_their_size():
+    old = make_cluster(prefill=[pool(2, "a"), pool(1, "b", gpu="H100")])
+    new = make_cluster(prefill=[pool(3, "a"), pool(1, "c", **B200)])
+    found = of_files(old, new)
+
+    assert not found.is_rollout
+    assert found.pools == (
+        PoolChange(("prefill", "a"), "cpu", 2, 3),
+        PoolChange(("prefill", "c"), "B200", None, 1),
+        PoolChange(("decode", "cpu"), "cpu", 2, 2),
+        PoolChange(("prefill", "b"), "H100", 1, None),
+    )
+    assert accelerators(found) == {"B200": (0, 1, 1), "H100": (1, 1, 0), "cpu": (4, 5, 5)}
+
+
+def test_a_scale_stays_where_the_file_says_nothing_new_and_goes_where_it_does():
+    old = make_cluster(decode=[pool(2, maxReplicas=9)])
+    scaled = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 6, 2)]
+    revision = revision_of(old.spec)
+    there = replace(settled(old), scalers=scaled, workloads=[workload(identity(revision, "prefill"), 1), workload(identity(revision), 6)])
+
+    same = preview(make_cluster(decode=[pool(2, maxReplicas=9)], engine=32), old, there, NOW).pools[1]
+    other = preview(make_cluster(decode=[pool(3, maxReplicas=9)]), old, there, NOW).pools[1]
+    bound = preview(make_cluster(decode=[pool(2, maxReplicas=4)]), old, there, NOW).pools[1]
+
+    assert (same.before, same.after) == (6, 6)
+    assert same.note == "it was scaled; the file's replicas (2) is not new and asks for nothing"
+    assert (other.before, other.after, other.note) == (6, 3, None)
+    assert (bound.after, bound.note) == (4, "pool cpu: 6 workers are asked for, maxReplicas is 4")
+
+
+def test_with_the_autoscaler_on_its_decision_counts():
+    document = minimal()
+    at("spec.autoscale", {"mode": "On", "budget": {"total": 20}})(document)
+    old = parse(document)
+    sizes = [{"role": "prefill", "pool": "cpu", "replicas": 1}, {"role": "decode", "pool": "cpu", "replicas": 5}]
+    there = replace(settled(old), status={"autoscaling": {"mode": "On", "replicas": sizes}})
+    at("spec.roles.decode.pools.0.replicas", 2)(document)
+    decode = preview(parse(document), old, there, NOW).pools[1]
+
+    assert (decode.after, decode.note) == (5, "the autoscaler decides, not the file's replicas (2)")
+
+
+def autoscaled(decode: dict[str, Any], **autoscale: Any) -> PDCluster:
+    """The minimal object with the autoscaler on; decode: fields of its decode pool."""
+    document = minimal()
+    at("spec.autoscale", {"mode": "On", **autoscale})(document)
+    document["spec"]["roles"]["prefill"]["pools"][0].update(maxReplicas=9)
+    document["spec"]["roles"]["decode"]["pools"][0].update({"maxReplicas": 9, **decode})
+    return parse(document)
+
+
+def decided_to(cluster: PDCluster, prefill: int, decode: int) -> Observed:
+    """What runs after the autoscaler decided on these sizes, and all followed."""
+    numbers, revision = {"prefill": prefill, "decode": decode}, revision_of(cluster.spec)
+    record = {"mode": "On", "replicas": [{"role": role, "pool": "cpu", "replicas": number} for role, number in numbers.items()]}
+    return replace(
+        settled(cluster),
+        status={"autoscaling": record},
+        scalers=[ScalerState(role, "cpu", number, 1) for role, number in numbers.items()],
+        workloads=[workload(identity(revision, role), number) for role, number in numbers.items()],
+    )
+
+
+@pytest.mark.parametrize(
+    ("decode", "autoscale", "after", "note"),
+    [
+        ({"maxReplicas": 4}, {}, 4, "bounds: 1 to 4 by minReplicas and maxReplicas"),
+        ({"replicas": 8, "minReplicas": 8, "maxReplicas": 9}, {}, 8, "bounds: 8 to 9 by minReplicas and maxReplicas"),
+        (
+            {},
+            {"schedules": [{**NIGHT, "minReplicas": 7, "maxReplicas": 9, "start": "03:00", "end": "04:00"}]},
+            7,
+            "bounds: 7 to 9 by schedule night",
+        ),
+        ({}, {"budget": {"total": 5}}, 4, "budget: "),
+    ],
+    ids=["lower max", "higher min", "schedule", "budget"],
+)
+def test_with_the_autoscaler_on_new_limits_move_its_decision_at_once(
+    decode: dict[str, Any], autoscale: dict[str, Any], after: int, note: str
+):
+    bounds = {"minReplicas": 1, "maxReplicas": 9}
+    old = autoscaled(bounds)
+    found = preview(autoscaled({**bounds, **decode}, **autoscale), old, decided_to(old, 1, 6), NOW)
+
+    assert (found.pools[1].before, found.pools[1].after) == (6, after)
+    assert str(found.pools[1].note).startswith(note)
+    assert accelerators(found) == {"cpu": (7, max(7, after + 1), after + 1)}
+    assert found.mode == ("On", "On")
+
+
+def test_what_would_stand_in_the_autoscalers_way_is_foreseen():
+    old = autoscaled({})
+    found = preview(autoscaled({"maxReplicas": 2}, ratio={"min": 2}), old, decided_to(old, 1, 6), NOW)
+
+    assert [reason for reason, _ in found.problems] == []  # prefill has room, and follows
+    assert found.pools[0].after == 4
+    document = autoscaled({"maxReplicas": 2}, ratio={"min": 9}, budget={"total": 4})
+    assert [reason for reason, _ in preview(document, old, decided_to(old, 1, 6), NOW).problems] == ["RatioConstraintViolated"]
+
+
+def test_a_schedule_that_will_exclude_a_bound_is_told_before_it_begins():
+    night = {**NIGHT, "days": ["Sat"], "timeZone": "Europe/Berlin", "maxReplicas": None, "minReplicas": 7}
+    old, new = autoscaled({"maxReplicas": 4}), autoscaled({"maxReplicas": 4}, schedules=[night])
+    fine = autoscaled({"maxReplicas": 4}, schedules=[night, {**night, "name": "more", "minReplicas": None, "maxReplicas": 9}])
+
+    assert preview(new, old, decided_to(old, 1, 3), NOW).problems == (
+        (
+            "BoundsConflict",
+            "when schedule night begins, Sat 22:00 Europe/Berlin: decode/cpu: minReplicas is 7 and maxReplicas is 4: 4 counts; "
+            "lower minReplicas or raise maxReplicas",
+        ),
+    )
+    assert preview(fine, old, decided_to(old, 1, 3), NOW).problems == ()
+
+
+def test_replicas_of_a_file_are_overruled_only_where_the_autoscaler_knows_the_pool():
+    old = autoscaled({})
+    document = minimal()
+    at("spec.autoscale", {"mode": "On", "budget": {"total": 20}})(document)
+    document["spec"]["roles"]["decode"]["pools"] = [{"name": "cpu", "replicas": 3}, {"name": "new", "replicas": 2}]
+    found = preview(parse(document), old, decided_to(old, 1, 6), NOW)
+    effects = {change.path: change.effect for change in found.changes}
+
+    assert effects["spec.roles.decode.pools[cpu].replicas"] is Effect.OVERRULED
+    assert effects["spec.roles.decode.pools[new].replicas"] is Effect.POOLS
+    assert [(each.key[1], each.after) for each in found.pools[1:]] == [("cpu", 6), ("new", 2)]
+
+
+def test_without_an_object_everything_comes():
+    found = preview(make_cluster(), None, None, NOW)
+
+    assert (found.before, found.changes, found.is_rollout) == (None, (), False)
+    assert [(each.before, each.after) for each in found.pools] == [(None, 1), (None, 2)]
+    assert found.accelerators == (Accelerators("cpu", 0, 3, 3),)
+
+
+def test_an_object_that_cannot_be_read_is_judged_by_what_serves():
+    old = make_cluster()
+    found = preview(make_cluster(engine=32), None, settled(old), NOW)
+
+    assert (found.before, found.is_rollout, found.changes) == (revision_of(old.spec), True, ())
+
+
+STORED = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi"}})
+REFUSED: dict[str, tuple[Change, Change, str]] = {
+    "gpu of a pool": (
+        at("spec.roles.decode.pools.0.gpu", "cpu"),
+        at("spec.roles.decode.pools.0.gpu", "B300"),
+        "spec.roles.decode.pools[0].gpu: of the pool cpu cannot change from cpu to B300; "
+        "add a pool under another name, and remove this one",
+    ),
+    "etcd of one's own": (
+        at("spec.discovery.etcd", {}),
+        at("spec.discovery.etcd.endpoints", ["a:1"]),
+        "spec.discovery.etcd.endpoints: an etcd of your own and one that is run for the cluster cannot be exchanged for each other; "
+        "make a new PDCluster",
+    ),
+    "members": (
+        STORED,
+        at("spec.discovery.etcd.replicas", 1),
+        "spec.discovery.etcd.replicas: cannot change from 3 to 1; make a new PDCluster",
+    ),
+    "an accelerator": (
+        at("spec.accelerators.MI300", {"resource": "amd.com/gpu"}),
+        at("spec.accelerators.MI300.nodeLabels", {"a.b/c": "d"}),
+        "spec.accelerators.MI300: the definition of an accelerator cannot change; add a type under another name, and pools of it",
+    ),
+    "storage": (STORED, at("spec.discovery.etcd.storage.size", "2Gi"), "spec.discovery.etcd.storage: cannot change; make a new PDCluster"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_change_is_refused_with_its_fix(name: str):
+    before, change, message = REFUSED[name]
+    old, new = changed(change, before)
+
+    assert [str(fault) for fault in of_files(old, new).refused] == [message]
+    assert immutable_faults(old, old) == ()
+
+
+def test_two_files_must_be_of_one_object():
+    old, new = changed(both(at("metadata.name", "talk"), at("metadata.namespace", "other")))
+
+    assert [fault.path for fault in identity_faults(old, new)] == ["metadata.name", "metadata.namespace"]
+    assert identity_faults(old, old) == ()
+
+
+def test_lists_without_names_are_compared_as_a_whole():
+    def tolerations(*values: str) -> Any:
+        return at("spec.podTemplate", {"spec": {"tolerations": [{"key": value} for value in values]}})
+
+    (found,) = changed_fields(*changed(tolerations("a", "b"), before=tolerations("a")))
+    assert found == ("spec.podTemplate.spec.tolerations", [{"key": "a"}], [{"key": "a"}, {"key": "b"}])

@@ -1,0 +1,30 @@
+"""The picture of a replay: a small PNG, and what is said without the library."""
+
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from pdcluster_api.errors import StartError
+from pdctl.replay.plot import draw, require_matplotlib
+from pdctl.replay.run import replay
+from tests.operator.pdctl.replay.small_replays import SPEEDS, make_spec, steady
+
+
+@pytest.mark.parametrize("hours", [0.05, 4.0])
+def test_picture_is_a_small_png(hours: float, tmp_path: Path):
+    spec = make_spec(intervalSeconds=30)
+    draw(list(replay(spec, steady(6.0, hours * 3600.0), SPEEDS)), spec.autoscale, "chat: steady", tmp_path / "x.png")
+    content = (tmp_path / "x.png").read_bytes()
+
+    assert content.startswith(b"\x89PNG\r\n")
+    assert 5_000 < len(content) < 100_000
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    require_matplotlib()
+    monkeypatch.setattr("pdctl.replay.plot.find_spec", lambda name: None if name == "matplotlib" else util.find_spec(name))
+
+    with pytest.raises(StartError, match=r"pip install 'pdcluster-operator\[replay\]', or go without with --no-plot") as caught:
+        require_matplotlib()
+    assert caught.value.exit_code == 1

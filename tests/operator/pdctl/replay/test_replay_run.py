@@ -1,0 +1,193 @@
+"""The autoscaler over short traces: it follows demand, keeps its limits, and its figures add up."""
+
+import csv
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdcluster_api.errors import InvalidObjectError, InvalidTraceError
+from pdcluster_api.schema.load import load
+from pdctl.replay.run import Moment, replay
+from pdctl.replay.speeds import Speeds
+from pdctl.replay.summary import said, summarize
+from pdctl.replay.table import write_table
+from pdctl.replay.trace import Load, Trace, read_trace
+from tests.operator.pdctl.replay.small_replays import SPEEDS, make_spec, steady
+
+TRACES = Path(__file__).parents[4] / "examples" / "traces"
+
+
+def sizes(moments: list[Moment], role: str) -> list[int]:
+    return [moment.pools[role, "x"].replicas for moment in moments]
+
+
+def test_prompts_alone_grow_prefill_alone():
+    moments = list(replay(make_spec(), steady(6.0, 600.0, output_tokens=2.0), SPEEDS))  # 3 workers' worth of prompts
+
+    assert len(moments) == 120
+    assert moments[-1].demand["prefill"] == 3.0
+    assert sizes(moments, "prefill")[-1] >= 4
+    assert set(sizes(moments, "decode")) == {1}
+    assert moments[-1].prefill_queue_requests == 0.0
+
+
+def test_answers_alone_grow_decode_alone():
+    moments = list(replay(make_spec(), steady(2.0, 600.0, input_tokens=10.0, output_tokens=2000.0), SPEEDS))
+
+    assert set(sizes(moments, "prefill")) == {1}
+    assert max(sizes(moments, "decode")) > 2
+
+
+def test_a_role_shrinks_after_its_window_and_not_before():
+    trace = Trace((Load(0.0, 6.0, 500.0, 2.0), Load(300.0, 0.0, 500.0, 2.0), Load(600.0, 0.0, 500.0, 2.0)))
+    moments = list(replay(make_spec(), trace, SPEEDS))
+    prefill = sizes(moments, "prefill")
+    most = max(prefill)
+
+    assert set(prefill[60 : 60 + 12]) == {most}
+    assert prefill[-1] == 1
+    assert all(before - after <= 1 for before, after in itertools.pairwise(prefill))
+
+
+def test_new_workers_serve_only_after_their_start():
+    moments = list(replay(make_spec(), steady(6.0, 300.0, output_tokens=2.0), SPEEDS))
+    first = next(number for number, moment in enumerate(moments) if moment.record)
+    ready = [moment.pools["prefill", "x"].ready for moment in moments]
+
+    assert set(ready[: first + 4]) == {1}
+    assert ready[first + 5] > 1
+
+
+def test_budget_and_bounds_hold_at_every_moment():
+    moments = list(replay(make_spec(budget={"total": 5}), steady(20.0, 600.0), SPEEDS))
+
+    assert max(sum(pool.current for pool in moment.pools.values()) for moment in moments) == 5
+    assert "CapacityShort" not in {reason for moment in moments for reason in moment.problems}
+
+
+def test_the_mode_does_not_matter():
+    on, off = (list(replay(make_spec(mode=mode), steady(6.0, 120.0), SPEEDS)) for mode in ("On", "Off"))
+
+    assert sizes(on, "prefill") == sizes(off, "prefill") != [1] * len(on)
+
+
+def test_the_same_trace_gives_the_same_replay():
+    assert list(replay(make_spec(), steady(6.0, 120.0), SPEEDS)) == list(replay(make_spec(), steady(6.0, 120.0), SPEEDS))
+
+
+def test_a_pool_of_faster_accelerators_serves_more():
+    def roles(gpu: str) -> dict[str, Any]:
+        pools = [{"name": "x", "gpu": "H100", "replicas": 1, "maxReplicas": 1}, {"name": "y", "gpu": gpu, "replicas": 1, "maxReplicas": 1}]
+        return {"prefill": {"pools": pools}, "decode": {"pools": [{"name": "x", "replicas": 1}]}}
+
+    slow, fast = (list(replay(make_spec(roles(gpu)), steady(10.0, 60.0), SPEEDS))[-1].prefill_queue_requests for gpu in ("H100", "B200"))
+    assert slow > fast
+
+
+def test_mixed_is_refused():
+    spec = make_spec({"mixed": {"pools": [{"name": "x", "replicas": 1}]}})
+
+    with pytest.raises(InvalidObjectError, match=r"spec\.roles\.mixed: cannot be replayed.*; give the roles prefill and decode"):
+        replay(spec, steady(1.0, 60.0), SPEEDS)
+
+
+def test_a_trace_that_would_not_end_is_refused():
+    with pytest.raises(InvalidTraceError, match="at most 500000 intervals of 5 s are replayed; cut the trace"):
+        replay(make_spec(), steady(1.0, 1e9), SPEEDS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("prefill_tokens_per_second", 0.0, "--prefill-tokens-per-second: must not be 0; give a finite number of more than 0"),
+        ("kv_tokens", float("nan"), "--kv-tokens: must not be nan; give a finite number of more than 0"),
+        ("start_seconds", -1.0, "--start-seconds: must not be -1; give a finite number from 0 on"),
+    ],
+)
+def test_speeds_that_cannot_be_are_refused(field: str, value: float, message: str):
+    with pytest.raises(InvalidTraceError) as caught:
+        Speeds(**{field: value})
+    assert str(caught.value) == message
+
+
+def test_figures_add_up():
+    moments = list(replay(make_spec(), steady(6.0, 600.0, output_tokens=2.0), SPEEDS))
+    found = summarize(moments, 5.0)
+    workers = sum(pool.current for moment in moments for pool in moment.pools.values())
+
+    assert found.hours == pytest.approx(1 / 6)
+    assert found.num_requests == pytest.approx(3600.0)
+    assert found.accelerator_hours == {"H100": pytest.approx(workers * 5 / 3600)}
+    assert found.accelerator_hours["H100"] < found.fixed_hours["H100"]
+    assert 0.0 < found.over_ratio["prefill"] < 1.0
+    assert found.over_ratio["decode"] == 0.0
+    assert found.changes_per_hour == pytest.approx(found.num_changes * 6)
+    assert found.unserved == 0.0
+
+
+def test_figures_are_said():
+    spec = make_spec(budget={"total": 2}, ratio={"min": 3.0})
+    lines = said(summarize(list(replay(spec, steady(20.0, 60.0), SPEEDS)), 5.0))
+    text = "\n".join(lines)
+
+    assert lines[0] == "0.0 hours, 1200 requests"
+    assert "accelerator hours    0.0 H100 (100% of the greatest size kept all the time)" in lines
+    assert "time over threshold  prefill" in text
+    assert "requests wait: the trace ends under load" in text
+    assert "stood in the way     RatioConstraintViolated for 100.0% of the time" in lines
+
+
+def test_streams_that_a_limit_cut_are_said():
+    moments = list(replay(make_spec(), steady(1.0, 60.0), SPEEDS))
+    found = summarize(moments, 5.0)
+
+    assert not any("cut" in line for line in said(found))
+    assert "cut by the limit     2.0 streams (rollout.drainTimeoutSeconds)" in said(type(found)(**{**vars(found), "num_cut": 2.0}))
+
+
+def test_table_has_a_row_for_each_interval_with_its_decision():
+    moments = list(replay(make_spec(), steady(6.0, 60.0), SPEEDS))
+    file = io.StringIO()
+    write_table(moments, file)
+    rows = list(csv.DictReader(io.StringIO(file.getvalue())))
+
+    assert [row["seconds"] for row in rows] == [str(5 * number) for number in range(12)]
+    assert {"prefill_queue_requests", "kv_cache_usage_ratio", "prefill/x replicas", "decode/x draining"} <= set(rows[0])
+    changed = next(row for row in rows if row["decision"])
+    assert changed["decision"].startswith("prefill/x 1 to ")
+
+
+def test_every_change_is_explained_by_its_record():
+    moments = list(replay(make_spec(), steady(6.0, 300.0), SPEEDS))
+    for before, after in itertools.pairwise(moments):
+        changed = {key for key in before.pools if before.pools[key].replicas != after.pools[key].replicas}
+        steps = {} if before.record is None else {step.subject: step.after for step in before.record.decision.steps}
+        assert {f"{role}/{pool}" for role, pool in changed} <= set(steps)
+
+
+@pytest.mark.parametrize("name", ["step-burst", "prompt-to-output-heavy"])
+def test_shipped_traces_replay_on_their_object(name: str):
+    spec = load(TRACES / "llm-70b.yaml").spec
+    moments = list(replay(spec, read_trace(TRACES / f"{name}.csv"), Speeds()))
+    found = summarize(moments, float(spec.autoscale.interval_seconds))
+
+    assert found.unserved < 1.0
+    assert found.changes_per_hour < 15.0
+    assert all(hours < found.fixed_hours[gpu] for gpu, hours in found.accelerator_hours.items())
+    roles = {step.subject for moment in moments if moment.record for step in moment.record.decision.steps if "/" in step.subject}
+    assert roles == {"prefill/b200", "decode/b300"}
+
+
+def test_a_backlog_that_is_being_worked_off_asks_for_no_more():
+    """Both queues of the burst are over their thresholds for a minute after there are enough workers."""
+    spec = load(TRACES / "llm-70b.yaml").spec
+    moments = list(replay(spec, read_trace(TRACES / "step-burst.csv"), Speeds()))
+    most = {role: max(moment.pools[role, pool].replicas for moment in moments) for role, pool in (("prefill", "b200"), ("decode", "b300"))}
+
+    assert max(moment.prefill_queue_requests for moment in moments) > 1000.0
+    assert most == {"prefill": 7, "decode": 5}
+    assert max(moment.demand["prefill"] for moment in moments) / spec.autoscale.prefill.utilization_up < 7
+    assert sum(moment.prefill_queue_requests > 8.0 for moment in moments) * 5.0 < 300.0
