@@ -70,20 +70,23 @@ PATHS: dict[str, tuple[bool, dict[str, int]]] = {
     "remote": (True, {}),
     "preempted": (False, {"num_blocks": PREEMPTED_BLOCKS}),
 }
-"""By name: whether the prefill is remote, and the decode engine's settings.  Prompts run 18 together, as they do under load."""
+"""Paths by name: whether the prefill is remote, and the decode engine's settings.  Prompts run 18 together, as they do under load."""
 
 DEFINITIONS = """\
-- Model: SmolLM2-135M-Instruct as `make model` leaves it. An answer ends with the end-of-sequence token, which counts.
-- Equal answers: all tokens are the same. Equal tokens: those before the first difference, of all that were expected;
-  what follows a difference is another answer and is not compared.
-- Margin there: the best minus the second best logit at the first differences, median and greatest, by one pass of
-  transformers' model in the same dtype over the prompt and what both answers had said.
-- Between the best two: both tokens of the first difference are the two that this pass finds likeliest."""
+- Model: SmolLM2-135M-Instruct as `make model` leaves it. An answer ends with the
+  end-of-sequence token, which counts.
+- Equal answers: all tokens are the same. Equal tokens: those before the first difference, of
+  all that were expected; what follows a difference is another answer and is not compared.
+- Margin there: the best minus the second best logit at the first differences, median and
+  greatest, by one forward pass of transformers' model in the same dtype over the prompt and
+  what both answers had said.
+- Between the best two: both tokens of the first difference are the two that this pass finds
+  likeliest."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every source answers.  end: the model's end-of-sequence token, with which an answer ends."""
+    """Prompts that every source answers.  end: the model's end-of-sequence token, with which an answer ends."""
 
     prompts: Sequence[list[int]]
     num_tokens: int

@@ -1,4 +1,4 @@
-"""How far greedy answers agree: pure figures over token lists, and their tables.
+"""Agreement of greedy answers: pure figures over token lists, and their tables.
 
 Answers of two sources are compared token for token up to the first difference;
 what follows it is another answer and is not compared.
@@ -14,7 +14,7 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two answers to one prompt part.
+    """First difference of two answers to one prompt.
 
     margin: best minus second best logit of the reference there, after what both have said
     is_top_two: both tokens are the reference's best two there

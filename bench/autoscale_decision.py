@@ -32,7 +32,7 @@ LOADS = (0.6, 0.95, 0.1)  # shares: at rest, grows, shrinks
 
 @dataclass(frozen=True)
 class Case:
-    """What one call of `decide` gets."""
+    """Arguments of one call of `decide`."""
 
     spec: PDClusterSpec
     facts: Sequence[PoolFacts]

@@ -7,7 +7,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BELOW = 620, 240, 60, 60, 60
 _COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#7f7f7f")
 _TICKS = 5
 _GROUP_SHARE = 0.8
-"""Of a group's place: what its bars take."""
+"""Share of a group's place that its bars take."""
 
 
 def bars(title: str, y: str, groups: Sequence[str], values: Mapping[str, Sequence[float]]) -> str:

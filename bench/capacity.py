@@ -44,7 +44,7 @@ RELAXED_BUDGET = 2048
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a run.
+    """Sizes of a run.
 
     seconds: of arrivals in a load, whatever its rate, so that a queue that grows shows
     decode:  requests of the decode step that SLOs follow from
@@ -79,7 +79,7 @@ QUICK = Sizes(
 
 @dataclass(slots=True)
 class Row:
-    """Of one scheduler: its capacity at each SLO, and what was looked at for it."""
+    """One scheduler: its capacity at each SLO, and the probes of its searches."""
 
     capacities: list[Capacity] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)

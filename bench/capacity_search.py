@@ -30,7 +30,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a load at one rate gave; is_whole: False where it was ended because it was lost."""
+    """Figures of a load at one rate; is_whole: False where it was ended because it was lost."""
 
     rate: float
     tbt_seconds: float
@@ -38,7 +38,7 @@ class Probe:
     is_whole: bool = True
 
     def holds(self, slo: Slo) -> bool:
-        """Whether this rate is inside the SLO.  One that was ended early holds none."""
+        """Return whether this rate is inside the SLO.  One that was ended early holds none."""
         is_steady = self.delay_seconds <= MOST_DELAY_SECONDS
         return self.is_whole and is_steady and self.tbt_seconds <= slo.seconds
 
@@ -67,7 +67,7 @@ class LostWatch:
     _num_ended: int = field(default=0, init=False)
 
     def __call__(self, answers: Answers, now: float) -> bool:
-        """Whether the rest cannot change that the SLO is missed or the queue grew."""
+        """Return whether the rest cannot change that the SLO is missed or the queue grew."""
         self.now = now
         if answers.num_ended == self._num_ended:
             return False
@@ -81,14 +81,14 @@ class LostWatch:
 
 
 def _later_delays(due: Sequence[Arrival], answers: Answers, now: float) -> list[float]:
-    """Of the second half of the requests: before it, a queue that grows is still short."""
+    """Delays of the second half of the requests: before it, a queue that grows is still short."""
     names = [arrival.spec.request_id for arrival in due[len(due) // 2 :]]
     return [answers.delays.get(name, max(0.0, now - answers.arrived[name])) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one search: so many probes at most, and none after the deadline."""
+    """Bounds of one search: so many probes at most, and none after the deadline."""
 
     num_probes: int
     deadline: float

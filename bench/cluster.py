@@ -33,7 +33,7 @@ _REPORT_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is started.  engine: fields of `spec.engine` that replace those of the file"""
+    """Cluster to start.  engine: fields of `spec.engine` that replace those of the file"""
 
     file: Path
     model: Path
@@ -95,7 +95,7 @@ class Cluster:
         return found[0], found[1]
 
     async def dtype(self) -> str:
-        """What its first worker computes in."""
+        """Dtype in which its first worker computes."""
         samples = await self._samples(self._workers[0])
         return next(sample.labels["dtype"] for sample in samples if sample.name == "pdcluster_engine_dtype_info" and sample.value)
 
@@ -104,11 +104,11 @@ class Cluster:
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def conditions(self) -> list[str]:
-        """What each worker said as it loaded the model."""
+        """Lines that each worker logged as it loaded the model."""
         return [f"{self.name}, {worker['name']}: dtype {dtype}, threads {threads}" for worker, (dtype, threads) in self._found(_LOADED)]
 
     async def footprints(self, seconds: float) -> list[Footprint]:
-        """What each worker uses over so many seconds without a request."""
+        """Footprint of each worker over so many seconds without a request."""
         reserved = [(worker, int(blocks) * int(size)) for worker, (blocks, size) in self._found(_RESERVED)]
         return await idle_footprints([Watched(worker["name"], worker["pid"], kv_bytes) for worker, kv_bytes in reserved], seconds)
 

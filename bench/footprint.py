@@ -1,4 +1,4 @@
-"""What the kernel says of processes that have nothing to do: processor time and memory."""
+"""Processor time and memory of idle processes, as the kernel reports them."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 SETTLE_SECONDS = 5.0
-"""After the last answer: threads that spin, collectors and logs come to rest."""
+"""Pause after the last answer: threads that spin, collectors and logs come to rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Watched:
 
 
 async def idle_footprints(watched: Sequence[Watched], seconds: float) -> list[Footprint]:
-    """What each uses over so many seconds without a request."""
+    """Footprint of each process over so many seconds without a request."""
     await asyncio.sleep(SETTLE_SECONDS)
     servers = [psutil.Process(one.pid) for one in watched]
     before = [_cpu_seconds(server) for server in servers]
@@ -54,7 +54,7 @@ async def idle_footprints(watched: Sequence[Watched], seconds: float) -> list[Fo
 def others_cpu_seconds() -> float:
     """Processor time of this machine that did not go to this process and its descendants, since it started.
 
-    Stolen time is in it.  A difference of two readings tells whether a measurement had the machine to itself.
+    Stolen time is in it.  A difference of two readings shows whether a measurement had the machine to itself.
     """
     times = psutil.cpu_times()
     busy = times.user + times.nice + times.system + times.softirq + times.irq + times.steal

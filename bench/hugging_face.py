@@ -93,7 +93,7 @@ class HuggingFace:
         return []
 
     def conditions(self) -> list[str]:
-        """What the child said as it loaded the model."""
+        """Lines that the child logged as it loaded the model."""
         setting = f"dtype {self.said['dtype']}, threads {self.said['threads']}"
         return [f"{self.name}: {setting}, static batches of at most {MAX_BATCH}, timed step by step through generate()'s streamer"]
 
@@ -161,7 +161,7 @@ def serve_batches(folder: str, num_threads: int, out: IO[str]) -> None:
     from pdcluster_worker.model.loading.loader import resolve_dtype
 
     class Steps:
-        """What `generate()` calls a streamer: it is given the prompts first, then each step's tokens."""
+        """Streamer that `generate()` calls: with the prompts first, then with each step's tokens."""
 
         def __init__(self) -> None:
             self.has_prompt = False

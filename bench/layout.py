@@ -1,4 +1,4 @@
-"""How figures look in a report: cells with their spread, and Markdown tables.  It knows no system."""
+"""Layout of figures in a report: cells with their spread, and Markdown tables.  It knows no system."""
 
 from collections.abc import Iterable, Sequence
 

@@ -29,7 +29,7 @@ MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
 FOLDER = Path.home() / ".cache" / "pdcluster" / "lm-eval"
 PACKAGE = "lm-eval[api]==0.4.13"
 TOLERANCE = 2e-3
-"""Of a choice's log-likelihood, which sums a few tokens', each of float32 logits."""
+"""Tolerance of a choice's log-likelihood, which sums a few tokens', each of float32 logits."""
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ async def compare(num_concurrent: int) -> int:
 
 
 def scores(model: str, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What lm-eval says: the results, the log-likelihoods of each item, and how long it took."""
+    """Run lm-eval: the results, the log-likelihoods of each item, and the seconds it took."""
     out = folder / model
     command = [
         *(str(FOLDER / "bin" / "lm_eval"), "--model", model, "--tasks", TASK, "--include_path", str(folder)),

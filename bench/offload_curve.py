@@ -1,4 +1,4 @@
-"""Where prompts are best computed, and which batch window pays: real workers, one prefill and one decode, on this machine.
+"""Best place to compute prompts, and best batch window: real workers, one prefill and one decode, on this machine.
 
     bench/offload_curve.py offload [--rates 1,2,4] [--seconds 15] [--policies rule,sloFeedback]
     bench/offload_curve.py queue [--rates 8,16] [--seconds 15]
@@ -33,10 +33,10 @@ FILE = Path(__file__).parents[1] / "examples" / "chat.yaml"
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
 ENGINE = {"threads": 1}
 LENGTHS = (32, 64, 128, 256, 512, 1024)
-"""Of the prompts of `offload`, each as likely."""
+"""Lengths of the prompts of `offload`, each as likely."""
 
 SHORT = (48, 64)
-"""Of those of `queue`."""
+"""Lengths of those of `queue`."""
 
 Routing = Mapping[str, Any]
 

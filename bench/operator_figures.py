@@ -2,7 +2,7 @@
 
 Pure; `operator_scale` fetches pages and log and says when.  A pass is the work
 on one PDCluster from its start to its end; the time that it waited for a worker
-is no part of it.  Milliseconds are exact, for every pass is a line of the log.
+is no part of it.  Milliseconds are exact, since every reconcile is a line of the log.
 """
 
 import re
@@ -99,7 +99,7 @@ class Phase:
 
 
 def read_passes(log: str) -> list[Pass]:
-    """The passes that an operator's log of level `debug` tells of."""
+    """Reconciles in an operator's log of level `debug`."""
     return [Pass(wrote == "True", float(seconds)) for wrote, seconds in _PASS.findall(log)]
 
 

@@ -47,10 +47,10 @@ CHILDREN = {f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 3, f"/api/v1/n
 """Children of each PDCluster that are made last, all others before them."""
 
 MEMORY_LIMIT = "4GiB"
-"""Of the API server: it must not be short of memory when the operator is measured."""
+"""Memory of the API server: it must not be short of memory when the operator is measured."""
 
 ENDING_SECONDS = 1.0
-"""From the moment that its port is closed until it has ended; one that starts has not opened it yet."""
+"""Time from the moment that its port is closed until it has ended; one that starts has not opened it yet."""
 
 WRITING = ("apply", "create", "patch", "delete")
 """Verbs of the operator's writes; it updates nothing but its Lease."""
@@ -72,7 +72,7 @@ class Operator:
             "PDCLUSTER_WORKER_IMAGE": "pdcluster-worker:bench",
             "PDCLUSTER_ETCD_IMAGE": "etcd:bench",
             "PDCLUSTER_HTTP_PORT": str(self._port),
-            "PDCLUSTER_LOG_LEVEL": "debug",  # every pass is told of
+            "PDCLUSTER_LOG_LEVEL": "debug",  # every reconcile is logged
             "POD_NAMESPACE": "default",
             "POD_NAME": "bench",
             **({"PDCLUSTER_CONCURRENCY": str(self.concurrency)} if self.concurrency else {}),
@@ -83,7 +83,7 @@ class Operator:
         self._usage = psutil.Process(self._process.pid)
 
     def metrics(self) -> Samples:
-        """What /metrics says now.  Raises RuntimeError with the end of its log when it has ended."""
+        """Read /metrics.  Raises RuntimeError with the end of its log when it has ended."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=30) as reply:
                 return Samples.parse(reply.read().decode())
@@ -112,7 +112,7 @@ class Operator:
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
     def is_leading(self) -> bool:
-        """Whether it answers and leads.  Raises as `metrics`."""
+        """Return whether it answers and leads.  Raises as `metrics`."""
         with contextlib.suppress(OSError):
             return self.metrics().value("pdcluster_operator_is_leader") == 1
         return False
@@ -203,7 +203,7 @@ class Bench:
         return Samples.parse(self._read("/metrics"))
 
     def _count(self, path: str) -> int:
-        """How many objects there are, without reading them."""
+        """Count objects without reading them."""
         page = self._get(f"{path}?limit=1")
         return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0))
 

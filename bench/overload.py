@@ -1,11 +1,11 @@
-"""Twice the load that one mixed worker can serve: who meets the latency objectives, by priority, with and without QoS.
+"""Twice the load that one mixed worker can serve: the share of requests within their objectives, by priority, with and without QoS.
 
 A real worker on a real model.  Its capacity is measured first, by a closed loop
 that fills its seats; the objectives are a multiple of the median TTFT and TPOT
 that those clients saw, so they fit the machine as it is in this run.  Then
 requests of high and low priority come at a multiple of the capacity, on the same
 arrivals for each arm: without priorities, with priorities alone, with early
-rejection too, and with preemption besides.  A request attains its objectives when its client saw both within
+rejection too, and with preemption on top.  A request attains its objectives when its client saw both within
 them; a refused one did not.
 
     bench/overload.py [--times 2] [--seconds 12] [--high 0.3] [--slack 2] [--seats 16]
@@ -36,7 +36,7 @@ MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 FILE = Path(__file__).parents[1] / "examples" / "mixed.yaml"
 VOCABULARY = (1000, 40_000)
 PATIENCE_SECONDS = 6.0
-"""After the last arrival, for answers that are still open; they count as missed then."""
+"""Time after the last arrival for answers that are still open; they count as missed then."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Seen:
     retry_after: int = 0
 
     def attains(self, ttft: float, tpot: float) -> bool:
-        """Whether it met both bounds, in seconds."""
+        """Return whether it met both bounds, in seconds."""
         if self.first is None or self.num_tokens < 2:
             return False
         return self.first <= ttft and (self.last - self.first) / (self.num_tokens - 1) <= tpot
@@ -210,7 +210,7 @@ async def main(options: argparse.Namespace) -> None:
 
 
 def described(capacity: Capacity, options: argparse.Namespace) -> list[str]:
-    """What was offered."""
+    """Describe the load that was offered."""
     shape = f"{options.prompt} in / {options.output} out"
     load = f"{options.times:g}x of that, Poisson, for {options.seconds:g} s; {options.high:.0%} of high priority"
     return [

@@ -1,4 +1,4 @@
-"""What the prefill delayer does to one engine under bursts of prompts: share of full prefill batches, TTFT, decode steps.
+"""Effect of the prefill delayer on one engine under bursts of prompts: share of full prefill batches, TTFT, decode steps.
 
 A real engine on a real model in this process, without a server: prompts come in
 bursts, spread over a moment, with and without the delayer in turn on the same
@@ -31,14 +31,14 @@ from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 BLOCK_SIZE, BUDGET, MAX_SEQUENCES, NUM_BLOCKS = 16, 256, 64, 2048
 FULL = 0.9
-"""Of the budget: a prefill batch of that many prompt tokens is full."""
+"""Share of the budget: a prefill batch of that many prompt tokens is full."""
 
 _rounds = itertools.count()
 
 
 @dataclass
 class Seen:
-    """Of one run: seconds to first tokens and between tokens, prompt tokens of each step that had any, seconds in all."""
+    """Measurements of one run: seconds to first tokens and between tokens, prompt tokens of each step that had any, seconds in all."""
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)

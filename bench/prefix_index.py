@@ -1,4 +1,4 @@
-"""What the prefix index costs: lookups over all workers, events a second, memory, and the longest call.
+"""Cost of the prefix index: lookups over all workers, events a second, memory, and the longest call.
 
     bench/prefix_index.py [--blocks 1000000] [--workers 64] [--shared 500]
 

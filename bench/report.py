@@ -20,14 +20,19 @@ from pdctl.bench.answers import percentile
 _RATIOS = (("mixed", "vllm"), ("1p1d", "vllm"), ("1p1d", "mixed"), ("mixed", "hf"), ("variant", "mixed"))
 
 DEFINITIONS = f"""\
-Measured by the client, on one monotonic clock, over complete answers; a failed answer counts in `sent` and is never good.
-- TTFT: scheduled arrival to first chunk (closed loop: a request is due when its client is free), so waiting for a free system is in it.
+Measured by the client, on one monotonic clock, over complete answers; a failed answer counts in
+`sent` and is never good.
+- TTFT: scheduled arrival to first chunk (closed loop: a request is due when its client is free),
+  so waiting for a free system is in it.
 - TPOT: per request, (e2e - TTFT) / (output tokens - 1), e2e to the last chunk.
 - {STREAM_RATE}: 1 / (median TPOT over answers).
 - ITL: every gap between two chunks of an answer, over all answers.
-- Goodput: answers with TTFT <= {SLO.ttft_seconds:g} s and TPOT <= {SLO.tpot_seconds:g} s, per second of the run; and their share of sent.
-- Percentiles: linear interpolation between closest ranks, over one round's requests (with few requests p99 is close to the worst).
-- Cells: median over rounds [least - greatest]. Ratios are taken in each round first; over 1 is better for rates, worse for times."""
+- Goodput: answers with TTFT <= {SLO.ttft_seconds:g} s and TPOT <= {SLO.tpot_seconds:g} s, per
+  second of the run; and their share of sent.
+- Percentiles: linear interpolation between closest ranks, over one round's requests (with few
+  requests p99 is close to the worst).
+- Cells: median over rounds [least - greatest]. Ratios are taken in each round first; over 1 is
+  better for rates, worse for times."""
 
 
 def render(results: Results, seed: str) -> str:
@@ -38,7 +43,7 @@ def render(results: Results, seed: str) -> str:
 
 
 def _troubles(results: Results) -> str:
-    """What failed as a whole; the other figures stand."""
+    """List what failed as a whole; the other figures stand."""
     return "\n".join(["### Not measured", "", *(f"- {trouble}" for trouble in results.troubles)]) if results.troubles else ""
 
 
@@ -69,7 +74,7 @@ def _workload(results: Results, workload: Workload) -> str:
 
 
 def _health(results: Results, workload: Workload) -> str:
-    """What was sent and what failed, and whether the load generator kept up."""
+    """List what was sent and what failed, and whether the load generator kept up."""
     lines = []
     for name in results.systems:
         measured = results.rounds(workload.name, name)
@@ -79,12 +84,13 @@ def _health(results: Results, workload: Workload) -> str:
         failures = [failure for run in runs for failure in run.failures]
         delays = [delay for run in runs for delay in start_delays(run)]
         remote = sum(engine.num_remote_prefills for one in measured for engine in one.engines.values())
+        others = [100 * one.others_cpu_seconds / one.run.duration_seconds for one in measured]
         lines.append(
             f"- {name}: sent {sum(len(run.answers) for run in runs)}, failed {len(failures)}, prefilled remotely {remote:.0f}; "
             f"generator: start delay p99 {1e3 * percentile(delays, 99):.1f} ms, worst {1e3 * max(delays):.1f} ms, "
             f"CPU {cell([100 * run.client_cpu_seconds / run.duration_seconds for run in runs])} % of a core, "
             f"chunks per token {cell([chunks_per_token(run) for run in runs])}; "
-            f"other processes {cell([100 * one.others_cpu_seconds / one.run.duration_seconds for one in measured])} % of a core"
+            f"other processes {cell(others)} % of a core"
         )
         lines += [f"  - failed: {failure}" for failure in sorted(set(failures))]
     return "\n".join(lines)

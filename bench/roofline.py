@@ -40,7 +40,7 @@ READ_ROWS = 16_384  # half a GB of bfloat16: larger than any cache of a processo
 MATMUL_ROWS = 2048
 REPEATS = 5
 GOAL = 0.7
-"""Of the measured bandwidth, at a decode step of 16."""
+"""Goal as a share of the measured bandwidth, at a decode step of 16."""
 
 
 @dataclass(frozen=True, slots=True)

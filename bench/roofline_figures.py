@@ -1,4 +1,4 @@
-"""What one engine step has to move and compute at least, from a model's config: pure arithmetic.
+"""Least work of one engine step: bytes moved and operations, from a model's config; pure arithmetic.
 
 Counted are the products with the weights, attention over the KV blocks, and
 reading the weights, the keys and the values once.  Small operators, activations
@@ -54,7 +54,7 @@ class Shape:
 
     @property
     def kv_elements(self) -> int:
-        """Of one token, in all layers."""
+        """Elements of one token's KV, in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
@@ -99,7 +99,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured of it.  Bytes and operations a second"""
+    """Measurements of a machine.  Bytes and operations a second"""
 
     bandwidth: float
     peak: float
@@ -121,7 +121,7 @@ class Reached:
 
     @property
     def bound(self) -> str:
-        """Which limit the floor is."""
+        """Limit that sets the floor."""
         is_memory = self.bytes_moved / self.machine.bandwidth >= self.flops / self.machine.peak
         return "memory" if is_memory else "compute"
 

@@ -35,7 +35,7 @@ NUM_TOKENS = 8
 TOKEN_SECONDS = 0.002
 REPORT_SECONDS = 1.0
 STREAM_SEED = 1
-"""Of a request whose tokens come one by one; any other is answered at once."""
+"""Pace of a request whose tokens come one by one; any other is answered at once."""
 
 _GEOMETRY = KVGeometry(3, 64, 30, 16, "float32")
 _SERVICE = "pdcluster.worker.Worker"

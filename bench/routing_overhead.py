@@ -1,4 +1,4 @@
-"""What routing costs: latency that a router adds and requests a second on one core, ours beside others.
+"""Cost of routing: latency that a router adds and requests a second on one core, ours beside others.
 
     bench/routing_overhead.py [--only ours sglang-router smg vllm-router] [--rounds 3] [--seconds 4] [--log]
 
@@ -77,7 +77,7 @@ def loads(rate: float, stream_rate: float, concurrency: int) -> list[Load]:
 
 @dataclass(slots=True)
 class Figures:
-    """Of one system under one load, a value each round; times in milliseconds.
+    """Figures of one system under one load, a value each round; times in milliseconds.
 
     first: to the first bytes of the answer; last: to its end; per_core: requests over CPU seconds.
     """

@@ -65,7 +65,7 @@ STARTED_SECONDS = time.monotonic()
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is measured.
+    """One run of the bench.
 
     engine:  fields of `spec.engine` that replace those of our files
     dtype:   of all systems: what our workers choose on this machine
@@ -92,7 +92,7 @@ class Bench:
         return int(json.loads((self.model / "config.json").read_text())["vocab_size"])
 
     def start(self, name: str) -> Start:
-        """How one system is started."""
+        """Start of one system."""
         if name == VARIANT:
             setup = Setup(FILES["mixed"], self.model, {**self.engine, **self.variant})
             return lambda: running_cluster(name, setup)
@@ -182,7 +182,7 @@ def _options() -> argparse.Namespace:
 
 
 def _bench_of(options: argparse.Namespace) -> Bench:
-    """What the options ask for.  Raises StartError when a part of it is not on this machine."""
+    """Read the options.  Raises StartError when a part of the bench is not on this machine."""
     model = cached_model(load(FILES["mixed"]).spec.model)  # where `pdctl up` finds the model of both files
     if not (model / "config.json").is_file():
         raise StartError(f"no model in {model}: run `make model`", exit_code=2)
@@ -196,7 +196,7 @@ def _bench_of(options: argparse.Namespace) -> Bench:
 
 
 def machine_dtype() -> str:
-    """What our workers choose for `dtype: auto` on this machine.
+    """Dtype that our workers choose for `dtype: auto` on this machine.
 
     Asked in a process of its own: the worker's model room sets OpenMP's
     environment as it is imported, and every system would inherit that.

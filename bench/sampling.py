@@ -1,4 +1,4 @@
-"""What choosing tokens costs a step: milliseconds by batch size and by what requests ask for.
+"""Cost of sampling in a step: milliseconds by batch size and by the requests' settings.
 
     bench/sampling.py [--threads 2] [--rows 1 16 128] [--times 15] [--kernels]
 

@@ -78,7 +78,7 @@ def decoding(tables: BlockTables, number: int) -> Request:
 
 
 def sampling() -> Sampling:
-    """Of a request that ends after this bench."""
+    """Sampling of a request that ends after this bench."""
     return Sampling(max_tokens=4000, seed=0)
 
 

@@ -40,10 +40,10 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "orca": {"scheduler": "orca", "max_batched_tokens": CONTEXT},
     "request-level": {"scheduler": "request-level", "max_batched_tokens": CONTEXT},
 }
-"""By name: fields of the engine.  sarathi's target for TBT follows from `--slo`."""
+"""Fields of the engine by name.  sarathi's target for TBT follows from `--slo`."""
 
 SARATHI_SHARE = 0.8
-"""Of the SLO: sarathi's target, for a p99 lies above what its steps are held to."""
+"""Share of the SLO as sarathi's target, since a p99 lies above the target of its steps."""
 
 
 class SkippingClock:
@@ -173,7 +173,7 @@ def settings_of(engine: "EngineConfig", num_blocks: int, max_model_len: int) -> 
 
 
 class NoMemory:
-    """Of an engine that sends and receives nothing."""
+    """Transport of an engine that sends and receives nothing."""
 
     heads, head_bytes, num_blocks = range(1), 0, 0
 

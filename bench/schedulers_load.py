@@ -53,7 +53,7 @@ def arrivals(load: Load, count: int, rate: float, seed: str) -> list[Arrival]:
 
 @dataclass(slots=True)
 class Answers:
-    """When each request came, and its tokens; seconds of one clock.
+    """Arrival of each request, and its tokens; seconds of one clock.
 
     delays: between arrival and the first step of each request
     """
@@ -72,7 +72,7 @@ class Answers:
             self.num_ended += token.finish_reason is not None
 
     def is_complete(self, count: int) -> bool:
-        """Whether so many have ended."""
+        """Return whether so many have ended."""
         return self.num_ended >= count
 
     @property

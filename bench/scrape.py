@@ -36,7 +36,7 @@ STALE_AFTER = 3
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured.  cpu_seconds and round_seconds: one for each round; the first, which connects, is not among them."""
+    """Measurements.  cpu_seconds and round_seconds: one for each round; the first, which connects, is not among them."""
 
     workers: int
     interval_seconds: float

@@ -73,7 +73,8 @@ for _ in range(count):
     while True:
         data += s.recv(1 << 16)
         head, mark, body = data.partition(b"\\r\\n\\r\\n")
-        if mark and len(body) >= int(head.lower().split(b"content-length: ")[1].split(b"\\r\\n")[0]):
+        length = head.lower().partition(b"content-length: ")[2].split(b"\\r\\n")[0]
+        if mark and len(body) >= int(length):
             break
     assert data.startswith(b"HTTP/1.1 200"), data
 """

@@ -1,4 +1,4 @@
-"""What a report says of the run itself: command, commit, machine and versions."""
+"""Conditions of a run in a report: command, commit, machine and versions."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "transformers", "aiohttp")
 
 
 def log_entry(report: str) -> str:
-    """An entry for docs/bench/LOG.md; a person writes what it says."""
+    """An entry for docs/bench/LOG.md; its author adds the conclusions."""
     return f"\n## {datetime.now(UTC):%Y-%m-%d}, commit {_commit()}\n\n**What it says:**\n\n{report}\n"
 
 

@@ -1,4 +1,4 @@
-"""How the bench counts, over rounds and systems: pure functions over recorded answers and counters.
+"""Counts of the bench over rounds and systems: pure functions over recorded answers and counters.
 
 The formulas of a single answer are `pdctl.bench.answers`', which
 `pdctl bench` uses too.  It does not know systems, workloads or HTTP.
@@ -23,7 +23,7 @@ RATES = ("output tokens/s", "requests/s", STREAM_RATE, "goodput good/s", "good s
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """What one engine has counted since its start; times in seconds."""
+    """Counters of one engine since its start; times in seconds."""
 
     num_steps: float
     step_seconds: float
@@ -31,7 +31,7 @@ class EngineCounters:
     num_remote_prefills: float
 
     def since(self, before: "EngineCounters") -> "EngineCounters":
-        """What was counted after `before`."""
+        """Counts after `before`."""
         return EngineCounters(
             self.num_steps - before.num_steps,
             self.step_seconds - before.step_seconds,
@@ -70,7 +70,7 @@ def summarize(run: Run) -> dict[str, float]:
 
 
 def start_delays(run: Run) -> list[float]:
-    """How late each request was sent, in seconds: the health of an open loop's generator."""
+    """Delay of each request behind its schedule, in seconds: the health of an open loop's generator."""
     return [answer.started_seconds - answer.scheduled_seconds for answer in run.answers]
 
 

@@ -70,7 +70,7 @@ def compiled(book: GrammarBook, paths: list[Path], count: int) -> tuple[list[Any
 
 
 def settled(book: GrammarBook, schema: Any) -> object:
-    """What came of one schema."""
+    """Compile one schema and return the result."""
     request = Request("compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)))
     while (answer := book.open(request)) is False:
         time.sleep(0.005)
@@ -136,7 +136,7 @@ def report(made: list[list[Token]], schemas: list[Any]) -> None:
 
 
 def is_valid(schema: Any, value: Any, index: int) -> bool:
-    """Whether the value fits its schema, by a validator that is not ours."""
+    """Return whether the value fits its schema, by a validator that is not ours."""
     try:
         error = next(iter(jsonschema_rs.validator_for(schema).iter_errors(value)), None)
     except (ValueError, jsonschema_rs.ReferencingError) as e:

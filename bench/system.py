@@ -1,4 +1,4 @@
-"""What the bench asks of a system under test, whatever it is: ours, vLLM or Hugging Face."""
+"""Interface of a system under test: ours, vLLM or Hugging Face."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -13,7 +13,7 @@ from pdctl.bench.load import Target
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a system takes HTTP, and the model's name there."""
+    """Address of a system that takes HTTP, and the model's name there."""
 
     base_url: str
     model: str
@@ -41,7 +41,7 @@ class System(Target, Protocol):
         ...
 
     async def footprints(self, seconds: float) -> list[Footprint]:
-        """What its workers use over so many idle seconds; empty where it is not measured."""
+        """Footprints of its workers over so many idle seconds; empty where they are not measured."""
         ...
 
 

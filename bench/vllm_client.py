@@ -74,7 +74,7 @@ def client_seed(seed: str) -> int:
 
 
 def run_of(result: Mapping[str, Any]) -> Run:
-    """What the client recorded of each request.
+    """Records of the client for each request.
 
     A failed request has an error, or no first token.  It keeps no processor time.
     """

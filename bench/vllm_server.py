@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What vLLM serves, and on how many cores.  model: its folder, whose name clients use."""
+    """Model that vLLM serves, and its number of cores.  model: its folder, whose name clients use."""
 
     model: Path
     num_threads: int
@@ -124,11 +124,11 @@ class Vllm:
         return {}
 
     async def footprints(self, seconds: float) -> list[Footprint]:
-        """Of all its processes."""
+        """Footprints of all its processes."""
         return await idle_footprints([Watched(self.name, self.process.pid, KV_GIB << 30)], seconds)
 
     def conditions(self) -> list[str]:
-        """What it was started with."""
+        """Options that it was started with."""
         served = self.served
         setting = f"dtype {served.dtype}, threads {served.num_threads}, bound to cores, eager"
         return [f"{self.name} {version()}: {setting}, {KV_GIB} GiB of KV"]

@@ -1,4 +1,4 @@
-"""What no forecast of `bench/waiting_time.py` can be better than: all is known but the lengths that are yet to be drawn.
+"""Lower bound of the error of forecasts in `bench/waiting_time.py`: all is known but the lengths that are yet to be drawn.
 
     bench/waiting_time_floor.py [--rounds 10] [--seeds round] [--played]
 

@@ -3,7 +3,7 @@
 `Forecasting`: groups are served one behind the other; at even times of a
 group's service every estimator says when it will be complete.
 `Deciding`: the queue of groups is ordered by one estimator's forecasts and
-replanned at each completion; groups that are put back are evictions, and an
+replanned at each completion; groups that return to the queue are evictions, and an
 eviction is wrong where the group would have been in time.
 """
 
@@ -92,7 +92,7 @@ class Ours:
         return elapsed + self.rest(members, line)
 
     def rest(self, members: Sequence[Job], line: Sequence[Job]) -> float:
-        """When the last of them ends."""
+        """Time when the last of them ends."""
         return self._seconds([job.flight for job in members if job.ended == inf], [job.flight for job in line])
 
     def fresh(self, members: Sequence[Job]) -> float:

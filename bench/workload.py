@@ -17,7 +17,7 @@ _FIRST_PLAIN_TOKEN = 256  # special tokens and single bytes stand below it in th
 _WARM_UP_REQUESTS = 2
 _WARM_UP_TOKENS = 4
 LONG_PROMPT_TOKENS = 1536
-"""Of every fourth prompt of a mix."""
+"""Length of every fourth prompt of a mix."""
 CHAT_TURNS = 3
 
 
@@ -89,7 +89,7 @@ class Workload:
         return [Ask(prompt, self.num_output_tokens, self.temperature) for prompt in prompts]
 
     def pace(self, seed: str) -> Pace:
-        """When they leave."""
+        """Arrivals of its requests."""
         if self.rate is None:
             return Pace(max_concurrency=self.concurrency)
         return Pace(poisson_arrivals(self.rate, self.num_requests, f"{self.name} {seed}"))

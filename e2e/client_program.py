@@ -68,7 +68,7 @@ class Stories:
 
 
 def prompt(index: int, words: int) -> str:
-    """The prompt of an index, here as for whoever checks the answer."""
+    """The prompt of an index, here and in the check of the answer."""
     return f"Tell a long story of {' and '.join(random.Random(index).choices(WORDS, k=(words + 1) // 2))}."
 
 
@@ -127,7 +127,7 @@ def events(reply: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def take(event: dict[str, Any], answer: dict[str, object], tokens: list[list[int]]) -> None:
-    """What one event adds to an answer."""
+    """Add one event to an answer."""
     answer["error"] = event.get("error", answer["error"])
     is_first = not tokens
     for choice in event.get("choices", []):

@@ -1,6 +1,6 @@
 """The greedy answers of the sample model, each prompt alone, by transformers in float32.
 
-An answer is checked in one pass over prompt and answer: at every place the
+An answer is checked in one forward pass over prompt and answer: at every place the
 reference's best token, given what stands before it, must be the one that came.
 So an answer that passes is the greedy one, token for token.  A token that is not
 the best is excused where the reference has it within NEAR_TIE of the best, and counted.

@@ -1,4 +1,4 @@
-"""What the tests do to a cluster: kubectl, helm, questions through the Service, and a look at everything when a test fails.
+"""Actions of the tests on a cluster: kubectl, helm, questions through the Service, and a dump of everything when a test fails.
 
 The cluster is the rig's (`e2e.rig`), or any that PDCLUSTER_KUBECONFIG names; the
 tests know no difference.  Requests come from a pod of the cluster, so that they
@@ -70,7 +70,7 @@ class Kubernetes:
         return [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
 
     def is_ready(self, generation: int | None = None) -> bool:
-        """Whether the example's Ready is true and of the newest generation."""
+        """True if the example's Ready is true and of the newest generation."""
         status = self.get(f"pdc/{NAME}").get("status", {})
         wanted = generation or self.get(f"pdc/{NAME}")["metadata"]["generation"]
         return status.get("observedGeneration") == wanted and any(
@@ -78,12 +78,12 @@ class Kubernetes:
         )
 
     def scale(self, **replicas: int) -> None:
-        """Ask for so many workers of each role of the example, as a person does it."""
+        """Ask for so many workers of each role of the example, by `kubectl scale`."""
         for role, number in replicas.items():
             self.kubectl("scale", f"pdps/{NAME}-{role}-cpu", f"--replicas={number}")
 
     def replace(self, spec: Json) -> None:
-        """Make the example's spec this one, and nothing besides."""
+        """Make the example's spec this one, and nothing else."""
         body = {**example(), "spec": spec}
         self.kubectl("replace", "--filename=-", stdin=json.dumps(body))
 
@@ -154,7 +154,10 @@ def ready(pods: list[Json]) -> list[Json]:
 
 
 def wait_for_workers(cluster: Kubernetes, *, prefill: int, decode: int, seconds: float = READY_SECONDS) -> None:
-    """Wait until each role has so many pods, all ready and none besides, not even one that is ending, and the status says the same."""
+    """Wait until each role has exactly so many pods, all ready, and the status agrees.
+
+    A pod that is still ending counts as one too many.
+    """
     replicas = {"prefill": prefill, "decode": decode}
     wanted = {role: f"{number}/{number}" for role, number in replicas.items()}
 
@@ -185,7 +188,7 @@ def kubernetes() -> Iterator[Kubernetes]:
     try:
         rig.up(here)
         yield Kubernetes(here.kubeconfig, images, here)
-    except BaseException:  # it did not start, or somebody lost patience: what it said goes with it
+    except BaseException:  # it did not start, or the test was interrupted: its log goes with the error
         removal.save_logs(here, ARTIFACTS / "rig")
         raise
     finally:
@@ -195,12 +198,13 @@ def kubernetes() -> Iterator[Kubernetes]:
 def save_state(cluster: Kubernetes, folder: Path) -> None:
     """Write objects, events and the logs of every container into the folder, and beside it those of the rig, once for all tests.
 
-    Does not raise: a failed test is to be told, not this.
+    Does not raise: the failed test is the error to report.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if cluster.rig is not None:
         removal.save_logs(cluster.rig, folder.with_name("rig"))
-    kinds = "pdc,pdps,statefulsets,deployments,controllerrevisions,pods,services,endpointslices,configmaps,pvc,pdb,networkpolicies,leases"
+    kinds = "pdc,pdps,statefulsets,deployments,controllerrevisions,pods,services,endpointslices,"
+    kinds += "configmaps,pvc,pdb,networkpolicies,leases"
     _save(cluster, folder / "objects.yaml", "get", kinds, "--all-namespaces", "--output=yaml")
     _save(cluster, folder / "pods.txt", "get", "pods", "--all-namespaces", "--output=wide")
     _save(cluster, folder / "events.txt", "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")

@@ -1,4 +1,4 @@
-"""The operator as the tests watch it: who leads, and whether it has looked at an object since."""
+"""The operator as the tests watch it: the leader, and its reconciles of an object."""
 
 import uuid
 from functools import partial
@@ -27,7 +27,7 @@ def kill_operator(cluster: Kubernetes) -> str:
 
 
 def num_reconciles(cluster: Kubernetes) -> float:
-    """How often the operator that leads has worked on a PDCluster; 0 while none does."""
+    """Reconciles of the operator that leads; 0 while none does."""
     pod = operator_pod(cluster)
     if not pod:
         return 0.0

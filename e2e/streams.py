@@ -15,7 +15,7 @@ URL = f"http://{NAME}:8000"
 
 
 class Streams:
-    """What the client program says, read by a thread so that it never waits for its reader."""
+    """Output of the client program, read by a thread so that it never waits for its reader."""
 
     def __init__(self, program: "subprocess.Popen[str]", stories: Stories) -> None:
         self.stories = stories
@@ -68,7 +68,7 @@ def streams(cluster: Kubernetes, stories: Stories) -> Iterator[Streams]:
 
 
 def cut(answers: list[Json], stories: Stories) -> list[Json]:
-    """The answers that are not whole; their tokens are left out, for a person has to read this."""
+    """The answers that are not whole; their tokens are left out, so that the message stays readable."""
     return [
         {**answer, "tokens": len(answer["tokens"])}
         for answer in answers

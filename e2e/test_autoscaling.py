@@ -56,7 +56,7 @@ def num_pods(cluster: Kubernetes, role: str, gpu: str = "cpu") -> int:
 
 
 def wait_ready(cluster: Kubernetes, number: int, role: str) -> None:
-    """Wait for so many ready workers of the role's pool on CPUs, and no pod besides."""
+    """Wait for so many ready workers of the role's pool on CPUs, and no other pod."""
 
     def is_there() -> bool:
         found = cluster.pods(f"pdcluster.io/role={role}", "pdcluster.io/pool=cpu")
@@ -89,7 +89,7 @@ def size_of(decision: Json, role: str) -> int:
 
 
 def why(cluster: Kubernetes) -> str:
-    """What `pdctl why` tells of the last ten decisions."""
+    """Last ten decisions, by `pdctl why`."""
     pdctl = Path(sys.executable).with_name("pdctl")
     command = [pdctl, "why", NAME, "--last=10", "--namespace=default", f"--kubeconfig={cluster.kubeconfig}"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -1,4 +1,4 @@
-"""What does not change the object changes nothing: not one child is written, not one pod is replaced.
+"""A change that does not concern the objects changes nothing: no child is written, no pod is replaced.
 
 Every object of the cluster is compared by uid and resourceVersion where only
 the operator writes, and by uid and generation where Kubernetes keeps a status.
@@ -70,7 +70,7 @@ def test_changed_and_deleted_children_are_put_back(chat: Kubernetes) -> None:
     chat.kubectl("delete", f"service/{NAME}")
     chat.kubectl("scale", f"statefulset/{name}", "--replicas=3")
 
-    wait_for(lambda: chat.get(f"statefulset/{name}")["spec"]["replicas"] == 1, 60.0, "the StatefulSet to be put back")
+    wait_for(lambda: chat.get(f"statefulset/{name}")["spec"]["replicas"] == 1, 60.0, "the StatefulSet to get its replicas back")
     wait_for(lambda: chat.kubectl("get", "service", NAME, "--ignore-not-found"), 60.0, "the Service to be made again")
     assert chat.get(f"service/{NAME}")["spec"]["selector"] == service["spec"]["selector"]
-    wait_for(lambda: {pod["metadata"]["uid"] for pod in chat.pods()} == pods, 180.0, "the pods of before, and no others")
+    wait_for(lambda: {pod["metadata"]["uid"] for pod in chat.pods()} == pods, 180.0, "the earlier pods, and no others")

@@ -78,7 +78,7 @@ def test_drain_goes_on_without_the_operator_that_began_it(fleet: Kubernetes, gre
     with witness(fleet, leaving) as seen, streams(fleet, stories) as running:
         running.wait_begun(12, BEGIN_SECONDS)
         fleet.scale(prefill=1, decode=1)
-        wait_for(lambda: [state for pod in leaving for _, state, _ in seen.states(pod)], 30.0, "the operator to tell them to drain")
+        wait_for(lambda: [state for pod in leaving for _, state, _ in seen.states(pod)], 30.0, "the operator to write their drain commands")
         killed = kill_operator(fleet)
         assert sizes(fleet)["decode"] == 2
         num_open = running.num_open

@@ -24,7 +24,7 @@ def spec(chat: Kubernetes) -> Iterator[Json]:
 
 
 def condition(cluster: Kubernetes, kind: str) -> Json:
-    """Of the example; empty when it is not there."""
+    """Condition of the example; empty when it is not there."""
     conditions = cluster.get(f"pdc/{NAME}").get("status", {}).get("conditions", [])
     return next((each for each in conditions if each["type"] == kind), {})
 

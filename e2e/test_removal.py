@@ -1,4 +1,4 @@
-"""What is deleted is gone, and what is not deleted stays."""
+"""Deleted objects are gone, and the others stay."""
 
 from e2e.harness import NAME, OPERATOR_NAMESPACE, RELEASE, SELECTOR, Kubernetes
 from tests.system.waiting import wait_for
@@ -31,8 +31,9 @@ def test_uninstalled_operator_leaves_workers_serving(chat: Kubernetes) -> None:
 
     chat.helm("uninstall", "--wait", RELEASE)
 
-    assert not chat.kubectl("get", "deployments,serviceaccounts,roles,rolebindings", f"--namespace={OPERATOR_NAMESPACE}",
-                            "--selector=app.kubernetes.io/part-of=pdcluster", "--output=name")  # fmt: skip
+    kinds, selector = "deployments,serviceaccounts,roles,rolebindings", "app.kubernetes.io/part-of=pdcluster"
+    place = f"--namespace={OPERATOR_NAMESPACE}"
+    assert not chat.kubectl("get", kinds, place, f"--selector={selector}", "--output=name")
     assert not [name for name in chat.kubectl("get", "clusterroles,clusterrolebindings", "--output=name").split() if "pdcluster" in name]
     (answer,) = chat.ask("ask", f"http://{NAME}:8000", "remote")
     assert "Paris" in answer["text"]

@@ -24,7 +24,7 @@ from e2e.rig.relay import relay
 from e2e.rig.shell import CommandError, install_packages, run
 from tests.system.waiting import wait_for
 
-ON_THE_RIG = pytest.mark.skipif("PDCLUSTER_KUBECONFIG" in os.environ, reason="a cluster of somebody else's")
+ON_THE_RIG = pytest.mark.skipif("PDCLUSTER_KUBECONFIG" in os.environ, reason="a cluster that is not the rig's")
 PLAIN = "e2e-plain"
 
 
@@ -114,7 +114,7 @@ def test_cluster_ends_without_the_files_that_somebody_removed(tmp_path: Path, ca
     with process_with(HOLDING, *BOX, str(here.root), "3") as holder:
         wait_until_it_holds(holder)
         assert removal.is_running(here)
-        ending = threading.Thread(target=holder.wait)  # who started it is here, and until it asks, what ended is still listed
+        ending = threading.Thread(target=holder.wait)  # this process is its parent, and until it waits, the ended one is still listed
         ending.start()
 
         removal.down(here)

@@ -37,5 +37,5 @@ def test_recreate_makes_the_new_workers_when_the_last_old_one_has_ended(chat: Ku
     (new,) = {pod["metadata"]["labels"][REVISION] for pod in chat.pods("pdcluster.io/role")}
     assert seen >= {frozenset({old}), frozenset({new})}
     assert frozenset({old, new}) not in seen
-    # The nodes hear of the new worker a moment after the status does.
+    # The nodes see the new worker a moment after the status does.
     wait_for(lambda: "Paris" in chat.ask("ask", f"http://{NAME}:8000", "remote")[0]["text"], 30.0, "an answer of the new workers")

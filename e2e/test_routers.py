@@ -51,7 +51,7 @@ def wait_until(cluster: Kubernetes, is_so: Callable[[], bool]) -> None:
 
 
 def is_true(cluster: Kubernetes, kind: str) -> bool:
-    """Whether a condition of the object is true."""
+    """Return whether a condition of the object is true."""
     conditions = cluster.get(f"pdc/{NAME}").get("status", {}).get("conditions", [])
     return any(each["type"] == kind and each["status"] == "True" for each in conditions)
 

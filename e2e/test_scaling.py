@@ -22,7 +22,7 @@ READY_SECONDS = 300.0
 
 @pytest.fixture
 def two_decoders(chat: Kubernetes) -> Iterator[Kubernetes]:
-    """The example with a second decode worker, scaled as a person does it."""
+    """The example with a second decode worker, scaled by `kubectl scale`."""
     chat.kubectl("scale", f"pdps/{NAME}-decode-cpu", "--replicas=2")
     wait_for(lambda: num_ready(chat) == 2 and chat.is_ready(), READY_SECONDS, lambda: chat.kubectl("get", "pods,pdc"))
     yield chat

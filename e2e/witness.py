@@ -1,4 +1,4 @@
-"""What happened to pods that are gone, and when: their logs and the sizes of StatefulSets, taken down as they come.
+"""Record of pods that are gone: their logs and the sizes of StatefulSets, taken down as they come.
 
 Log lines carry the node's clock, sizes the time at which they came here.  On
 one machine a size that comes before a line was written before it.
@@ -33,7 +33,7 @@ class Witness:
         return [(at, match[1], int(match[2])) for at, match in found if match]
 
     def drained_at(self, pod: str) -> float:
-        """When it had drained for good.  Fails unless it was draining before."""
+        """Time when it had drained for good.  Fails unless it was draining before."""
         states = self.states(pod)
         names = [state for _, state, _ in states]
         assert "draining" in names, f"{pod} was never draining: {states}"
@@ -41,7 +41,7 @@ class Witness:
         return states[-1][0]
 
     def shrunk_at(self, pod: str) -> float:
-        """When its StatefulSet was first seen without room for it."""
+        """Time when its StatefulSet was first seen without room for it."""
         workload, _, ordinal = pod.rpartition("-")
         return next(at for at, name, replicas in self.sizes if name == workload and replicas <= int(ordinal))
 

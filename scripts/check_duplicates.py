@@ -83,7 +83,7 @@ def duplicates(code: Code) -> Iterator[str]:
 
 
 def _windows(code: Code) -> dict[tuple[str, ...], list[Spot]]:
-    """Where each window of MIN_LINES lines begins."""
+    """Beginnings of each window of MIN_LINES lines."""
     windows: dict[tuple[str, ...], list[Spot]] = defaultdict(list)
     for path, lines in code.items():
         texts = [line.text for line in lines]
@@ -93,7 +93,7 @@ def _windows(code: Code) -> dict[tuple[str, ...], list[Spot]]:
 
 
 def _same(code: Code, first: Spot, second: Spot, offset: int) -> bool:
-    """Whether the lines `offset` after both spots exist and are equal."""
+    """Return whether the lines `offset` after both spots exist and are equal."""
     a, b = first.index + offset, second.index + offset
     lines_a, lines_b = code[first.path], code[second.path]
     return 0 <= a < len(lines_a) and 0 <= b < len(lines_b) and lines_a[a].text == lines_b[b].text

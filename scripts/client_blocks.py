@@ -24,12 +24,12 @@ class Block:
 
     @property
     def program(self) -> str:
-        """What runs it."""
+        """Program that runs it."""
         return _PROGRAMS[self.language][0]
 
     @property
     def suffix(self) -> str:
-        """Of a file that holds it."""
+        """Suffix of a file that holds it."""
         return _PROGRAMS[self.language][1]
 
 

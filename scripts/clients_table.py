@@ -39,7 +39,7 @@ def with_fields(text: str) -> str:
 
 
 def fields() -> str:
-    """What becomes of each field, in Markdown."""
+    """Table of all fields and their treatment, in Markdown."""
     tables = {api: table(schema) for api, schema in SCHEMAS.items()}
     lines = ["| endpoint | fields that it serves |", "| --- | --- |"]
     for api, known in tables.items():

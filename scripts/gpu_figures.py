@@ -38,7 +38,7 @@ class Model:
 
     @property
     def qkv_width(self) -> int:
-        """Of queries, keys and values."""
+        """Width of queries, keys and values."""
         return (self.shape.num_heads + 2 * self.shape.num_kv_heads) * self.shape.head_dim
 
     @property

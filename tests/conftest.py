@@ -1,7 +1,7 @@
-"""How `make test` deals the tests out to the processes of `pytest -n`; in a run without `-n` nothing is dealt out.
+"""Deals the tests out to the processes of `pytest -n`, as `make test` runs them; without `-n` it does nothing.
 
-A file goes to one process, for its fixtures.  Files that share a running
-cluster of worker processes go to one process too, for it is slow to start.
+A file goes to one process, because of its fixtures.  Files that share a running
+cluster of worker processes go to one process too, since it is slow to start.
 What takes long begins first.
 """
 

@@ -64,7 +64,7 @@ class Collector:
         self._ports = {"http/protobuf": self._server.server_port, "grpc": self._grpc.add_insecure_port("127.0.0.1:0")}
 
     def environment(self, protocol: Protocol = "http/protobuf") -> dict[str, str]:
-        """What sends a worker's traces here, soon."""
+        """Environment that sends a worker's traces here, soon."""
         endpoint = f"http://127.0.0.1:{self._ports[protocol]}"
         given = {} if protocol == "http/protobuf" else {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol}  # the default
         return {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50", "no_proxy": "127.0.0.1", **given}

@@ -1,7 +1,7 @@
-"""What transformers says of the tiny model, for docs/architecture.md's first promise: float32, each prompt computed once.
+"""Answers of transformers for the tiny model, for docs/architecture.md's first promise: float32, each prompt computed once.
 
 Greedy answers are compared with generate()'s.  Of two sampled answers that
-differ it tells whether the draw was a near tie there, so that noise of the
+differ it shows whether the draw was a near tie there, so that noise of the
 size of float32 rounding decides it.
 """
 
@@ -47,7 +47,7 @@ class Reference:
         self.num_excused += assert_same_tokens(gaps[: len(tokens)], expected[: len(tokens)], tokens)
 
     def check_whole(self, prompt: list[int], tokens: list[int]) -> None:
-        """The same as `check` by one pass over prompt and answer: for many answers, or long ones."""
+        """The same as `check` by one forward pass over prompt and answer: for many answers, or long ones."""
         with torch.no_grad(), _one_thread():
             logits = self._model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
         best = logits.topk(2)

@@ -24,7 +24,7 @@ DEADLINE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class TlsEtcd:
-    """endpoint: host:port; authority: who signed its certificate; client: a certificate that it accepts."""
+    """endpoint: host:port; authority: issuer of its certificate; client: a certificate that it accepts."""
 
     endpoint: str
     authority: Pair

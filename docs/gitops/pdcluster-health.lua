@@ -39,7 +39,7 @@ local stalled = condition("Stalled")
 local reconciling = condition("Reconciling")
 
 if is_true(stalled) then
-  return health("Degraded", stalled, "needs a person")
+  return health("Degraded", stalled, "needs a user")
 end
 if is_true(reconciling) then
   return health("Progressing", reconciling, "is being changed")

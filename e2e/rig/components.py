@@ -60,7 +60,7 @@ class Component:
 def write_all(cluster: Cluster, credentials: Credentials, api_url: str) -> Path:
     """Write every file and the list of components (components.json) into the cluster's folder.
 
-    api_url: where a person reaches the API server from outside the box.  Returns the administrator's kubeconfig for that address.
+    api_url: address of the API server from outside the box.  Returns the administrator's kubeconfig for that address.
     """
     config = cluster.config
     config.mkdir()

@@ -3,7 +3,7 @@
     python e2e/rig/own_root.py COMMAND ARGUMENT...
 
 In a chroot the two differ: `/` is no mount there, which container tools refuse
-("remount /: invalid argument"), and whoever enters a container's namespace
+("remount /: invalid argument"), and a process that enters a container's namespace
 comes out at the machine's root.  Mounts that the program leaves end with it.
 """
 

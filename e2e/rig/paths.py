@@ -1,4 +1,4 @@
-"""Where the test cluster keeps its things, and the names of the images it holds.
+"""Paths of the test cluster, and the names of the images it holds.
 
 Two places: `.cluster/` in the repository is one running cluster and goes with
 `make cluster-down`; the cache directory holds what takes minutes to make
@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Cache:
-    """What is built once and used by every cluster on this machine."""
+    """Files that are built once and used by every cluster on this machine."""
 
     root: Path
 
@@ -71,7 +71,7 @@ class Cluster:
 
     @property
     def models(self) -> Path:
-        """What the volume `models` holds: the sample model, by its folder's name."""
+        """Content of the volume `models`: the sample model, by its folder's name."""
         return self.root / "models"
 
     @property
@@ -92,7 +92,7 @@ class Images:
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """What the cluster holds: all but what the others are built on."""
+        """Images that the cluster holds: all but the base images."""
         return (self.busybox, self.etcd, self.operator, self.worker)
 
 

@@ -2,7 +2,7 @@
 
     python -m e2e.rig.relay FD HOST PORT
 
-The socket was made outside and stays there; that is how a person's kubectl
+The socket was made outside and stays there; that is how a user's kubectl
 reaches an API server that has no interface to the machine.
 """
 

@@ -1,4 +1,4 @@
-"""Ends a cluster and removes its files and control groups, and keeps its logs for whoever asks.
+"""Ends a cluster and removes its files and control groups, and keeps its logs.
 
 Needs nothing but the standard library, so that it also works where `.venv` is
 gone.  Processes are found by their command and not by a file: with the
@@ -22,7 +22,7 @@ from e2e.rig.shell import CommandError, environment, run
 
 END_SECONDS = 30.0
 _ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)
-"""What the files of a process say that is gone, going, or not collected by its parent."""
+"""Errors from the files of a process that is gone, going, or not collected by its parent."""
 
 _STORE = re.compile(r"/of-(pdcluster-\d+) ")
 
@@ -44,7 +44,7 @@ def down(cluster: Cluster) -> None:
 
 
 def is_running(cluster: Cluster) -> bool:
-    """Whether the process that holds the namespaces lives."""
+    """Return whether the process that holds the namespaces lives."""
     return holder_of(cluster) is not None
 
 
@@ -64,7 +64,7 @@ def holder_of(cluster: Cluster) -> int | None:
 def save_logs(cluster: Cluster, folder: Path) -> None:
     """Copy the logs of the components and of all containers to a folder, over what was there; nothing where there are none.
 
-    Does not raise for a file: what went wrong before is to be told, not this.
+    Does not raise for a file: the earlier error is the one to report.
     """
     if cluster.log.is_dir():
         shutil.rmtree(folder, ignore_errors=True)

@@ -24,7 +24,7 @@ def run(command: Sequence[object], *, environment: Mapping[str, str] | None = No
 
 
 def environment() -> dict[str, str]:
-    """For programs of ours as processes of their own."""
+    """Environment for programs of ours as processes of their own."""
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 
 
@@ -40,7 +40,7 @@ def step(what: str) -> Iterator[None]:
 def install_packages(commands: Mapping[str, str]) -> None:
     """Install the Debian packages whose commands are missing.  `commands`: the path or name of a command -> its package.
 
-    Raises CommandError when apt-get fails, or when this is no Debian and a person has to install them.
+    Raises CommandError when apt-get fails, or when this is no Debian and a user has to install them.
     """
     missing = sorted({package for command, package in commands.items() if shutil.which(command) is None})
     if not missing:

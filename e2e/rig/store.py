@@ -69,7 +69,10 @@ def _sweep(address: Path) -> None:
 
 @contextmanager
 def _kept(address: Path, image: str) -> Iterator[None]:
-    """Hold what the older image of a name has: layers of the new one that are there already are held by nobody until it is unpacked."""
+    """Hold the layers of the older image of a name.
+
+    Layers that the new one shares have no other holder until it is unpacked.
+    """
     before = f"{image}-before"
     is_held = image in _ctr(address, "images", "list", "--quiet").split()
     if is_held:

@@ -19,7 +19,7 @@ CUDA = "engine.device: cuda needs an accelerator, and gpu of a pool is cpu: give
 INVARIANT = "engine.batchInvariant is for CPUs so far, and gpu of a pool is not cpu: leave it out, or set engine.device: cpu"
 BIG = {"name": "big", "gpu": "B200", "replicas": 1}
 ROOM = (
-    "engine.maxBatchedTokens must be at least engine.maxSequences, for a step computes a token of each sequence:"
+    "engine.maxBatchedTokens must be at least engine.maxSequences, since a step computes a token of each sequence:"
     " raise the one or lower the other"
 )
 EXCHANGED = (
@@ -52,7 +52,7 @@ def only(role: str) -> Change:
 
 
 def pool_rules(role: str) -> list[Rule]:
-    """What is said of the pools of every role, routers included."""
+    """Rules of the pools of every role, routers included."""
     pools = f"spec.roles.{role}.pools"
     first = f"{pools}.0"
     other = "cpu" if role == "router" else "H200"
@@ -92,7 +92,7 @@ def pool_rules(role: str) -> list[Rule]:
 
 
 def amount_rules(role: str) -> list[Rule]:
-    """What is said of the resources of every role, routers included."""
+    """Rules of the resources of every role, routers included."""
     own = f"spec.roles.{role}"
 
     def amounts(kind: str, value: object) -> Change:
@@ -105,7 +105,7 @@ def amount_rules(role: str) -> list[Rule]:
 
 
 def router_rules() -> list[Rule]:
-    """What is said of routers."""
+    """Rules of routers."""
     own, there = "spec.roles.router", only("router")
     name = "metadata.name and the name of each router pool may have at most 35 characters together: shorten one of them"
     long = at(own, {"pools": [{"name": "r" * 20, "replicas": 1}]})
@@ -190,7 +190,7 @@ def name_rule(field: str, *sections: Change) -> Rule:
 
 
 LOCAL_PATH = (
-    "path must begin with /, for ~ and relative paths without pvc are for pdctl alone: write the folder in the image like /models/llm,"
+    "path must begin with /, since ~ and relative paths without pvc are for pdctl alone: write the folder in the image like /models/llm,"
     " or give pvc and the folder's path on it"
 )
 MODEL_RULES = [
@@ -325,7 +325,7 @@ AUTOSCALE_RULES = [
     *(
         Rule(f"{AUTOSCALE}.{field}", message, at(f"{AUTOSCALE}.{field}", {}), both(only("mixed"), at(f"{AUTOSCALE}.{field}", {})))
         for field, message in (
-            ("prefill", "there is no prefill beside mixed workers: remove it, they go by the lines of autoscale.decode"),
+            ("prefill", "there is no prefill beside mixed workers: remove it, they go by the thresholds of autoscale.decode"),
             ("ratio", "mixed workers are one role, which has no ratio to another: remove it"),
         )
     ),
@@ -449,7 +449,7 @@ SPECULATING = {
 
 
 def speculation_rules(place: str) -> list[Rule]:
-    """What engine.speculation is held to, in one place."""
+    """Rules of engine.speculation, in one place."""
     field, base = f"{place}.speculation", SPECULATING[place]
     is_prefill = place == "spec.roles.prefill.engine"
     drafts = {"method": "Off"} if is_prefill else {"method": "draft", "draftModel": "/small"}

@@ -1,4 +1,4 @@
-"""Cases of the rules about how an engine schedules, and for whom: (field, message, right, wrong)."""
+"""Cases of the rules about how an engine schedules, and for which requests: (field, message, right, wrong)."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def scheduling_cases(role: str, only: Change) -> list[Case]:
             {"longPrefillTokenThreshold": 8, "scheduler": "sarathi"},
         ),
         case(
-            "engine.maxBatchedTokens must be at least engine.maxModelLen, for a step computes a whole prompt:"
+            "engine.maxBatchedTokens must be at least engine.maxModelLen, since a step computes a whole prompt:"
             " raise the one or lower the other",
             {"scheduler": "orca", "maxModelLen": 256},
             {"scheduler": "orca", "maxModelLen": 257},
@@ -67,7 +67,7 @@ OBJECT_CASES: list[Case] = [
     ),
     (
         "spec.qos",
-        "no engine goes by priorities, for engine.schedulingPolicy is fcfs: leave qos.allowClientPriority out, "
+        "no engine goes by priorities, since engine.schedulingPolicy is fcfs: leave qos.allowClientPriority out, "
         "or set schedulingPolicy: priority",
         both(at("spec.roles.decode.engine", {"schedulingPolicy": "fcfs"}), at("spec.qos.allowClientPriority", True)),
         both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),

@@ -56,14 +56,10 @@ class Connection:
 
     async def live(self, namespace: str) -> list[Body]:
         """Every object of a child's kind in the namespace, ours or not."""
-        found = []
-        for kind in CHILDREN:
-            if not kind.optional:
-                found += [body async for body in self.client.list(kind, namespace)]
-        return found
+        return [body for kind in CHILDREN async for body in self.client.list(kind, namespace)]
 
     async def actions(self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()) -> list[Action]:
-        """What diff says now."""
+        """Actions that diff decides on now."""
         live = await self.live(owner["metadata"]["namespace"])
         return diff(owner["metadata"]["uid"], list(desired), live, rewrite=tuple(rewrite))
 

@@ -93,7 +93,7 @@ def stateful_set(owner: Manifest, replicas: int = 1) -> Manifest:
         "serviceName": "chat-workers",
         "selector": {"matchLabels": labels},
         "updateStrategy": {"type": "OnDelete"},
-        "template": {"metadata": {"labels": labels, "annotations": {}}, "spec": _pod_spec()},
+        "template": {"metadata": {"labels": labels, "annotations": {"example.com/type": "cpu"}}, "spec": _pod_spec()},
     }
     return manifest("StatefulSet", "apps/v1", WORKLOAD, owner, spec=spec)
 

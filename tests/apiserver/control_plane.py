@@ -107,7 +107,7 @@ class ControlPlane:
         return result.stdout
 
     def kubeconfig_for(self, user: str, *groups: str) -> Path:
-        """A kubeconfig of another user, who may do what RBAC gives to the user and the groups."""
+        """A kubeconfig of another user, with the rights that RBAC gives to the user and the groups."""
         return self._credentials.kubeconfig(self.url, user, *groups)
 
     def log(self, program: str) -> str:

@@ -1,4 +1,4 @@
-"""What a control plane needs to be trusted: its CA, certificates by name, a service-account key, and kubeconfigs."""
+"""Credentials of a control plane: its CA, certificates by name, a service-account key, and kubeconfigs."""
 
 import base64
 import ipaddress

@@ -1,4 +1,4 @@
-"""What a user may do, as the API server answers `kubectl auth can-i`."""
+"""Rights of a user, as the API server answers `kubectl auth can-i`."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from tests.system.waiting import wait_for
 
 
 def granted(control_plane: ControlPlane, user: str, questions: Iterable[str]) -> dict[str, bool]:
-    """What the API server answers `kubectl auth can-i` about a user."""
+    """Ask the API server what `kubectl auth can-i` asks, about a user."""
 
     def may(question: str) -> bool:
         try:

@@ -42,12 +42,12 @@ class Interruptions:
         self._thread.join()
 
     def silence(self, plural: str) -> None:
-        """From now on the watches of this kind that are open tell nothing more and stay open; later ones tell."""
+        """From now on the open watches of this kind stay open without events; later ones work."""
         for stream in self._streams[plural]:
             stream.is_silent = True
 
     def expire(self, plural: str) -> None:
-        """The watches of this kind that are open are told that what they ask for is too old (410)."""
+        """End the open watches of this kind with 410: their resource version is too old."""
         gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "message": "too old", "code": 410}
         for stream in list(self._streams[plural]):
             self._loop.call_soon_threadsafe(stream.last_words.set_result, json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
@@ -58,7 +58,7 @@ class Interruptions:
 
     @property
     def num_refusals(self) -> int:
-        """Refusals that nobody has got yet."""
+        """Refusals that no request has met yet."""
         return len(self._refusals)
 
     async def _run(self) -> None:
@@ -80,8 +80,8 @@ class Interruptions:
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-            "users": [{"name": "nobody", "user": {}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "nobody"}}],
+            "users": [{"name": "nameless", "user": {}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "nameless"}}],
             "current-context": "test",
         }
         self.kubeconfig.write_text(yaml.safe_dump(content))
@@ -118,7 +118,7 @@ class Interruptions:
 
 
 class _Stream:
-    """One watch.  last_words: what is told before it ends early."""
+    """One watch.  last_words: lines sent before it ends early."""
 
     def __init__(self, last_words: asyncio.Future[bytes]) -> None:
         self.is_silent, self.last_words = False, last_words

@@ -12,7 +12,7 @@ from tests.apiserver.plain_api import Body, PlainApi
 
 TICK_SECONDS = 0.05
 Rule = Callable[[Body], dict[str, Any] | None]
-"""From a pod to the status that it should have; None = leave it alone."""
+"""Map of a pod to the status that it should have; None = leave it alone."""
 
 
 def ready(pod: Body) -> dict[str, Any]:

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API server said.  content: the object, or a Status with the reason of a refusal."""
+    """Answer of the API server.  content: the object, or a Status with the reason of a refusal."""
 
     code: int
     content: Json

@@ -83,7 +83,7 @@ class OperatorProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Pid of the process."""
         assert self._process is not None
         return self._process.pid
 

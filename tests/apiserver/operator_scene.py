@@ -72,7 +72,7 @@ class Scene:
 
     @property
     def revision(self) -> str:
-        """Of its spec as it is."""
+        """Revision of its spec as it is."""
         return revision_of(parse(self.body).spec)
 
     def condition(self, kind: str) -> Body:
@@ -90,7 +90,7 @@ class Scene:
         return wait_for(holds, DEADLINE_SECONDS, lambda: f"{kind}={status} {reason or ''}; status: {self.status}")
 
     def children(self, kind: str) -> dict[str, Body]:
-        """What belongs to the PDCluster, by name; what other controllers made with its labels is left out."""
+        """Children of the PDCluster, by name; objects that other controllers made with its labels are left out."""
         items = self.api.items(f"{self.path(kind)}?labelSelector={CLUSTER}={self.name}")
         return {body["metadata"]["name"]: body for body in items if _is_child(body)}
 
@@ -104,7 +104,7 @@ class Scene:
         return {body["metadata"]["name"]: body["metadata"]["uid"] for body in items}
 
     def versions(self) -> dict[tuple[str, ...], str]:
-        """What any write to the PDCluster or a child would change; a budget's status is Kubernetes' own."""
+        """Versions that any write to the PDCluster or a child would change; a budget's status is Kubernetes' own."""
         found: dict[tuple[str, ...], str] = {(*key, "uid"): body["metadata"]["uid"] for key, body in self.everything().items()}
         found |= {
             (*key, "version"): body["metadata"]["resourceVersion"]

@@ -28,7 +28,7 @@ class Passes:
         self.loop, self.key = loop, key
 
     async def one(self) -> Done:
-        """One pass over what the cache holds."""
+        """One reconcile of all that the cache holds."""
         return await self.loop._reconciler.reconcile(self.key)
 
     async def until_written(self) -> list[Done]:
@@ -41,12 +41,12 @@ class Passes:
 
     @property
     def session(self) -> Session:
-        """What the passes remember."""
+        """Session that the reconciles share."""
         return self.loop._sessions.of(self.key)
 
     @property
     def uid(self) -> str | None:
-        """Of the PDCluster that the cache holds."""
+        """Uid of the PDCluster that the cache holds."""
         body = self.loop.cache.get("PDCluster", *self.key)
         return None if body is None else body["metadata"]["uid"]
 

@@ -1,4 +1,4 @@
-"""Stands in for workers in etcd: pods that have started are registered there, and drain when they are told to."""
+"""Stands in for workers in etcd: pods that have started are registered there, and drain on command."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ class Registered:
     """Keeps the records of a namespace's pods that have started, while it is entered.
 
     busy:    pods that have requests, and so stay draining; may be changed at any time
-    leaving: pods that are told to drain, and say that they are not ready
+    leaving: pods with a drain command that report that they are not ready
     """
 
     def __init__(self, api: PlainApi, namespace: str, etcd: EtcdServer) -> None:
@@ -41,12 +41,12 @@ class Registered:
         self._thread.join()
 
     def states(self, name: str) -> dict[str, str]:
-        """What the workers of a cluster say of themselves, by pod."""
+        """States that the workers of a cluster report, by pod."""
         prefix = f"{keys.cluster_prefix(self._namespace, name)}workers/"
         return {key.rpartition("/")[2]: json.loads(value)["state"] for key, value in self._etcd.values(prefix).items()}
 
     def commands(self, name: str) -> set[str]:
-        """Pods of a cluster that are told to drain."""
+        """Pods of a cluster with a drain command."""
         prefix = f"{keys.cluster_prefix(self._namespace, name)}commands/"
         return {key.removeprefix(prefix) for key in self._etcd.values(prefix)}
 
@@ -77,7 +77,7 @@ class Registered:
 
 
 def record_key(namespace: str, metadata: dict[str, Any]) -> str:
-    """Where the worker of a pod is registered."""
+    """Key of the worker of a pod."""
     marks = metadata["labels"]
     prefix = keys.workers_prefix(namespace, marks[CLUSTER], marks[REVISION])
     return keys.worker_key(prefix, marks[ROLE], marks[POOL], metadata["name"])

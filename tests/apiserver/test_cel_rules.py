@@ -21,7 +21,7 @@ ABOUT_CHANGES = [rule for rule in RULES if rule.before is not None]
 
 
 def rules_below(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Where each rule of a schema speaks, and its message."""
+    """Place of each rule of a schema, and its message."""
     for rule in schema.get("x-kubernetes-validations", []):
         yield (path + rule.get("fieldPath", "")).removeprefix("."), rule["message"]
     for name, child in schema.get("properties", {}).items():
@@ -36,7 +36,7 @@ def name_of(rule: Rule) -> str:
 
 
 def says(rule: Rule, field: str, message: str) -> bool:
-    """Whether a cause is this rule's, with any index or key in its place."""
+    """Return whether a cause is this rule's, with any index or key in its place."""
     place = re.escape(rule.field).replace(r"\[\]", r"\[\d+\]").replace(r"\{\}", r"\[\w+\]")
     return re.fullmatch(place, field) is not None and message.endswith(rule.message)
 

@@ -51,7 +51,7 @@ def decode_workloads(cluster: Cluster) -> set[str]:
 
 
 def do_everything(cluster: Cluster, operator: OperatorProcess) -> None:
-    """A cluster's life: made, scaled, put back, rolled out, deleted."""
+    """A cluster's life: created, scaled, drift reverted, rolled out, deleted."""
     cluster.kubectl("apply", "--filename", str(ROOT / "examples" / "chat.yaml"))
     made = {
         "Service/chat",

@@ -1,4 +1,4 @@
-"""Children on the real API server: no drift where there is none, and every edit by hand put back."""
+"""Children on the real API server: no drift where there is none, our fields reverted after any edit, and those of others left."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -44,7 +44,7 @@ def content(body: Body) -> Body:
 
 
 def controllers_are_done(kubectl: Callable[..., str]) -> bool:
-    """Whether StatefulSets and disruption budgets have the status that their controllers give them."""
+    """Return whether StatefulSets and disruption budgets have the status that their controllers give them."""
     items = json.loads(kubectl("get", "statefulsets,poddisruptionbudgets", "--output", "json"))["items"]
     return all(item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"] for item in items)
 
@@ -67,39 +67,37 @@ async def test_a_child_is_one_request(connection: Connection, owner: Body):
 
 
 EDITS = {
-    "env set": ("set", "env", STATEFUL, "EXTRA=1"),
     "env changed": ("set", "env", STATEFUL, "PLAIN=2"),
     "env removed": ("set", "env", STATEFUL, "PLAIN-"),
     "image": ("set", "image", STATEFUL, "worker=example/other:2"),
     "resources": ("set", "resources", STATEFUL, "--limits=cpu=2,memory=4Gi"),
-    "restart": ("rollout", "restart", STATEFUL),
     "scale": ("scale", STATEFUL, "--replicas=0"),
-    "sidecar": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"containers":[{"name":"side","image":"x"}]}}}}'),
     "node selector": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"nodeSelector":{"disk":"fast"}}}}}'),
-    "added fields": ("patch", STATEFUL, "-p", '{"spec":{"minReadySeconds":7,"template":{"spec":{"hostIPC":true,"dnsPolicy":"Default"}}}}'),
     "toleration": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"tolerations":[{"operator":"Exists"}]}}}}'),
     "volume removed": ("patch", STATEFUL, "--type=json", "-p", '[{"op":"remove","path":"/spec/template/spec/topologySpreadConstraints"}]'),
-    "service port": ("patch", "service/chat", "--type=merge", "-p", '{"spec":{"ports":[{"name":"web","port":80}]}}'),
-    "service type": ("patch", "service/chat", "-p", '{"spec":{"type":"NodePort","sessionAffinity":"ClientIP"}}'),
+    "service port": ("patch", "service/chat", "--type=merge", "-p", '{"spec":{"ports":[{"name":"web","port":8000}]}}'),
+    "service type": ("patch", "service/chat", "-p", '{"spec":{"type":"NodePort"}}'),
     "service selector": ("set", "selector", "service/chat", "app=other"),
-    "second port": ("patch", "service/chat-workers", "-p", '{"spec":{"ports":[{"name":"more","port":1234}]}}'),
     "network policy": ("patch", "networkpolicy/chat", "--type=merge", "-p", '{"spec":{"egress":[],"policyTypes":["Egress"]}}'),
     "policy opened": ("patch", "networkpolicy/chat", "--type=merge", "-p", '{"spec":{"ingress":[{}]}}'),
-    "budget": ("patch", "poddisruptionbudget/chat-decode-cpu", "--type=merge", "-p", '{"spec":{"maxUnavailable":null,"minAvailable":1}}'),
+    "budget": ("patch", "poddisruptionbudget/chat-decode-cpu", "--type=merge", "-p", '{"spec":{"maxUnavailable":2}}'),
     "data changed": ("patch", "configmap/chat-policy", "-p", '{"data":{"policy.yaml":"x"}}'),
-    "data added": ("patch", "configmap/chat-policy", "-p", '{"data":{"other.yaml":"x"}}'),
     "data removed": ("patch", "configmap/chat-policy", "--type=json", "-p", '[{"op":"remove","path":"/data"}]'),
     "made immutable": ("patch", "configmap/chat-policy", "-p", '{"immutable":true}'),
     "label changed": ("label", "serviceaccount/chat", "app.kubernetes.io/instance=other", "--overwrite"),
     "label removed": ("label", "service/chat", "pdcluster.io/cluster-"),
     "our annotation": ("annotate", STATEFUL, "pdcluster.io/applied=x", "--overwrite"),
-    "all managed fields gone": (
-        "patch",
-        STATEFUL,
-        "--type=merge",
-        "-p",
-        '{"metadata":{"managedFields":[{}]},"spec":{"minReadySeconds":3}}',
-    ),
+    "all managed fields gone": ("patch", STATEFUL, "--type=merge", "-p", '{"metadata":{"managedFields":[{}]}}'),
+}
+ADDITIONS = {
+    "env": ("set", "env", STATEFUL, "EXTRA=1"),
+    "restart": ("rollout", "restart", STATEFUL),
+    "sidecar": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"containers":[{"name":"side","image":"x"}]}}}}'),
+    "fields": ("patch", STATEFUL, "-p", '{"spec":{"minReadySeconds":7,"template":{"spec":{"hostIPC":true}}}}'),
+    "session affinity": ("patch", "service/chat", "-p", '{"spec":{"sessionAffinity":"ClientIP"}}'),
+    "port": ("patch", "service/chat-workers", "-p", '{"spec":{"ports":[{"name":"more","port":1234}]}}'),
+    "data": ("patch", "configmap/chat-policy", "-p", '{"data":{"other.yaml":"x"}}'),
+    "pull secret": ("patch", "serviceaccount/chat", "-p", '{"imagePullSecrets":[{"name":"registry"}]}'),
     "client-side apply": ("apply", "--filename", "-"),
 }
 
@@ -120,8 +118,32 @@ async def test_an_edit_by_hand_is_put_back(
     assert await connection.actions(owner, everything) == []
 
 
+@pytest.mark.parametrize("edit", ADDITIONS.values(), ids=ADDITIONS.keys())
+async def test_what_an_edit_by_hand_adds_is_left(
+    connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str, edit: tuple[str, ...]
+):
+    everything = objects.everything(owner)
+    await connection.converge(owner, everything)
+    before = {ObjectName(body["kind"], body["metadata"]["name"]): content(body) for body in await connection.live(namespace)}
+    control_plane.kubectl("--namespace", namespace, *edit, input=json.dumps(_another_stateful_set(owner)))
+    after = {ObjectName(body["kind"], body["metadata"]["name"]): content(body) for body in await connection.live(namespace)}
+    assert len([name for name in before if before[name] != after[name]]) == 1
+    assert await connection.actions(owner, everything) == []
+
+
+async def test_a_field_of_another_that_excludes_ours_is_a_failure_that_says_so(
+    connection: Connection, owner: Body, kubectl: Callable[..., str]
+):
+    everything = objects.everything(owner)
+    await connection.converge(owner, everything)
+    kubectl("patch", "poddisruptionbudget/chat-decode-cpu", "--type=merge", "-p", '{"spec":{"maxUnavailable":null,"minAvailable":1}}')
+    (failure,) = await connection.converge(owner, everything)
+    assert (failure.object, failure.reason) == ("PodDisruptionBudget chat-decode-cpu", "ApplyFailed")
+    assert "minAvailable and maxUnavailable cannot be both set" in failure.message
+
+
 def _another_stateful_set(owner: Body) -> Body:
-    """What somebody else's file says of the workload."""
+    """Manifest of the workload in another user's file."""
     changed = objects.stateful_set(owner)
     changed["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "MORE", "value": "1"})
     del changed["metadata"]["ownerReferences"]

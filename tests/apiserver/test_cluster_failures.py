@@ -1,4 +1,4 @@
-"""What the API server may refuse, and what may happen to it meanwhile: no right, quota, conflict, restart."""
+"""Refusals and disturbances of the API server: no right, quota, conflict, restart."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import pytest_asyncio
 from pdcluster_api.apiserver.client import Limits
 from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.errors import ConflictError, NotFoundError, UnavailableError
-from pdcluster_api.apiserver.kinds import CONFIG_MAP, POD_MONITOR, POOL_SCALER, SERVICE, STATEFUL_SET
+from pdcluster_api.apiserver.kinds import CONFIG_MAP, POOL_SCALER, SERVICE, STATEFUL_SET
 from pdcluster_api.errors import StartError
 from pdcluster_api.schema import conditions
 from pdcluster_operator.writes.apply import apply
@@ -102,11 +102,6 @@ async def test_a_field_that_cannot_change_is_told(connection: Connection, owner:
     assert "updates to statefulset spec for fields other than" in failure.message
 
 
-async def test_an_object_of_a_missing_optional_kind_is_left_out(connection: Connection, owner: Body):
-    monitor = objects.manifest(POD_MONITOR.name, POD_MONITOR.api_version, "chat", owner, spec={})
-    assert await connection.converge_knowing(owner, [monitor], []) == []
-
-
 async def test_an_object_made_anew_meanwhile_is_decided_upon_anew(connection: Connection, owner: Body, namespace: str):
     await connection.converge(owner, [objects.config_map(owner, "old")])
     stale = await connection.live(namespace)
@@ -127,16 +122,16 @@ async def test_a_scaler_that_is_gone_meanwhile_is_made_anew(connection: Connecti
     await connection.client.delete(POOL_SCALER, namespace, "chat-decode-cpu", uid=before["metadata"]["uid"])
     assert await connection.converge_knowing(owner, [objects.scaler(owner, replicas=3, seen=3)], stale) == []
     assert (await connection.get(POOL_SCALER, namespace, "chat-decode-cpu"))["spec"]["replicas"] == 3
-    # And one that was made anew is patched, for that is still what is asked for.
+    # One that was made again is patched: the manifest still asks for it.
     assert await connection.converge_knowing(owner, [objects.scaler(owner, replicas=4, seen=4)], stale) == []
     assert (await connection.get(POOL_SCALER, namespace, "chat-decode-cpu"))["spec"]["replicas"] == 4
 
 
-async def test_an_object_that_goes_meanwhile_is_not_taken_over(
+async def test_an_object_that_goes_meanwhile_is_made_again(
     connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str
 ):
     await connection.converge(owner, [objects.stateful_set(owner)])
-    control_plane.kubectl("-n", namespace, "set", "env", f"statefulset/{objects.WORKLOAD}", "EXTRA=1")
+    control_plane.kubectl("-n", namespace, "set", "env", f"statefulset/{objects.WORKLOAD}", "PLAIN=2")
     stale = await connection.live(namespace)
     control_plane.kubectl("-n", namespace, "delete", "statefulset", objects.WORKLOAD)
     assert await connection.converge_knowing(owner, [objects.stateful_set(owner)], stale) == []

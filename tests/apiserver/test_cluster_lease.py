@@ -117,11 +117,11 @@ async def test_a_leader_whose_lease_is_another_s_stops_at_once(connection: Conne
     one = candidate(connection, namespace, "one", times=LeaseTimes(lease=600.0, renew=500.0, retry=0.05))
     await one.acquire()
     control_plane.kubectl(
-        "-n", namespace, "patch", "lease", NAME, "--type=merge", "-p", json.dumps({"spec": {"holderIdentity": "somebody"}})
+        "-n", namespace, "patch", "lease", NAME, "--type=merge", "-p", json.dumps({"spec": {"holderIdentity": "another"}})
     )
     await asyncio.wait_for(one.hold(), TOO_LONG_SECONDS)
     assert not one.is_leader
-    assert (await spec(connection, namespace))["holderIdentity"] == "somebody"
+    assert (await spec(connection, namespace))["holderIdentity"] == "another"
 
 
 async def test_a_deleted_lease_is_made_again_by_its_leader(connection: Connection, control_plane: ControlPlane, namespace: str):
@@ -152,10 +152,10 @@ async def test_a_candidate_without_rights_waits_and_says_why(control_plane: Cont
     async def once(seconds: float) -> None:
         raise EnoughError
 
-    async with connected(control_plane.kubeconfig_for("nobody"), LIMITS) as limited:
+    async with connected(control_plane.kubeconfig_for("no-rights"), LIMITS) as limited:
         with pytest.raises(EnoughError):
             await candidate(limited, namespace, "one", sleep=once).acquire()
-    assert 'User "nobody" cannot get resource "leases"' in caplog.text
+    assert 'User "no-rights" cannot get resource "leases"' in caplog.text
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ async def test_a_leader_that_cannot_renew_has_lost_before_anybody_can_take_over(
         await asyncio.wait_for(one.hold(), TOO_LONG_SECONDS)
         assert not one.is_leader
         assert "lost the lease" in caplog.text
-        await one.release()  # nobody is there: logged, not raised
+        await one.release()  # no server: logged, not raised
         assert "lease not released" in caplog.text
         own_plane.start()
         two = candidate(made, "default", "two")

@@ -109,7 +109,7 @@ async def test_an_event_is_posted_once_in_its_period(connection: Connection, own
 async def test_an_event_that_is_refused_is_lost_and_tried_again_when_it_is_said_again(
     control_plane: ControlPlane, owner: Body, caplog: pytest.LogCaptureFixture
 ):
-    async with connected(control_plane.kubeconfig_for("nobody")) as limited:
+    async with connected(control_plane.kubeconfig_for("no-rights")) as limited:
         events = Events(limited.client, "operator-0")
         assert not await events.post(owner, Event("Scaled", "x"))
         assert not await events.post(owner, Event("Scaled", "x"))

@@ -22,7 +22,7 @@ with ControlPlane(Path(sys.argv[1])) as plane:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process still runs; one that ended and was not waited for does not."""
+    """Return whether the process still runs; one that ended and was not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""PDClusters as people meet them: what is stored, what `kubectl get` prints, what a second apply changes."""
+"""PDClusters as users see them: stored fields, the columns of `kubectl get`, changes of a second apply."""
 
 from typing import Any
 
@@ -41,7 +41,6 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
         "image": {},
         "service": {},
         "rollout": {},
-        "monitoring": {},
         "networkPolicy": {},
         "placement": {"domainLabel": "rack"},
     }
@@ -56,7 +55,6 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
         "image": {"pullPolicy": "IfNotPresent"},
         "service": {"port": 8000, "type": "ClusterIP", "sharedPrefixCache": False},
         "rollout": {"strategy": "BlueGreen", "gracePeriodSeconds": 300, "progressDeadlineSeconds": 3600},
-        "monitoring": {"podMonitor": True, "alerts": True, "dashboard": True},
         "networkPolicy": {"enabled": True},
         "placement": {"domainLabel": "rack", "mode": "Preferred"},
         "discovery": {"etcd": {"storage": {"size": "1Gi", "retain": False}}},

@@ -1,4 +1,4 @@
-"""What the operator writes about a cluster is what the CRDs take: nothing is refused, and nothing is lost on the way."""
+"""Statuses and other writes of the operator fit the CRDs: nothing is refused, and nothing is lost on the way."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.manifests.etcd_pod import DATA_FOLDER
-from pdcluster_api.manifests.render import Capabilities, Owner, Site, render_shared
+from pdcluster_api.manifests.render import Owner, Site, render_shared
 from pdcluster_api.schema.load import parse
 from tests.apiserver.control_plane import binary
 from tests.operator.object_cases import at, minimal
@@ -25,12 +25,12 @@ CLIENT, PEER = ":2379", ":2380"
 
 
 def command(replicas: int) -> list[str]:
-    """What the container runs."""
+    """Command of the container."""
     document = minimal()
     if replicas > 1:
         at("spec.discovery.etcd", {"replicas": replicas, "storage": {"size": "1Gi"}})(document)
     owner, site = Owner("chat", "default", "a-uid"), Site("worker:1", "etcd:1", "system")
-    shared = render_shared(parse(document), owner, site, Capabilities(False, False), "0a1b2c3d")
+    shared = render_shared(parse(document), owner, site, "0a1b2c3d")
     (stateful_set,) = [each for each in shared if each["kind"] == "StatefulSet"]
     found: list[str] = stateful_set["spec"]["template"]["spec"]["containers"][0]["command"]
     return found
@@ -46,7 +46,7 @@ class Members:
         self._peer = {name: free_port() for name in names}
 
     def flags(self, name: str) -> list[str]:
-        """Of one member."""
+        """Flags of one member."""
         return [self._local(flag.replace("$(POD_NAME)", name), name) for flag in self._command[1:]]
 
     def _local(self, flag: str, name: str) -> str:
@@ -74,7 +74,7 @@ class Members:
                 process.wait()
 
     def health(self, name: str, path: str = "/health", host: str = "127.0.0.1") -> int:
-        """Status code of a probe's request; 0 = nobody answers."""
+        """Status code of a probe's request; 0 = no answer."""
         try:
             with urllib.request.urlopen(f"http://{host}:{self.client[name]}{path}", timeout=5) as reply:
                 return int(reply.status)

@@ -1,8 +1,4 @@
-"""Everything that is rendered, as the real API server takes it: fields, values, lengths, quantities.
-
-PodMonitor and PrometheusRule are kinds of another project, which this API
-server does not have; `tests/operator/pdcluster_api/manifests` holds their content.
-"""
+"""Everything that is rendered, as the real API server takes it: fields, values, lengths, quantities."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -12,7 +8,6 @@ import pytest
 
 from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.render import (
-    Capabilities,
     Manifest,
     Owner,
     Site,
@@ -31,7 +26,6 @@ from tests.operator.object_cases import FULL, GOOD, Change, at, both, minimal
 from tests.system.waiting import wait_for
 
 SITE = Site(worker_image="worker:1", etcd_image="etcd:1", operator_namespace="pdcluster-system")
-CORE = Capabilities(pod_monitor=False, prometheus_rule=False)
 UID = "3f0c0d9a-52d6-4a3a-9f7e-2f6f2c8b7a11"
 RIGHTS = {"privileged": True, "allowPrivilegeEscalation": True}
 EVERYTHING = both(
@@ -58,7 +52,7 @@ def everything(namespace: str, change: Change) -> Iterator[Manifest]:
         yield record
         yield from render_workload(record, replicas, owner)
         yield render_scaler(owner, workload.role, workload.pool, replicas, replicas)
-    yield from render_shared(cluster, owner, SITE, CORE, revision_of(cluster.spec))
+    yield from render_shared(cluster, owner, SITE, revision_of(cluster.spec))
 
 
 def workloads(cluster: PDCluster) -> Iterator[tuple[WorkloadId, int]]:
@@ -118,7 +112,7 @@ def without_owner(manifest: Manifest) -> Manifest:
 
 
 def versions(manifests: list[Manifest]) -> list[tuple[str, str]]:
-    """What a write changes: the generation, which controllers that write status leave alone, or else the version."""
+    """Versions that a write changes: the generation, which controllers that write status leave alone, or else the version."""
     return [(each["kind"], each["metadata"].get("generation") or each["metadata"]["resourceVersion"]) for each in manifests]
 
 

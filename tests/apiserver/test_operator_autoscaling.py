@@ -43,7 +43,7 @@ class Work:
         self.scene, self.passes, self.workers, self.nodes = scene, passes, workers, nodes
 
     async def look(self) -> None:
-        """What watches would tell, and the passes that follow from it."""
+        """Deliver the events of watches, and run the reconciles that follow."""
         for role in self.workers.num:
             found = self.scene.api.get(self.scene.path("StatefulSet", self.scene.workload(role)))
             self.workers.num[role] = 0 if found is None else found["status"].get("readyReplicas", 0)
@@ -76,7 +76,7 @@ class Work:
         return next((each["replicas"] for each in found if each["role"] == role), None)
 
     def scaled(self, role: str) -> int:
-        """What the pool's scaler asks for."""
+        """Replicas that the pool's scaler asks for."""
         found = self.scene.api.get(self.scene.path("PDPoolScaler", f"chat-{role}-cpu"))
         assert found is not None
         replicas: int = found["spec"]["replicas"]
@@ -217,7 +217,7 @@ async def test_a_type_without_room_gives_back_and_the_next_pool_grows(
 
 
 def short(work: Work) -> list[str]:
-    """What the decisions say of types that have no room, the newest first."""
+    """Types without room in the decisions, the newest first."""
     return [each["message"] for entry in work.decisions for each in entry["problems"] if each["reason"] == "CapacityShort"]
 
 
@@ -244,7 +244,7 @@ async def test_the_running_loop_scrapes_decides_and_scales(control_plane: Contro
             for key in passes.loop.cache.clusters():
                 passes.loop.add(key)
             deadline = time.monotonic() + DEADLINE_SECONDS
-            while scene.replicas("decode") != 4:  # nobody tells the workers how many they are, so all stay full
+            while scene.replicas("decode") != 4:  # the load does not follow the workers' number, so all stay full
                 assert time.monotonic() < deadline, scene.status
                 assert not running.done()
                 await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What a running operator makes of a PDCluster, and that it keeps it so."""
+"""A running operator creates the children of a PDCluster, and keeps them so."""
 
 import base64
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def test_every_child_exists_with_owner_and_labels(scene: Scene):
     found = {kind: set(scene.children(kind)) for kind in ("StatefulSet", "ControllerRevision", "ConfigMap", "Service", "Secret")}
     assert found["StatefulSet"] == {*workloads, "chat-etcd"}
     assert found["ControllerRevision"] >= workloads
-    assert found["ConfigMap"] == {*workloads, "chat-policy", "chat-dashboard"}
+    assert found["ConfigMap"] == {*workloads, "chat-policy"}
     assert found["Service"] >= {"chat", "chat-workers", "chat-etcd"}
     assert found["Secret"] == {"chat-pdc-ca", "chat-pdc-tls"}
     assert set(scene.children("PDPoolScaler")) == {"chat-prefill-cpu", "chat-decode-cpu"}

@@ -69,23 +69,21 @@ def again_and_again(work: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def test_the_addresses_of_a_service_are_left_to_load_balancers(scene: Scene, operator: OperatorProcess):
+def test_what_another_controller_adds_is_left_to_it(scene: Scene, operator: OperatorProcess):
     operator.await_resyncs(1)
     writes = operator.num_writes()
-    with rival(scene, loadBalancerIP="10.9.9.9", externalIPs=["10.9.9.8"]):
+    with rival(scene, loadBalancerIP="10.9.9.9", externalIPs=["10.9.9.8"], sessionAffinity="ClientIP"):
         operator.await_resyncs(3)
     assert operator.num_writes() == writes
     service = scene.api.get(scene.path("Service", scene.name))
     assert service is not None
     assert (service["spec"]["loadBalancerIP"], service["spec"]["externalIPs"]) == ("10.9.9.9", ["10.9.9.8"])
+    assert service["spec"]["sessionAffinity"] == "ClientIP"
     assert scene.condition("Ready")["status"] == "True"
 
 
-@pytest.mark.parametrize(
-    "spec", [{"sessionAffinity": "ClientIP"}, {"selector": {"pdcluster.io/revision": "00000000"}}], ids=["added", "ours"]
-)
-def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(scene: Scene, operator: OperatorProcess, spec: dict[str, Any]):
-    with rival(scene, **spec):
+def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(scene: Scene, operator: OperatorProcess):
+    with rival(scene, selector={"pdcluster.io/revision": "00000000"}):
         message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
         assert f"{RIVAL} writes what the operator has to revert" in message
         assert f"leave Service {scene.name} alone" in message
@@ -96,7 +94,7 @@ def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(scene: S
 
 
 def test_a_fight_by_deletion_ends_in_a_failure_too(scene: Scene, operator: OperatorProcess):
-    path = scene.path("ConfigMap", f"{scene.name}-dashboard")
+    path = scene.path("ConfigMap", f"{scene.name}-policy")
 
     def delete() -> None:
         if scene.api.get(path) is not None:
@@ -105,7 +103,7 @@ def test_a_fight_by_deletion_ends_in_a_failure_too(scene: Scene, operator: Opera
     with again_and_again(delete):
         message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
         assert "another writer deletes what the operator has to revert" in message
-        assert f"leave ConfigMap {scene.name}-dashboard alone" in message
+        assert f"leave ConfigMap {scene.name}-policy alone" in message
         writes = operator.metric("pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply")
         operator.await_resyncs(3)
         assert operator.metric("pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply") == writes

@@ -1,4 +1,4 @@
-"""People, lost nodes and the operator's own death in the middle of a roll out: what serves goes on, and it ends as declared."""
+"""Edits by hand, lost nodes and the operator's own death in the middle of a roll out: what serves goes on, and it ends as declared."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +88,7 @@ class Stage:
         wait_for(is_said, DEADLINE_SECONDS, lambda: f"{kind} does not say {said!r}; status: {self.scene.status}")
 
     def lose(self, name: str) -> str:
-        """Bind a pod to a node that is not there, so that nobody ends it; returns its path."""
+        """Bind a pod to a node that is not there, so that no kubelet ends it; returns its path."""
         path = f"/api/v1/namespaces/{self.scene.namespace}/pods/{name}"
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "lost"}}
         self.scene.api.create(f"{path}/binding", binding)
@@ -275,7 +275,7 @@ def test_a_pod_of_a_lost_node_holds_its_workload_back_for_its_grace_period_only(
     assert scene.pods()[f"{name}-1"] == before[f"{name}-1"]
     wait_for(lambda: scene.status["decode"] == "1/2", DEADLINE_SECONDS, lambda: f"{scene.status}")
     stage.await_words("DecodeReady", f"{name}-1")
-    scene.api.delete(f"{lost}?gracePeriodSeconds=0")  # as a person who knows that the node is lost
+    scene.api.delete(f"{lost}?gracePeriodSeconds=0")  # as an administrator does for a lost node
     scene.await_condition("Ready", "True")
 
 

@@ -53,7 +53,7 @@ class Drained:
         wait_for(lambda: not self.workers.commands(self.scene.name), DEADLINE_SECONDS, lambda: self.operator.log_end)
 
     def await_states(self, *states: str) -> None:
-        """Of the decode workers, in their order."""
+        """Wait for these states of the decode workers, in their order."""
 
         def holds() -> bool:
             found = self.workers.states(self.scene.name)
@@ -62,7 +62,7 @@ class Drained:
         wait_for(holds, DEADLINE_SECONDS, self.describe)
 
     def await_evictions(self, allowed: int, *, min_available: int) -> None:
-        """What the disruption budget of decode says, and so many pods at once may be evicted."""
+        """Wait until decode's disruption budget allows so many evictions at once."""
 
         def holds() -> bool:
             budget = self.scene.children("PodDisruptionBudget")[self.scene.workload("decode")]
@@ -121,7 +121,7 @@ def test_replicas_go_down_when_the_highest_have_drained_and_the_commands_go_with
     drained.await_commands()
     drained.scene.await_condition("DecodeReady", "True", "AsDeclared")
     drained.scale(2)
-    drained.await_states("ready", "ready")  # the new pod of the name is told nothing
+    drained.await_states("ready", "ready")  # the new pod of the name has no drain command
 
 
 def test_one_worker_that_serves_may_be_evicted_while_others_drain(drained: Drained):
@@ -176,7 +176,7 @@ def test_an_operator_that_is_killed_in_the_middle_goes_on(drained: Drained):
 def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_is_told_again(drained: Drained):
     drained.etcd.kill()
     drained.scale(2)
-    drained.await_words("shrinking is held, for etcd does not say whether pod")
+    drained.await_words("shrinking is held: etcd does not say whether pod")
     drained.await_looks()
     assert drained.scene.replicas("decode") == 3
     drained.workers.busy = {drained.pod(2)}
@@ -232,9 +232,9 @@ def test_a_pool_that_is_no_longer_declared_drains_before_it_goes(drained: Draine
 
 def test_a_command_for_nobody_is_taken_back_and_the_status_says_that_records_and_pods_agree(drained: Drained):
     drained.scene.await_condition("DiscoveryInSync", "True", "AsDeclared")
-    drained.etcd.put(f"/pdcluster/{NAMESPACE}/{drained.scene.name}/commands/nobody", "{}")
+    drained.etcd.put(f"/pdcluster/{NAMESPACE}/{drained.scene.name}/commands/no-such-pod", "{}")
     drained.operator.kill()
-    drained.operator.start()  # it looks anew
+    drained.operator.start()  # it reads everything again
     drained.await_commands()
 
 

@@ -1,4 +1,4 @@
-"""What a running operator says when it cannot do what it should, and that it recovers when it can."""
+"""A running operator reports what it cannot do, and recovers when it can."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""What networks and busy API servers do to a running operator, which recovers from it by itself."""
+"""Failures of networks and busy API servers, from which a running operator recovers by itself."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 
-SILENT_SECONDS = 120.0  # a watch that tells nothing is given up after 70
+SILENT_SECONDS = 120.0  # a silent watch is given up after 70
 STEPS_SECONDS = 60.0
 LOOK_SECONDS = 0.5  # between two looks at what takes a minute
 
@@ -59,9 +59,12 @@ def test_a_watch_that_goes_silent_is_made_up_for_and_told_of_and_begun_anew(prox
             lambda: f"{operator.get('/healthz')} after {edits} edits; log:\n{operator.log_end}",
             poll_seconds=LOOK_SECONDS,
         )
-        assert edits >= MAX_MISSES  # each was put back by the resync
+        assert edits >= MAX_MISSES  # each was reverted by the resync
         wait_for(
-            lambda: proxy.num_watches["configmaps"] > num_watches, SILENT_SECONDS, "the watch is not begun anew", poll_seconds=LOOK_SECONDS
+            lambda: proxy.num_watches["configmaps"] > num_watches,
+            SILENT_SECONDS,
+            "no new watch",
+            poll_seconds=LOOK_SECONDS,
         )
         wait_for(lambda: operator.get("/healthz") == (200, "ok\n"), STEPS_SECONDS, lambda: f"{operator.get('/healthz')}")
         assert scene.api.get(path) is not None
@@ -76,10 +79,10 @@ def test_a_deletion_that_fell_into_the_gap_of_an_expired_watch_is_seen(proxy: In
         proxy.silence("configmaps")
         scene.api.delete(path)
         proxy.expire("configmaps")
-        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not put back; log:\n{operator.log_end}")
+        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not created again; log:\n{operator.log_end}")
         assert proxy.num_watches["configmaps"] > num_watches
-        scene.api.delete(path)  # the new watch tells of it
-        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not put back; log:\n{operator.log_end}")
+        scene.api.delete(path)  # the new watch reports it
+        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not created again; log:\n{operator.log_end}")
         assert operator.get("/healthz") == (200, "ok\n")
 
 

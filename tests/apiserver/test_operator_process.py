@@ -1,6 +1,6 @@
 """The life of the operator process: restarts, upgrades, fail-over, an API server that goes away, and an object that is refused.
 
-On a control plane of its own, for its API server is stopped and its CRD relaxed;
+On a control plane of its own, since its API server is stopped and its CRD relaxed;
 the operator serves all namespaces here, as it is installed by default.
 """
 
@@ -34,7 +34,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def scene(plane: ControlPlane) -> Iterator[Scene]:
-    """A PDCluster that nobody serves yet."""
+    """A PDCluster without an operator so far."""
     api = PlainApi(plane.kubeconfig)
     with Nodes(api, "default"):
         found = Scene(api, "default")
@@ -83,7 +83,7 @@ def test_it_recovers_from_an_api_server_that_was_away(plane: ControlPlane, scene
     plane.start()
     path = scene.path("ConfigMap", "chat-policy")
     scene.api.delete(path)
-    wait_for(lambda: scene.api.get(path), LEASE_SECONDS, lambda: f"not put back; log:\n{operator.log_end}")
+    wait_for(lambda: scene.api.get(path), LEASE_SECONDS, lambda: f"not created again; log:\n{operator.log_end}")
     scene.change(routing={"offload": {"prefillQueueMax": 21}})
     scene.await_condition("Ready", "True")
     assert (scene.pods(), operator.pid, operator.get("/healthz")[0]) == (pods, pid, 200)
@@ -132,11 +132,11 @@ def test_a_second_replica_takes_over_when_the_leader_stops_or_dies(plane: Contro
         standby = second if leader is first else first
         assert (standby.num_writes(), standby.get("/readyz")[0]) == (0, 200)
         assert leader.stop() == 0
-        wait_for(lambda: _leads(standby), DEADLINE_SECONDS, lambda: f"nobody leads; log:\n{standby.log_end}")
+        wait_for(lambda: _leads(standby), DEADLINE_SECONDS, lambda: f"no operator leads; log:\n{standby.log_end}")
         leader.start()
         assert not _leads(leader)
         standby.kill()
-        wait_for(lambda: _leads(leader), LEASE_SECONDS, lambda: f"nobody leads; log:\n{leader.log_end}")
+        wait_for(lambda: _leads(leader), LEASE_SECONDS, lambda: f"no operator leads; log:\n{leader.log_end}")
         path = scene.path("ConfigMap", "chat-policy")
         scene.api.delete(path)
         wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, "the new leader does not work")
@@ -158,7 +158,7 @@ def test_a_standby_stops_at_once_with_0(plane: ControlPlane, tmp_path: Path):
         OperatorProcess(tmp_path, plane.kubeconfig, name="first", **ELECTION) as first,
         OperatorProcess(tmp_path, plane.kubeconfig, name="second", **ELECTION) as second,
     ):
-        wait_for(lambda: _leads(first) != _leads(second), DEADLINE_SECONDS, "nobody leads")
+        wait_for(lambda: _leads(first) != _leads(second), DEADLINE_SECONDS, "no operator leads")
         standby = second if _leads(first) else first
         assert standby.stop() == 0
         assert "Traceback" not in standby.log
@@ -182,7 +182,7 @@ def test_a_port_that_is_taken_ends_it_with_2_and_says_what_to_set(plane: Control
 
 
 def test_a_right_without_which_nothing_can_be_done_ends_it_with_1_and_names_it(plane: ControlPlane, tmp_path: Path):
-    process = OperatorProcess(tmp_path, plane.kubeconfig_for("nobody-at-all"))
+    process = OperatorProcess(tmp_path, plane.kubeconfig_for("no-rights"))
     with pytest.raises(AssertionError, match="ended with 1"), process:
         pass
     assert 'cannot list resource "pdclusters"' in process.log
@@ -197,22 +197,6 @@ def test_metrics_tell_of_the_loop_and_of_the_api_calls(scene: Scene, operator: O
     assert operator.metric("pdcluster_operator_reconcile_errors_total") == 0
     assert operator.metric("pdcluster_operator_api_calls_total", verb="apply", kind="StatefulSet", code="201") == 3
     wait_for(lambda: operator.metric("pdcluster_operator_queue_depth") == 0, DEADLINE_SECONDS, "the queue is not empty")
-
-
-def test_monitors_are_made_when_their_kinds_come(plane: ControlPlane, scene: Scene, operator: OperatorProcess):
-    scene.await_condition("Ready", "True")
-    for kind, plural in (("PodMonitor", "podmonitors"), ("PrometheusRule", "prometheusrules")):
-        scene.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _monitoring_crd(kind, plural))
-    root = "/apis/monitoring.coreos.com/v1/namespaces/default"
-    wait_for(lambda: scene.api.get(f"{root}/podmonitors/chat"), DEADLINE_SECONDS, lambda: f"no PodMonitor; log:\n{operator.log_end}")
-    rule = wait_for(lambda: scene.api.get(f"{root}/prometheusrules/chat"), DEADLINE_SECONDS, "no PrometheusRule")
-    assert rule["metadata"]["ownerReferences"][0]["uid"] == scene.body["metadata"]["uid"]
-    scene.api.delete(f"{root}/podmonitors/chat")
-    wait_for(lambda: scene.api.get(f"{root}/podmonitors/chat"), DEADLINE_SECONDS, "the PodMonitor is not put back")
-    for plural in ("podmonitors", "prometheusrules"):
-        scene.api.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.monitoring.coreos.com")
-    scene.change(routing={"offload": {"prefillQueueMax": 22}})
-    scene.await_condition("Ready", "True")  # their absence is no fault
 
 
 def test_an_object_that_is_refused_says_so_and_what_runs_goes_on(scene: Scene, operator: OperatorProcess):
@@ -266,21 +250,3 @@ def _steal(api: PlainApi) -> bool:
 def _worker_image(stateful_set: dict[str, Any]) -> str:
     image: str = stateful_set["spec"]["template"]["spec"]["containers"][0]["image"]
     return image
-
-
-def _monitoring_crd(kind: str, plural: str) -> dict[str, Any]:
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": f"{plural}.monitoring.coreos.com",
-            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-        },
-        "spec": {
-            "group": "monitoring.coreos.com",
-            "names": {"kind": kind, "plural": plural},
-            "scope": "Namespaced",
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-        },
-    }

@@ -1,14 +1,11 @@
 """An operator that lacks a right says so, and goes on with all that it may do."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from pdcluster_api.apiserver.kinds import API_VERSION
-from tests.apiserver.control_plane import ControlPlane, KubectlError
+from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.limited_user import GROUPS, LimitedUser, all_of, limited_user
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_process import OperatorProcess
@@ -17,26 +14,7 @@ from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.waiting import wait_for
 
 OURS, CORE = API_VERSION.partition("/")[0], ("pods", "services", "configmaps", "secrets", "serviceaccounts", "namespaces")
-MONITORING = all_of("monitoring.coreos.com")
 READ = {"apiGroups": ["apiextensions.k8s.io"], "resources": ["*"], "verbs": ["get", "list", "watch"]}
-POD_MONITORS: Body = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "podmonitors.monitoring.coreos.com"},
-    "spec": {
-        "group": "monitoring.coreos.com",
-        "scope": "Namespaced",
-        "names": {"plural": "podmonitors", "singular": "podmonitor", "kind": "PodMonitor", "listKind": "PodMonitorList"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
 
 
 @contextmanager
@@ -51,18 +29,6 @@ def operator_with(
         Nodes(api, namespace),
     ):
         yield process, user, Scene(api, namespace)
-
-
-@pytest.fixture
-def pod_monitors(control_plane: ControlPlane) -> Iterator[str]:
-    """The optional CRD; returns where its objects are."""
-    crd = f"customresourcedefinition/{POD_MONITORS['metadata']['name']}"
-    control_plane.kubectl("create", "--filename", "-", input=json.dumps(POD_MONITORS))
-    try:
-        wait_for(lambda: _answers(control_plane), DEADLINE_SECONDS, "the CRD is not served")
-        yield "/apis/monitoring.coreos.com/v1/podmonitors"
-    finally:
-        control_plane.kubectl("delete", crd)
 
 
 def test_without_the_right_to_list_events_pods_that_are_missing_stop_nothing(control_plane: ControlPlane, tmp_path: Path, namespace: str):
@@ -93,37 +59,3 @@ def test_without_the_right_to_a_scalers_status_the_status_says_so(control_plane:
         scene.await_condition("Serving", "True")
         user.may([READ, *rules, all_of(OURS)])
         scene.await_condition("Ready", "True")
-
-
-def test_an_optional_kind_without_a_right_is_not_made_and_said_where_it_is_asked_for(
-    control_plane: ControlPlane, tmp_path: Path, namespace: str, pod_monitors: str
-):
-    rules = [all_of(*GROUPS, OURS, "")]
-    with operator_with(control_plane, tmp_path, namespace, rules) as (operator, _, scene):
-        scene.create()
-        message = scene.await_condition("Ready", "False", "Forbidden")["message"]
-        assert message.startswith("PodMonitor chat: the operator may not list objects of this kind, so it makes none")
-        scene.await_condition("Serving", "True")
-        scene.change(monitoring={"podMonitor": False})
-        scene.await_condition("Ready", "True")
-        operator.await_resyncs(2)
-        assert scene.api.items(pod_monitors) == []
-        assert operator.log.count("the right is missing kind=PodMonitor") == 1
-        assert operator.get("/healthz") == (200, "ok\n")
-
-
-def test_with_the_right_the_optional_kind_is_made_and_put_back(
-    control_plane: ControlPlane, tmp_path: Path, namespace: str, pod_monitors: str
-):
-    with operator_with(control_plane, tmp_path, namespace, [all_of(*GROUPS, OURS, ""), MONITORING]) as (_, _, scene):
-        scene.create()
-        scene.await_condition("Ready", "True")
-        assert [body["metadata"]["name"] for body in scene.api.items(pod_monitors)] == ["chat"]
-
-
-def _answers(control_plane: ControlPlane) -> bool:
-    try:
-        control_plane.kubectl("get", "podmonitors", "--all-namespaces")
-    except KubectlError:  # it is being set up
-        return False
-    return True

@@ -38,7 +38,7 @@ def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """Where the workers of all clusters are registered."""
+    """Etcd with the workers of all clusters."""
     server = EtcdServer(tmp_path_factory.mktemp("etcd"))
     server.start()
     yield server

@@ -96,11 +96,11 @@ def test_an_object_that_is_not_there_is_named_with_its_namespace(pdctl: Callable
 
 
 def test_a_missing_right_is_said(control_plane: ControlPlane, namespace: str):
-    kubeconfig = control_plane.kubeconfig_for("nobody-in-particular")
+    kubeconfig = control_plane.kubeconfig_for("no-rights")
     result = CliRunner().invoke(app, ["why", "chat", "--kubeconfig", str(kubeconfig), "-n", namespace])
 
     assert result.exit_code == 1
-    assert "nobody-in-particular" in result.stderr
+    assert "no-rights" in result.stderr
     assert result.stderr.endswith("; ask for the right, or read a file instead\n")
 
 

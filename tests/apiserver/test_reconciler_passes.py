@@ -1,4 +1,4 @@
-"""What one pass learns from the answers to its own writes, which no event will tell again."""
+"""A reconcile takes the answers to its own writes, which no event reports again."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ async def test_a_spec_that_changes_while_its_status_is_written_is_due_at_once(co
         cached = passes.loop.cache.get("PDCluster", *passes.key)
         assert cached is not None
         passes.loop.cache.forget(name_of("PDCluster", cached))
-        # As if there were something to be told.
+        # As if there were something to report.
         assert passes.loop.cache.put("PDCluster", {**cached, "status": {**cached["status"], "endpoint": "http://another"}}) == passes.key
         done = await passes.one()
         assert done.requeue_after_seconds == 0.0
@@ -81,7 +81,7 @@ async def test_a_pass_with_an_object_that_would_not_hold_still_tells_the_rest_an
     async def unsettled(*_: Any) -> list[Failure]:
         raise UnsettledError("ConfigMap chat-policy was changed by others again and again", refused)
 
-    monkeypatch.setattr(act, "apply", unsettled)  # nobody can be so fast and so regular
+    monkeypatch.setattr(act, "apply", unsettled)  # no real server is so fast and so regular
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         done = await passes.one()
         assert (done.try_again, done.wrote, done.requeue_after_seconds) == (True, True, None)
@@ -113,7 +113,7 @@ async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to
 
 
 async def without_pods(passes: Passes) -> None:
-    """Passes over all that is there but the pods, of which no watch has told."""
+    """Reconcile with all objects but the pods, of which no watch has reported any."""
     cache = passes.loop.cache
     for stateful_set in cache.versions("StatefulSet"):
         cache.forget(stateful_set)

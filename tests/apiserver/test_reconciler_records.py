@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.discovery import keys
-from pdcluster_operator.reconcile.worker_records import IDLE_POLL_SECONDS
+from pdcluster_operator.reconcile.etcd_view import IDLE_POLL_SECONDS
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
@@ -33,7 +33,7 @@ class Recorded:
     def __init__(self, scene: Scene, etcd: EtcdServer, passes: Passes) -> None:
         self.scene, self.etcd, self.passes = scene, etcd, passes
         self._seconds = 0.0
-        passes.session.worker_records.clock = lambda: time.monotonic() + self._seconds
+        passes.session.etcd.clock = lambda: time.monotonic() + self._seconds
 
     def put(self, pod: str) -> str:
         """Register a decode worker; returns its key."""
@@ -51,12 +51,12 @@ class Recorded:
         return set(self.etcd.values(keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)))
 
     async def look(self) -> str:
-        """Passes until all is known and told that is so now; returns the message of the condition."""
+        """Reconcile until the worker records are read and their state is reported; returns the message of the condition."""
         for _ in ("etcd is asked", "what it says is odd", "and stays so"):
             self._seconds += IDLE_POLL_SECONDS
             await self.passes.loop.fill()
             await self.passes.until_written()
-            if (task := self.passes.session.worker_records._looking) is not None:
+            if (task := self.passes.session.etcd._reading) is not None:
                 await task
         await self.passes.until_written()
         return str(self.scene.condition("DiscoveryInSync").get("message"))

@@ -30,7 +30,7 @@ def probe_up_to(capacity: float, looked_at: list[float]) -> Callable[[float], Pr
 
 
 def answers_at(due: list[Arrival], gap: float, delay: float, num_ended: int) -> Answers:
-    """Of requests that each have three tokens; so many of them have ended."""
+    """Answers to requests that each have three tokens; so many of them have ended."""
     answers = Answers({one.spec.request_id: one.seconds for one in due})
     for number, one in enumerate(due):
         name, begin = one.spec.request_id, one.seconds + delay

@@ -16,7 +16,7 @@ def test_rows_come_in_bursts_within_the_time() -> None:
 
     assert (len(ROWS), times[0], times[-1]) == (400, 0, 60_000)
     assert times == sorted(times)
-    # A Poisson process has 1; 400 gaps of a fixed seed tell the trace's own 2 to about a quarter.
+    # A Poisson process has 1; 400 gaps of a fixed seed give the trace's own 2 to about a quarter.
     assert 1.5 < statistics.pstdev(gaps) / statistics.mean(gaps) < 2.5
 
 

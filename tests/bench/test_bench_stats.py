@@ -1,4 +1,4 @@
-"""How the bench counts over answers and rounds."""
+"""Counts of the bench over answers and rounds."""
 
 import pytest
 import stats

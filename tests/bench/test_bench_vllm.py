@@ -90,7 +90,7 @@ def test_installation_that_is_there_is_left_alone(installation: Path) -> None:
 
 
 def test_installation_by_another_script_is_made_again(installation: Path) -> None:
-    """This folder is no virtual environment, which is where making one anew ends before it removes anything."""
+    """This folder is no virtual environment, so setting it up again ends before it removes anything."""
     done = subprocess.run([INSTALL, installation], capture_output=True, text=True, check=False)
 
     assert done.returncode == 1

@@ -26,7 +26,7 @@ def test_waiting_in_vain_says_for_what():
 
 def test_waiting_ends_when_it_is_so():
     asked: list[int] = []
-    wait_until(lambda: asked.append(1) is None, 0.0, "never told")
+    wait_until(lambda: asked.append(1) is None, 0.0, "never true")
     assert asked == [1]
 
 

@@ -81,7 +81,7 @@ async def test_an_answer_that_is_no_success_fails_the_load(sent: bytes, failure:
 
 
 def figures(milliseconds: float, cpu_seconds: float) -> Figures:
-    """Of two equal rounds of two answers."""
+    """Figures of two equal rounds of two answers."""
     found = Figures()
     seconds = milliseconds / 1000
     for _ in range(2):

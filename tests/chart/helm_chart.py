@@ -45,6 +45,12 @@ def only(manifests: list[Manifest], kind: str) -> Manifest:
     return found
 
 
+def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
+    """The one of a kind with this name."""
+    (found,) = [manifest for manifest in of_kind(manifests, kind) if manifest["metadata"]["name"] == name]
+    return found
+
+
 def pod_of(manifests: list[Manifest]) -> Manifest:
     """The pod that the Deployment makes."""
     pod: Manifest = only(manifests, "Deployment")["spec"]["template"]["spec"]

@@ -74,7 +74,7 @@ TABLE = {
     "stalled outweighs reconciling": (pdcluster(STALLED, RECONCILING, PULL), "Degraded", "ImageNotPulled: pod chat-0: no such image"),
     "what passes by waiting": (pdcluster(SERVING, UNSCHEDULABLE), "Progressing", "Unschedulable: 0/3 nodes are available"),
     "no conditions at all yet": (pdcluster(), "Progressing", "is not ready yet"),
-    "a condition without words": (pdcluster({"type": "Stalled", "status": "True"}), "Degraded", "needs a person"),
+    "a condition without words": (pdcluster({"type": "Stalled", "status": "True"}), "Degraded", "needs a user"),
     "an unknown status": (pdcluster(condition("Ready", "Unknown", "", "")), "Progressing", "is not ready yet"),
     "deleted": (
         {**pdcluster(READY), "metadata": {"generation": 2, "deletionTimestamp": "2026-01-01T00:00:00Z"}},
@@ -89,6 +89,6 @@ def test_argo_health(obj: dict[str, Any], status: str, message: str) -> None:
     assert health(obj) == (status, message)
 
 
-@pytest.mark.parametrize("reason", sorted(conditions.NEEDS_A_PERSON))
+@pytest.mark.parametrize("reason", sorted(conditions.NEEDS_ACTION))
 def test_every_reason_that_needs_a_person_is_degraded(reason: str) -> None:
     assert health(pdcluster(SERVING, condition(conditions.STALLED, "True", reason, "see it"))) == ("Degraded", f"{reason}: see it")

@@ -1,4 +1,4 @@
-"""The operator's rights are exactly these; whoever adds one adds it here, with its reason in the chart."""
+"""The operator's rights are exactly these; a new one is added here, with its reason in the chart."""
 
 from collections import defaultdict
 from typing import Any
@@ -28,8 +28,8 @@ OBJECTS = {
     "/secrets": KEPT,
     "policy/poddisruptionbudgets": OWNED,
     "networking.k8s.io/networkpolicies": OWNED,
-    "monitoring.coreos.com/podmonitors": OWNED,
-    "monitoring.coreos.com/prometheusrules": OWNED,
+    "monitoring.coreos.com/podmonitors": {"list", "delete"},
+    "monitoring.coreos.com/prometheusrules": {"list", "delete"},
     "/pods": READ,
     "/events": {"list"},
     "events.k8s.io/events": {"create"},

@@ -1,4 +1,4 @@
-"""What the chart renders from its values."""
+"""Objects that the chart renders from its values."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from pdcluster_operator.settings import Settings
-from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, ROOT, environment_of, helm, of_kind, only, pod_of, render
+from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, ROOT, environment_of, helm, named, of_kind, only, pod_of, render
 
 FULL = {
     "image": {"registry": "registry.example.com:5000/team", "tag": "1.2", "pullPolicy": "Always"},
@@ -27,10 +27,10 @@ FULL = {
     "priorityClassName": "system-cluster-critical",
     "resources": {"limits": {"memory": "1Gi"}},
     "serviceAccount": {"annotations": {"owner": "me"}},
-    "podMonitor": {"enabled": True, "interval": "10s", "labels": {"release": "prometheus"}},
+    "monitoring": {"podMonitors": True, "alerts": True, "interval": "10s", "labels": {"release": "prometheus"}},
     "sampleCluster": {"enabled": True, "name": "first"},
 }
-# By Kubernetes in every pod, and by people outside of one.
+# By Kubernetes in every pod, and by a user outside of one.
 SET_ELSEWHERE = {"KUBERNETES_SERVICE_HOST", "KUBECONFIG"}
 
 
@@ -129,7 +129,7 @@ def test_probes_and_metrics_are_on_the_port_that_the_operator_is_told() -> None:
         "readinessProbe": "/readyz",
     }
     assert {probe["port"] for probe in probes.values()} == {"http"}
-    assert only(manifests, "PodMonitor")["spec"]["podMetricsEndpoints"] == [
+    assert named(manifests, "PodMonitor", f"{RELEASE}-pdcluster")["spec"]["podMetricsEndpoints"] == [
         {"port": "http", "path": "/metrics", "interval": "10s", "honorLabels": True}  # series of a PDCluster keep its namespace
     ]
 
@@ -151,8 +151,8 @@ def test_everything_selects_the_operators_pods_and_no_others() -> None:
 
     assert deployment["selector"]["matchLabels"] == selector
     assert selector.items() <= deployment["template"]["metadata"]["labels"].items()
-    for kind in ("PodDisruptionBudget", "PodMonitor"):
-        assert only(manifests, kind)["spec"]["selector"]["matchLabels"] == selector
+    for selecting in (only(manifests, "PodDisruptionBudget"), named(manifests, "PodMonitor", f"{RELEASE}-pdcluster")):
+        assert selecting["spec"]["selector"]["matchLabels"] == selector
 
 
 def test_values_reach_the_pod() -> None:
@@ -168,7 +168,6 @@ def test_values_reach_the_pod() -> None:
     assert container["resources"]["limits"]["memory"] == "1Gi"
     assert (template["labels"]["team"], template["annotations"]) == ("ml", {"note": "yes"})
     assert only(manifests, "ServiceAccount")["metadata"]["annotations"] == {"owner": "me"}
-    assert only(manifests, "PodMonitor")["metadata"]["labels"]["release"] == "prometheus"
 
 
 def test_digest_comes_before_the_tag() -> None:

@@ -1,4 +1,4 @@
-"""What both Dockerfiles promise, read from them; that they build and run is shown by e2e."""
+"""Promises of both Dockerfiles, read from them; e2e shows that they build and run."""
 
 import re
 import shlex
@@ -32,7 +32,7 @@ class Stage:
 
 
 def parse(name: str) -> tuple[list[tuple[str, str]], list[Stage]]:
-    """What stands before the first FROM, and the stages."""
+    """Arguments before the first FROM, and the stages."""
     text = re.sub(r"^#.*\n", "", (ROOT / name).read_text(), flags=re.MULTILINE).replace("\\\n", "")
     lines = [(line.split(None, 1)[0], line.split(None, 1)[1].strip()) for line in text.splitlines() if line.strip()]
     starts = [index for index, (word, _) in enumerate(lines) if word == "FROM"]

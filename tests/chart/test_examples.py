@@ -25,7 +25,7 @@ def document(name: str) -> dict[str, Any]:
 
 
 def pools(name: str, role: str) -> dict[str, tuple[int, int, int]]:
-    """Of each pool by its gpu: minReplicas, replicas, maxReplicas."""
+    """Sizes of each pool by its gpu: minReplicas, replicas, maxReplicas."""
     return {
         pool["gpu"]: (pool.get("minReplicas", 0), pool["replicas"], pool["maxReplicas"])
         for pool in document(name)["spec"]["roles"][role]["pools"]

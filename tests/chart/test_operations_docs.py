@@ -31,7 +31,7 @@ def yaml_blocks(text: str) -> Iterator[dict[str, object]]:
 
 
 def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
-    by_itself, _, needs_a_person = section("When a cluster is not Ready").partition("These need a person")
+    by_itself, _, needs_action = section("When a cluster is not Ready").partition("These need action by a user")
     types = {
         conditions.READY,
         conditions.SERVING,
@@ -54,8 +54,8 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
     words = {value for name, value in vars(conditions).items() if name.isupper() and isinstance(value, str)}
     reasons = words - types - events - fine - set(conditions.ROLE_READY.values()) - set(conditions.AUTOSCALING)
 
-    assert set(first_cells(needs_a_person)) - {"reason", "---"} == conditions.NEEDS_A_PERSON
-    assert set(first_cells(by_itself)) - {"reason", "---"} == reasons - conditions.NEEDS_A_PERSON
+    assert set(first_cells(needs_action)) - {"reason", "---"} == conditions.NEEDS_ACTION
+    assert set(first_cells(by_itself)) - {"reason", "---"} == reasons - conditions.NEEDS_ACTION
     assert all(word in section("When a cluster is not Ready") for word in types | fine | set(conditions.ROLE_READY.values()))
 
 

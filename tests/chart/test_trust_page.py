@@ -17,7 +17,7 @@ TRUST = (ROOT / "docs" / "trust.md").read_text()
 
 
 def ports() -> dict[int, list[str]]:
-    """Of each port: its cells after the first."""
+    """Ports of the page, each with its cells after the first."""
     rows = re.findall(r"^\| (\d+), [^|]*\|(.*)\|$", TRUST, flags=re.MULTILINE)
     return {int(port): [cell.strip() for cell in cells.split("|")] for port, cells in rows}
 
@@ -40,7 +40,7 @@ def test_ports_with_a_network_policy_as_fence_are_those_that_a_policy_closes() -
 
 
 def test_etcd_that_is_run_has_neither_tls_nor_a_password() -> None:
-    """When this fails, the page has good news to tell."""
+    """Once this fails, the page can promise more."""
     (etcd,) = [manifest for (kind, _), manifest in shared_of().items() if kind == "StatefulSet" and "etcd" in json.dumps(manifest["spec"])]
     command = etcd["spec"]["template"]["spec"]["containers"][0]["command"]
     flags = dict(part.removeprefix("--").split("=", 1) for part in command[1:])

@@ -88,7 +88,7 @@ def json_type(annotation: Any) -> str:
 
 
 LENGTHS = ("maxLength", "maxItems", "maxProperties", "minItems", "minLength")
-"""Where the model has none, the API server needs one to know what a CEL rule costs; or the model's own rule says it better."""
+"""Fields with a bound that the model lacks: the API server needs it for the cost of a CEL rule, or the model has a rule of its own."""
 
 
 def limits(schema: dict[str, Any]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from pdcluster_worker.metrics import Metrics
 PAGE = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text()
 
 Described = dict[str, tuple[str, tuple[str, ...]]]
-"""Of each name without its prefix: type and labels."""
+"""Type and labels of each name without its prefix."""
 
 
 def of_the_page() -> Described:

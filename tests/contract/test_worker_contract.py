@@ -1,4 +1,4 @@
-"""What operator and worker share without importing each other: files, etcd keys and records, ports, metric names, TLS."""
+"""Contract of operator and worker, which never import each other: files, etcd keys and records, ports, metric names, TLS."""
 
 import json
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ ENTRY = "alice"
 """The key of the one entry of each map."""
 
 OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
-"""What a worker is told of its model beside name and path."""
+"""Settings of the model in a worker's file, beside name and path."""
 
 SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
 
@@ -170,7 +170,7 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
 
 
 def test_rendered_files_set_every_field_of_the_worker() -> None:
-    """Where nothing is the default: all but the lease, which is the contract's 10 s on the worker's side."""
+    """Fields without a default: all but the lease, which is the contract's 10 s on the worker's side."""
     files = [nothing_by_default(scheduling) for scheduling in SCHEDULING_VALUES]
     found = {path for engine, _ in files for path in paths(engine)}
     policy = files[0][1]

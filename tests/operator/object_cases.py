@@ -95,7 +95,6 @@ FULL: Change = both(
     at("spec.placement", {"domainLabel": "topology.kubernetes.io/rack", "mode": "Required"}),
     at("spec.autoscale", AUTOSCALE),
     at("spec.rollout", {"strategy": "Recreate", "gracePeriodSeconds": 10, "drainTimeoutSeconds": 60, "progressDeadlineSeconds": 30}),
-    at("spec.monitoring", {"podMonitor": False, "alerts": False, "dashboard": False, "labels": {"release": "prometheus"}}),
     at("spec.networkPolicy", {"enabled": False}),
 )
 
@@ -143,10 +142,7 @@ GOOD: dict[str, Change] = {
         at(f"{POOL}.minReplicas", None),
     ),
     "empty sections": lambda content: content["spec"].update(
-        {
-            name: {}
-            for name in ("image", "engine", "accelerators", "routing", "qos", "discovery", "service", "autoscale", "rollout", "monitoring")
-        }
+        {name: {} for name in ("image", "engine", "accelerators", "routing", "qos", "discovery", "service", "autoscale", "rollout")}
     ),
     "longest name": at("metadata.name", "c" * 31),
     "labels": at("metadata.labels", {"team": "chat"}),

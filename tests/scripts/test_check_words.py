@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "check_words.py"
 def test_words_that_name_the_thing_pass(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(
         '"""Drain pods."""\n\n\ndef told_pods(wish: int) -> str:\n'
-        '    """Return whether a pod is retold."""\n    return f"pods {wish}"  # a number\n'
+        '    """Return whether a pod is retold."""\n'
+        '    return f"pods {wish}" + "told"  # a user who asks\n'
     )
 
     result = run_script("check_words.py", tmp_path)
@@ -36,6 +37,11 @@ def test_words_that_name_the_thing_pass(tmp_path: Path) -> None:
             '5: docstring opens with "Why"',
             id="opening of a function",
         ),
+        pytest.param(
+            '"""Pods."""\nX = 1\n"""Of one pod."""\n',
+            '3: docstring opens with "Of"',
+            id="of a constant",
+        ),
         pytest.param('"""How pods end."""\n', '1: docstring opens with "How"', id="of a module"),
         pytest.param(
             '"""Pods."""\nclass A:\n    """What it is."""\n',
@@ -53,6 +59,23 @@ def test_each_breach_is_named(tmp_path: Path, source: str, problem: str) -> None
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"{path}:{problem}")
     assert lines[-1] == "check_words: 1 files, 1 problems"
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "problem"),
+    [
+        ("page.md", "# Pods\n\nA pod who waits.\n", '3: "who" is a private word'),
+        ("crd.yaml", "a:\n  description: Whether it is so.\n", '2: description opens with "Whether"'),
+        ("values.yaml", "replicas: 1 # besides others\n", '1: "besides" is a private word'),
+    ],
+)
+def test_texts_are_read_too(tmp_path: Path, name: str, source: str, problem: str) -> None:
+    (tmp_path / name).write_text(source)
+
+    result = run_script("check_words.py", tmp_path)
+
+    assert result.stdout.splitlines()[0].startswith(f"{tmp_path / name}:{problem}")
     assert result.returncode == 1
 
 

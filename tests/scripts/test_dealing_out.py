@@ -1,4 +1,4 @@
-"""How the files go to the processes of `make test`: what tests/conftest.py makes of their paths."""
+"""Deals the files out to the processes of `make test`: results of tests/conftest.py for their paths."""
 
 from tests.conftest import ROOT, group_of, turn_of
 

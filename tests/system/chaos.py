@@ -80,7 +80,7 @@ class Chaos:
         num_decodes = len(self._ready("decode"))
         wait_for(lambda: self._num_known("decode") == num_decodes, READY_SECONDS, f"{self._router.name} knows {num_decodes} decode workers")
 
-    # --- who, and when ------------------------------------------------------------------------
+    # --- choice of victims and times ------------------------------------------------------------------------
 
     def _step(self, change: Callable[[str], None], role: str) -> Step:
         def step() -> None:

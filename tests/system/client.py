@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def tokens(self) -> list[int]:
-        """Of the first choice."""
+        """Tokens of the first choice."""
         return self.choices[0].tokens
 
     @property
@@ -84,7 +84,7 @@ class Stream:
 
     @property
     def tokens(self) -> list[int]:
-        """Of the first choice, so far."""
+        """Tokens of the first choice, so far."""
         return tokens_in(self.texts.get(0, ""))
 
     def read_tokens(self, count: int) -> list[int]:

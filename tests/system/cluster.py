@@ -81,7 +81,7 @@ class Cluster:
         self.wait_connected()
 
     def heal(self) -> None:
-        """Bring back whoever was killed, with what it was started with, and wait until all are ready."""
+        """Restart killed processes as they were started, and wait until all are ready."""
         for worker in self.workers.values():
             if not worker.is_alive:
                 worker.restart(wait=False)
@@ -136,7 +136,7 @@ class Cluster:
         wait_for(lambda: state() in states, SETTLE_SECONDS, lambda: f"{pod} is {state()}, not {' or '.join(states)}")
 
     def wait_settled(self) -> None:
-        """Wait until no worker holds a block for anyone and nothing waits: what every test must leave behind, in the logs too."""
+        """Wait until no worker holds a block and nothing waits, as every test must leave it; check the logs too."""
         for worker in self._alive("prefill", "decode", "mixed"):
             wait_for(partial(is_settled, worker), SETTLE_SECONDS, partial(_holdings, worker))
         for worker in self.workers.values():
@@ -161,7 +161,7 @@ class Pair:
 
 
 def is_settled(worker: WorkerProcess) -> bool:
-    """Whether every block is free or cached, and no request is left."""
+    """Return whether every block is free or cached, and no request is left."""
     metrics, total = worker.metrics(), worker.settings["engine"]["numBlocks"]
     blocks = metrics.by_label("kv_blocks", "state")
     num_requests = sum(metrics.value(name) for name in ("num_requests_running", "num_requests_waiting", "prefill_queue_requests"))

@@ -27,11 +27,11 @@ from tests.system.tokens import write_tokenizer
 from tests.system.worker_process import WorkerProcess
 
 SLOW_BYTES_PER_SECOND = 128 << 10
-"""Of the slow cluster's prefill worker: 16 blocks of the tiny model a second."""
+"""Rate of the slow cluster's prefill worker: 16 blocks of the tiny model a second."""
 
 
 SLOW: Json = {"maxBatchedTokens": 4, "maxSequences": 4, "verifyTransfers": True}
-"""Of both its engines: hundreds of steps for a long prompt; checksums cost little at that speed."""
+"""Budget of both its engines: hundreds of steps for a long prompt; checksums cost little at that speed."""
 
 
 @pytest.hookimpl(hookwrapper=True)

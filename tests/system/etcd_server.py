@@ -58,7 +58,7 @@ class EtcdServer:
         self._http.close()
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """What is stored under a prefix."""
+        """Values stored under a prefix."""
         reply = self._http.post(
             "/v3/kv/range", content=json.dumps({"key": _base64(prefix), "range_end": _base64(prefix[:-1] + chr(ord(prefix[-1]) + 1))})
         )

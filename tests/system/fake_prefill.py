@@ -1,4 +1,4 @@
-"""A prefill worker that does what a test tells it, for what no honest one does: writing late, writing nothing, breaking off.
+"""A prefill worker that a test scripts to misbehave: writing late, writing nothing, breaking off.
 
 It registers in etcd, speaks gRPC over the cluster's mutual TLS and grants
 every credit; it has no engine.  What it writes, `kv_port` writes.
@@ -93,14 +93,16 @@ class FakePrefill(WorkerServicer):
         context.add_callback(lambda: ended.put(None))
         ended.get()
 
-    def Credits(self, request_iterator: Iterator[pb.CreditRequest], context: Any) -> Iterator[pb.CreditReply]:  # noqa: N802
+    def Credits(  # noqa: N802
+        self, request_iterator: Iterator[pb.CreditRequest], context: Any
+    ) -> Iterator[pb.CreditReply]:
         """Grant everything."""
         for request in request_iterator:
             if request.WhichOneof("request") == "want":
                 yield pb.CreditReply(request_id=request.want.request_id, granted=True)
 
     def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateReply]:  # noqa: N802
-        """Nobody asks a prefill worker for this."""
+        """Not called: no worker sends this to a prefill worker."""
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "a prefill worker")
         return iter(())
 

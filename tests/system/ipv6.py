@@ -1,4 +1,4 @@
-"""Whether this machine has IPv6: a kernel, or a container, may have none."""
+"""IPv6 on this machine: a kernel, or a container, may have none."""
 
 import socket
 from contextlib import suppress

@@ -12,7 +12,7 @@ from tests.system.worker_process import WorkerProcess
 
 @dataclass
 class Outcome:
-    """How one request ended.  status: 0 when the connection broke before the headers."""
+    """End of one request.  status: 0 when the connection broke before the headers."""
 
     prompt: list[int]
     ingress: str
@@ -22,7 +22,7 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """Whether the client was told that the answer is whole."""
+        """True if the client has the mark of a whole answer."""
         return self.stream is not None and self.stream.done
 
     @property
@@ -32,7 +32,7 @@ class Outcome:
 
     @property
     def is_clean_error(self) -> bool:
-        """Whether it ended in an error that the server worded."""
+        """True if it ended in an error that the server worded."""
         return self.status >= httpx.codes.INTERNAL_SERVER_ERROR or (self.stream is not None and self.stream.error is not None)
 
 

@@ -75,7 +75,7 @@ async def test_drains_of_both_roles_cut_no_stream_and_change_no_token(fleet: Fle
     await load.wait_for(lambda: sum(outcome.num_tokens > 0 for outcome in load.outcomes) >= NUM_BEFORE // 2)
     with cluster.drained_by_command(FIRST, PREFILLS[0]):
         fleet.decodes[ENDS].terminate()
-        # Some of these arrive before the workers have heard of their commands, some after.
+        # Some of these arrive before the workers have read their commands, some after.
         await asyncio.gather(asking, load.run(during))
         assert await asyncio.to_thread(fleet.decodes[ENDS].wait_end) == 0
         for name in (FIRST, PREFILLS[0]):
@@ -161,7 +161,7 @@ def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet: F
         own.read_tokens(1)
         with fleet.cluster.drained_by_command(FIRST):
             first.wait_for(lambda: _ready_reason(first) == "this worker is draining", "it says so")
-            # Its own stream is open for as long as its engine stands still.
+            # Its own stream is open for as long as its engine is stopped.
             with first.engine_stopped(), first.client.stream(prompt, "local", max_tokens=50) as relayed:
                 relayed.read_tokens(1)
                 scraped = first.client.http.get("/metrics")
@@ -171,7 +171,7 @@ def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet: F
             assert len(own.read_all()) == 1500
             assert own.done
             fleet.cluster.wait_state(FIRST, "drained")
-            assert len(first.client.complete(prompts(30)).tokens) == 8  # who has not forgotten a drained worker is still served
+            assert len(first.client.complete(prompts(30)).tokens) == 8  # a client that still uses a drained worker is served
             first.wait_for(lambda: _ready_reason(first) == "this worker is drained", "it is drained again")
     reference.check(prompt, tokens)
     first.wait_for(lambda: _tokens_made(others, before) == 50 + 8, "the others made the tokens")
@@ -223,7 +223,7 @@ def test_last_decode_worker_finishes_its_streams_and_names_another_way(fleet: Fl
     with last.client.stream(prompt, "auto", max_tokens=1500) as stream:
         stream.read_tokens(1)
         with fleet.cluster.drained_by_command(*DECODES):
-            reply = wait_for(lambda: _refusal(last, prompts), SETTLE_SECONDS, "nobody takes a request")
+            reply = wait_for(lambda: _refusal(last, prompts), SETTLE_SECONDS, "no worker takes a request")
             tokens = stream.read_all()
 
     assert reply is not None
@@ -235,7 +235,7 @@ def test_last_decode_worker_finishes_its_streams_and_names_another_way(fleet: Fl
 
 
 def _refusal(worker: WorkerProcess, prompts: Prompts) -> httpx.Response | None:
-    """The answer to a new request if that is a 503; None while somebody serves it."""
+    """The answer to a new request if that is a 503; None while a worker serves it."""
     reply = worker.client.post(body(prompts(5), max_tokens=1))
     return reply if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE else None
 
@@ -245,5 +245,5 @@ def _tokens_made(workers: list[WorkerProcess], since: list[Metrics]) -> float:
 
 
 def _ready_reason(worker: WorkerProcess) -> str:
-    """Why it is not ready; empty when it is."""
+    """Reason why it is not ready; empty when it is."""
     return worker.client.http.get("/ready").json()["reason"] or ""

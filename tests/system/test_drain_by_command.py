@@ -25,14 +25,14 @@ def commanded(pair: Pair) -> Iterator[Pair]:
 
 
 class Log:
-    """What a worker says from now on."""
+    """Log of a worker from now on."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self._path = worker.log
         self._start = worker.log.stat().st_size
 
     def count(self, text: str) -> int:
-        """How often it has said so."""
+        """Count lines with this text."""
         return self._path.read_bytes()[self._start :].count(text.encode())
 
 
@@ -58,10 +58,10 @@ def test_prefill_worker_drained_in_mid_transfer_finishes_it(slow: Pair, prompts:
 
 
 def test_requests_that_wait_for_a_draining_prefill_worker_are_served(slow: Pair, prompts: Prompts, reference: Reference) -> None:
-    """A promised credit is kept; who has none yet prefills here, and none of them fails."""
+    """A promised credit is kept; requests without one prefill here, and none fails."""
     cluster, decode, waiting = slow.cluster, slow.decode, [prompts(300) for _ in range(4)]
     with ThreadPoolExecutor(len(waiting)) as pool:
-        with slow.prefill.engine_stopped():  # whoever has a credit keeps it, and the others wait
+        with slow.prefill.engine_stopped():  # a request with a credit keeps it, and the others wait
             answers = [pool.submit(decode.client.complete, prompt, "auto", max_tokens=4) for prompt in waiting]
             decode.wait_for(lambda: decode.metrics().value("prefill_queue_requests") == len(waiting) - 1, "some wait for a credit")
             cluster.command(slow.prefill.name, drain=True)
@@ -138,7 +138,7 @@ def test_sigterm_in_a_drain_by_command_ends_in_order(commanded: Pair, prompts: P
         decode.terminate()
         decode.wait_for(lambda: log.count("asked to end") == 1, "the signal has come")
         cluster.command(decode.name, drain=False)  # too late: the process is to end
-        decode.wait_for(lambda: log.count("drain command present=False") == 1, "it has heard")
+        decode.wait_for(lambda: log.count("drain command present=False") == 1, "it has read the change")
         assert log.count("state=ready") == 0
         tokens = stream.read_all()
 
@@ -156,7 +156,7 @@ def test_command_in_the_drain_of_sigterm_changes_nothing(commanded: Pair, prompt
         cluster.wait_state(decode.name, "draining")
         for present in (True, False, True):
             cluster.command(decode.name, drain=present)
-        decode.wait_for(lambda: log.count("drain command present=True") == 2, "it has heard")
+        decode.wait_for(lambda: log.count("drain command present=True") == 2, "it has read the change")
         tokens = stream.read_all()
 
     assert (stream.done, len(tokens)) == (True, 1000)

@@ -1,4 +1,4 @@
-"""Where a prompt is computed, what moves for it, and that the client can see and force the path."""
+"""Place where a prompt is computed, its transfers, and that the client can see and force the path."""
 
 import httpx
 import openai

@@ -16,7 +16,7 @@ from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 NUM_BLOCKS = 24
-"""Of the tight cluster's decode worker: 384 tokens."""
+"""Blocks of the tight cluster's decode worker: 384 tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_request_that_could_never_fit_is_refused_at_once(tight: Pair, prompts: P
 
 def test_requests_beyond_the_queue_bound_are_told_to_retry(slow: Pair, prompts: Prompts) -> None:
     def num_refused() -> int:
-        """Of two requests at the same time."""
+        """Refused requests of two at the same time."""
         requests = [body(prompts(1500), "local", max_tokens=1) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             replies = list(pool.map(slow.decode.client.post, requests))

@@ -74,7 +74,7 @@ def test_router_says_why_a_request_went_where_it_went(router: WorkerProcess, pai
 
 
 def _seen_at(url: str, pair: Pair) -> list[str]:
-    """What a prefill worker sees ends with the transfer; the others see all of it."""
+    """Events seen by a worker: on a prefill worker they end with the transfer; the others see all."""
     return list(LIFETIME[:5] if url == str(pair.prefill.client.http.base_url) else LIFETIME)
 
 

@@ -1,4 +1,4 @@
-"""What the operator reads of a real worker under load: every number, in the meaning, unit and place that the autoscaler assumes.
+"""Numbers that the operator reads of a real worker under load: each in the meaning, unit and place that the autoscaler assumes.
 
 The pages come over HTTP from real processes; the parser and the rates are the operator's.
 """
@@ -11,15 +11,16 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdcluster_api.manifests.pod_monitor import LIMITS
 from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import parse_page
 from pdcluster_operator.scrape.sample import Reading, worker_sample
+from tests.chart.helm_chart import RELEASE, named, render
 from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 NUM_WAITING = 5
+LIMITS = named(render({"monitoring": {"podMonitors": True}}), "PodMonitor", f"{RELEASE}-pdcluster-workers")["spec"]
 NUM_TARGET_LABELS = 10  # that Prometheus adds: job, instance, namespace, pod, container, endpoint, and four by the PodMonitor's relabelings
 
 
@@ -29,7 +30,7 @@ def reading(worker: WorkerProcess) -> Reading:
 
 
 def gauges(worker: WorkerProcess) -> WorkerSample:
-    """What one scrape says."""
+    """Sample of one scrape."""
     return worker_sample(worker.name, reading(worker), None)
 
 
@@ -89,7 +90,7 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
     generated = num_requests * (output_tokens - (place == "remote"))  # the prefill worker makes the first one
     pair.decode.wait_for(
         lambda: reading(pair.decode).page.generation_tokens_total - before[pair.decode].page.generation_tokens_total == generated,
-        "all is told",
+        "all tokens to be counted",
     )
     decode, prefill = (worker_sample(worker.name, reading(worker), before[worker]) for worker in (pair.decode, pair.prefill))
     after = {worker: reading(worker).page for worker in before}
@@ -124,7 +125,7 @@ def test_requests_that_wait_for_prefill_are_the_prefill_queue_alone(slow: Pair, 
     with ThreadPoolExecutor(NUM_WAITING) as pool:
         with slow.prefill.engine_stopped():
             answers = [pool.submit(slow.decode.client.complete, prompts(300), "remote", max_tokens=2) for _ in range(NUM_WAITING)]
-            # One has the only credit; what it makes wait is told when the engine goes on.
+            # One has the only credit; what it makes wait is reported when the engine goes on.
             wait_shown(
                 slow.decode,
                 lambda shown: (shown.prefill_queue_requests, shown.prefill_queue_tokens) == (NUM_WAITING - 1, 300 * (NUM_WAITING - 1)),

@@ -62,7 +62,7 @@ def kept_busy(first: WorkerProcess, second: WorkerProcess, prompts: Prompts) -> 
         stream.read_tokens(1)
         before = second.metrics()
 
-        def is_relayed() -> bool:  # not while a report, up to a second old, tells of a request that has ended
+        def is_relayed() -> bool:  # not while a report, up to a second old, counts a request that has ended
             first.client.complete(prompts(5), "local", max_tokens=1)
             return second.growth(before, "generation_tokens_total") > 0
 

@@ -73,7 +73,7 @@ def test_version_and_record_say_the_ranks(ranks: Cluster) -> None:
 
 
 def test_a_dead_rank_ends_its_worker_and_costs_others_nothing(ranks: Cluster, prompts: Prompts, reference: Reference) -> None:
-    """Of a prefill worker first, then of a decode worker in the middle of a stream."""
+    """Kill a rank of a prefill worker first, then of a decode worker in the middle of a stream."""
     prefill, decode = ranks.workers["prefill-2"], ranks.workers["decode-2"]
     os.kill(rank_of(prefill).pid, signal.SIGKILL)
     assert prefill.wait_end() == 1

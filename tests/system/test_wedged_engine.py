@@ -1,4 +1,4 @@
-"""An engine process that stands still (SIGSTOP) while its server process lives: seen, gone round, and started anew."""
+"""A stopped engine process (SIGSTOP) whose server process lives: detected, avoided, and restarted."""
 
 import asyncio
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def test_forced_prefill_at_a_stopped_engine_is_a_clear_error(impatient: Pair, pr
         reply = impatient.decode.client.post(body(prompts(300), "remote"))
 
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "prefill_failed")
-    assert "stands still" in reply.json()["error"]["message"]
+    assert "has stalled" in reply.json()["error"]["message"]
 
 
 def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(
@@ -111,7 +111,7 @@ def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(
 def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
     impatient: Pair, second: WorkerProcess, pool: ThreadPoolExecutor, prompts: Prompts, reference: Reference
 ) -> None:
-    """Those that came to it, those that were sent there, and those that come while it is known to stand still."""
+    """Those that came to it, those that were sent there, and those that come while its stall is known."""
     first, asked = impatient.decode, [prompts(30) for _ in range(3)]
     with first.client.stream(prompts(20), "local", max_tokens=1900) as stream:
         stream.read_tokens(1)
@@ -171,11 +171,11 @@ def _status(worker: WorkerProcess, path: str) -> int:
 
 
 def _check_told(worker: WorkerProcess) -> None:
-    """Its probes and its gauge say that its engine stands still, before it ends."""
+    """Its probes and its gauge say that its engine has stalled, before it ends."""
     worker.wait_for(lambda: _status(worker, "/health") == httpx.codes.SERVICE_UNAVAILABLE, "it is not live")
     reply = worker.client.http.get("/ready")
     assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert "stands still" in reply.json()["reason"]
+    assert "has stalled" in reply.json()["reason"]
     assert worker.metrics().value("engine_stalled") == 1
 
 

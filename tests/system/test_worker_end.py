@@ -66,7 +66,7 @@ def test_drain_command_in_etcd_takes_the_worker_out_and_back(pair: Pair, prompts
 
 
 def test_sigterm_again_changes_nothing(pair: Pair, prompts: Prompts, reference: Reference) -> None:
-    """As a container runtime sends it that was started anew in the middle of a drain."""
+    """As a container runtime sends it that was restarted in the middle of a drain."""
     prompt = prompts(60)
     with pair.decode.client.stream(prompt, "local", max_tokens=1000) as stream:
         stream.read_tokens(1)

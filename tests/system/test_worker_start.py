@@ -56,7 +56,7 @@ def test_unknown_setting_ends_with_2(new_cluster: NewCluster) -> None:
 
 
 def test_missing_identity_ends_with_2(new_cluster: NewCluster) -> None:
-    worker = new_cluster("nobody").add_worker("decode", "decode-0", start=False)
+    worker = new_cluster("lonely").add_worker("decode", "decode-0", start=False)
     worker.start(POD_NAME="")
 
     assert worker.wait_end() == 2
@@ -114,7 +114,7 @@ def test_etcd_away_at_start_means_not_ready_until_it_comes(new_cluster: NewClust
 
 
 def reason(client: Client) -> str:
-    """Why the worker is not ready; "" when it is, or does not answer yet."""
+    """Reason why the worker is not ready; "" when it is, or does not answer yet."""
     try:
         reply = client.http.get("/ready")
     except httpx.TransportError:

@@ -1,4 +1,4 @@
-"""A tokenizer whose text shows its tokens: token 17 is "[17]", so an answer's text tells exactly which tokens it is made of."""
+"""A tokenizer whose text shows its tokens: token 17 is "[17]", so an answer's text shows its tokens exactly."""
 
 import json
 import re

@@ -53,7 +53,7 @@ class Exchange:
 
     @property
     def tokens(self) -> list[int]:
-        """Of an answer whose text shows them."""
+        """Tokens of an answer whose text shows them."""
         return tokens_in(self.text)
 
     @property

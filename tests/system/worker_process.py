@@ -80,7 +80,7 @@ class WorkerProcess:
             )
 
     def invocation(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """What starts it: the command, whose files are written, and the environment over ours."""
+        """Command that starts it, whose files are written, and its environment over ours."""
         self._engine_file.write_text(json.dumps(self.settings))
         files = ("--engine-config", str(self._engine_file), "--policy", str(self._policy_file))
         identity = {"POD_NAME": self.name, "POD_NAMESPACE": "test", "POD_IP": "127.0.0.1"}
@@ -150,13 +150,13 @@ class WorkerProcess:
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
-        """Of the present or last life."""
+        """Process of the present or last life."""
         assert self._process is not None, f"{self.name} was never started"
         return self._process
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server process runs."""
+        """True if the server process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -197,7 +197,7 @@ class WorkerProcess:
         return {state: int(value) for state, value in self.metrics().by_label("kv_blocks", "state").items()}
 
     def growth(self, before: Metrics, name: str, **labels: str) -> float:
-        """How much a counter has grown since a scrape."""
+        """Growth of a counter since a scrape."""
         return self.metrics().value(name, **labels) - before.value(name, **labels)
 
     def wait_growth(self, before: Metrics, name: str, expected: float, **labels: str) -> None:
@@ -216,7 +216,7 @@ class WorkerProcess:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:]) if self.log.exists() else ""
 
     def unhandled_errors(self) -> list[str]:
-        """Lines of its log, since the last call, that tell of an error which nobody foresaw."""
+        """Lines of its log, since the last call, with an unexpected error."""
         lines = self.log.read_text(errors="replace").splitlines()
         fresh, self._num_checked_lines = lines[self._num_checked_lines :], len(lines)
         return [line for line in fresh if any(sign in line for sign in _UNHANDLED)]
@@ -259,7 +259,7 @@ class WorkerProcess:
 
 
 def port_of(address: str) -> int:
-    """Of host:port."""
+    """Port of host:port."""
     return int(address.rpartition(":")[2])
 
 

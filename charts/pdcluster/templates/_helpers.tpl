@@ -39,3 +39,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ printf "%s%s:%s" $prefix .image.repository (.image.tag | default .chart.AppVersion) }}
 {{- end -}}
 {{- end -}}
+
+{{/* Whether objects of a kind of the Prometheus operator are made: true, or auto where the API server has the kind. */}}
+{{- define "pdcluster.isMade" -}}
+{{- $exists := .root.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .kind) -}}
+{{- if or (eq (toString .wanted) "true") (and (eq (toString .wanted) "auto") $exists) -}}true{{- end -}}
+{{- end -}}

@@ -3,7 +3,7 @@ What the operator may do where PDClusters are.  One rule for each reason; `patch
 it makes what is missing.  A right that is not in this list is one that the code does not use.
 */}}
 {{- define "pdcluster.rules" -}}
-# Reads the objects that people write, and writes nothing but their status.
+# Reads the objects of users, and writes nothing but their status.
 - apiGroups: [pdcluster.io]
   resources: [pdclusters]
   verbs: [get, list, watch]
@@ -17,11 +17,11 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [pdcluster.io]
   resources: [pdpoolscalers/status]
   verbs: [patch]
-# Workers and etcd, and the record that each set of workers is rendered from.
+# Workers and etcd, and the snapshot that each set of workers is rendered from.
 - apiGroups: [apps]
   resources: [statefulsets, controllerrevisions]
   verbs: [get, list, watch, create, patch, delete]
-# Ingress and peer Services, engine and policy files, the dashboard, the workers' identity (which gets no rights).
+# Ingress and peer Services, engine and policy files, the workers' identity (which gets no rights).
 - apiGroups: [""]
   resources: [services, configmaps, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
@@ -31,25 +31,26 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, list, watch, create, patch]
-# The safety pack of each cluster.
+# Disruption budgets, network policies and monitoring of each cluster.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# Removing those that an older version made for each PDCluster; the chart makes one of each for all.
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, prometheusrules]
-  verbs: [get, list, watch, create, patch, delete]
-# Why a worker is not ready.
+  verbs: [list, delete]
+# To find why a worker is not ready.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
-# Why a worker was not created.
+# To find why a worker was not created.
 - apiGroups: [""]
   resources: [events]
   verbs: [list]
-# What the operator did, and what a person should look at.
+# To report what the operator did, and what a user should look at.
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -89,7 +89,7 @@ class Leadership:
         logger.error("lost the lease lease=%s/%s identity=%s", self.namespace, self.name, self.identity)
 
     async def release(self) -> None:
-        """Give the Lease up, if it is held; an error is logged, for then it expires by itself."""
+        """Give the Lease up, if it is held; an error is only logged: the Lease then expires by itself."""
         self._renewed_at = float("-inf")
         try:
             live = await self.client.find(LEASE, self.namespace, self.name)

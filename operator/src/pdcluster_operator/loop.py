@@ -11,24 +11,23 @@ from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
-from pdcluster_api.apiserver.kinds import POD_MONITOR, PROMETHEUS_RULE, Kind
 from pdcluster_api.manifests.objects import HTTP_PORT
-from pdcluster_api.manifests.render import Capabilities, Site
+from pdcluster_api.manifests.render import Site
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.informer.listing import Listing
 from pdcluster_operator.queue.progress import Progress
 from pdcluster_operator.queue.resync import GRACE_SECONDS, Resync
 from pdcluster_operator.queue.runner import Done, QueueRunner
 from pdcluster_operator.reconcile.act import Actor
-from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
-from pdcluster_operator.reconcile.discovery import EtcdCheck, first_answer_slots
+from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
+from pdcluster_operator.reconcile.etcd_view import EtcdView, Slots
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
+from pdcluster_operator.reconcile.older_monitors import remove_older_monitors
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
-from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller, read_slots
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
@@ -58,22 +57,24 @@ class Loop:
         self.cache = Cache()
         self.metrics = LoopMetrics(registry)
         self.is_filled = False
-        self._listing = Listing(client, settings.namespaces)
+        self._client, self._namespaces = client, settings.namespaces
         self._progress = Progress(settings.resync_seconds, time.monotonic())
         self._runner = QueueRunner(self._work, self.metrics.reconcile_errors.inc, settings.concurrency)
-        self._resync = Resync(self._listing, self.cache, self.add, self._progress, min(GRACE_SECONDS, settings.resync_seconds))
-        asking = Asking(client)
+        listing, grace_seconds = Listing(client, settings.namespaces), min(GRACE_SECONDS, settings.resync_seconds)
+        self._resync = Resync(listing, self.cache, self.add, self._progress, grace_seconds)
+        etcd = EtcdRequests(client)
         self._scraper = Scraper()
         scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
         scaling = Scaling(self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port)
-        self._sessions = Sessions(session_maker(client, asking, scaling, self.add))
-        actor = Actor(client, self.cache, settings.site, asking, Events(client, settings.identity), self._capabilities)
+        self._sessions = Sessions(session_maker(client, etcd, scaling, self.add))
+        actor = Actor(client, self.cache, settings.site, etcd, Events(client, settings.identity))
         self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 
     async def fill(self) -> None:
         """Fill the cache; every PDCluster is due then."""
         await self._resync.fill()
+        await remove_older_monitors(self._client, self._namespaces)
         self.is_filled = True
         for key in self.cache.clusters():
             self.add(key)
@@ -110,13 +111,8 @@ class Loop:
         self._runner.add(key)
 
     def resync_soon(self) -> None:
-        """Something may have been missed, or kinds have come or gone."""
+        """Something may have been missed."""
         self._resync.request()
-
-    @property
-    def watched(self) -> tuple[Kind, ...]:
-        """The kinds to watch, once the cache is filled."""
-        return self._listing.watched()
 
     def problems(self) -> list[str]:
         """Parts that have stalled, as text; empty = none."""
@@ -129,26 +125,20 @@ class Loop:
         logger.debug("pass ended key=%s wrote=%s seconds=%.6f", key, done.wrote, time.monotonic() - started)
         return done
 
-    def _capabilities(self) -> Capabilities:
-        present = self._listing.present
-        forbidden = frozenset(kind for kind, exists in self._listing.forbidden.items() if exists)
-        return Capabilities(POD_MONITOR.name in present, PROMETHEUS_RULE.name in present, forbidden)
-
     def _windows(self) -> Iterator[Windows]:
         for session in self._sessions:
             if session.autoscaling.windows is not None:
                 yield session.autoscaling.windows
 
 
-def session_maker(client: ApiClient, asking: Asking, scaling: Scaling, enqueue: Callable[[Key], None]) -> Callable[[Key], Session]:
+def session_maker(client: ApiClient, etcd: EtcdRequests, scaling: Scaling, enqueue: Callable[[Key], None]) -> Callable[[Key], Session]:
     """Make sessions of PDClusters, with what they all share."""
-    events, first_answers, reads = FailedCreates(client), first_answer_slots(), read_slots()
+    events, slots = FailedCreates(client), Slots()
 
     def make(key: Key) -> Session:
         enqueue_it = partial(enqueue, key)
         return Session(
-            etcd=EtcdCheck(asking.ask, enqueue_it, first_answers),
-            worker_records=WorkerRecordsPoller(key, asking, enqueue_it, reads),
+            etcd=EtcdView(etcd, enqueue_it, slots),
             pod_faults=PodFaults(events),
             autoscaling=Autoscaling(key, scaling, enqueue_it),
         )

@@ -97,11 +97,11 @@ class Process:
     state: Literal["starting", "standing by", "leading"] = "starting"
 
     def unhealthy(self) -> list[str]:
-        """For /healthz: what stands still."""
+        """Parts without progress, for /healthz."""
         return self.loop.problems() if self.state == "leading" and self.loop.is_filled else []
 
     def unready(self) -> list[str]:
-        """For /readyz: why it neither leads with filled caches nor stands by."""
+        """Reasons, for /readyz, why it neither leads with filled caches nor stands by."""
         if self.state == "leading":
             return [] if self.loop.is_filled else ["the cache is being filled"]
         return [] if self.state == "standing by" else ["starting"]
@@ -157,8 +157,8 @@ class Process:
 
     async def _watch(self, stop: asyncio.Event, started: asyncio.Event) -> None:
         watch = Watch(self.loop.cache, self.loop.add, self.loop.resync_soon)
-        settings = WatchSettings(self.settings.watch_namespaces, self.settings.kubeconfig is None, self.loop.watched)
-        await run_watches(settings, watch, stop, started, self.loop.resync_soon)
+        settings = WatchSettings(self.settings.watch_namespaces, self.settings.kubeconfig is None)
+        await run_watches(settings, watch, stop, started)
 
     async def _take_signals_back(self, started: asyncio.Event) -> None:
         """From kopf, which would end before the workers have."""

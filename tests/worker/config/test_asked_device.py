@@ -23,7 +23,7 @@ def test_node_without_a_gpu_is_refused_with_the_fix(tmp_path: Path, device: str)
 
     assert str(refusal.value) == (
         f"pool big asks for cuda (engine.device: {device} with gpu: B200), but no CUDA device is visible: "
-        "see to the node's driver and device plugin, and that the pod is given an accelerator, "
+        "check the node's driver and device plugin, and that the pod requests an accelerator, "
         "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
     )
     assert len(str(refusal.value)) < 400  # what a condition shows of it

@@ -1,4 +1,4 @@
-"""What each engine of a worker gets of its settings, and which settings are refused."""
+"""Settings of each engine of a worker, and settings that are refused."""
 
 from pathlib import Path
 from typing import Any

@@ -98,7 +98,7 @@ def test_worker_config_refusal_names_field_and_reason(tmp_path: Path, line: str,
 
 
 def test_worker_config_of_a_record_may_have_fields_that_had_one_value(tmp_path: Path) -> None:
-    """An operator of before has rendered it, and it is never rendered anew."""
+    """An older operator has rendered it, and it is never rendered again."""
     retired = "tensorParallel: 1\nengine: {kvCacheDtype: auto, transport: tcp, blockSize: 32}\n"
 
     old, new = (load_worker_config(write(tmp_path, MINIMUM + text)) for text in (retired, "engine: {blockSize: 32}\n"))

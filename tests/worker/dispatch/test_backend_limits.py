@@ -1,4 +1,4 @@
-"""What a worker of several engines says of its model: the limits that hold for any of them."""
+"""Limits of the model at a worker of several engines: those that hold for any of them."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""What a record says about disaggregation: refused pairs soon, figures seldom and only when they say something new."""
+"""Disaggregation in a record: refused pairs soon, figures rarely and only when they have changed."""
 
 import pytest
 
@@ -94,7 +94,7 @@ def test_a_quiet_worker_goes_on_saying_what_it_last_saw(scene: Scene) -> None:
 
 async def test_the_rate_of_a_transfer_and_its_transport_are_metrics(worker: Worker) -> None:
     worker.note_transfer(1000, 0.5)
-    worker.note_transfer(1, 0.0)  # too short to tell: the last rate stays
+    worker.note_transfer(1, 0.0)  # too short to measure: the last rate stays
     value = worker.metrics.registry.get_sample_value
 
     assert worker.sent_bytes_per_second == 2000

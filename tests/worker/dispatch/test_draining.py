@@ -1,4 +1,4 @@
-"""When a worker is ready, draining and drained, on counters of what holds it and of clients that have not taken all."""
+"""States ready, draining and drained of a worker, on counters of what holds it and of clients that have not taken all."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ async def holder(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Holder]:
 
 async def test_drain_by_command_ends_drained_when_nothing_holds(holder: Holder) -> None:
     holder.count = 2
-    assert holder.drain.num_holding == 0  # nobody waits for them
+    assert holder.drain.num_holding == 0  # they are not waited for
     holder.drain.command(True)
     assert (holder.states, holder.drain.num_holding) == (["draining"], 2)
 
@@ -123,7 +123,7 @@ async def test_drain_goes_on_when_it_cannot_ask_for_clients_and_says_so_once(hol
     await holder.drained()
 
     (record,) = (record for record in caplog.records if record.exc_info)
-    assert "cannot see what clients have yet to take" in record.message
+    assert "cannot read the unsent bytes of connections" in record.message
     assert holder.states == ["draining", "drained"]
 
 
@@ -135,7 +135,7 @@ async def test_each_drain_gives_up_when_it_cannot_ask_for_clients_at_all(
     for turn in (1, 2):
         holder.drain.command(True)
         await holder.drained()
-        assert (holder.num_asked, caplog.text.count("waited for no more")) == (5 * turn, turn)
+        assert (holder.num_asked, caplog.text.count("no longer waiting")) == (5 * turn, turn)
         holder.drain.command(False)
 
     assert holder.states == ["draining", "drained", "ready"] * 2
@@ -156,7 +156,7 @@ async def test_drain_that_was_withdrawn_leaves_its_failures_behind(holder: Holde
 async def test_what_clients_have_yet_to_take_while_something_else_holds_counts_nothing(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are asked for now and then, so that who takes nothing is known when it ends."""
+    """They are read now and then, so that a stalled client is known when the requests end."""
     monkeypatch.setattr(draining, "FOLLOW_SECONDS", 0.001)
     holder.count = holder.num_unsent = 1
     holder.drain.command(True)
@@ -184,7 +184,7 @@ async def test_request_that_ends_while_clients_are_asked_for_makes_the_answer_vo
 
 
 async def test_clients_are_seldom_asked_for_while_something_else_holds_and_never_after_the_drain(holder: Holder) -> None:
-    """What a drained worker sends, such as to a scraper, does not make it a draining one."""
+    """Output of a drained worker, such as to a scraper, does not make it drain again."""
     holder.count = 1
     looks = 0
 
@@ -336,7 +336,7 @@ def test_state_follows_from_the_last_word_and_what_holds(words: list[str]) -> No
             drained = wanted and not holder.count and (drained or not num_left)
             assert holder.drain.state == ("ready" if not wanted else "drained" if drained else "draining")
             assert holder.drain.num_holding == (holder.count if wanted else 0) + (num_left or 0)
-        assert all(one != other for one, other in zip(holder.states, holder.states[1:], strict=False))  # no news is not told
+        assert all(one != other for one, other in zip(holder.states, holder.states[1:], strict=False))  # every call is a change
         await holder.drain.close()
 
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -1,4 +1,4 @@
-"""What a worker tells its peers in the handshake."""
+"""Handshake of a worker with its peers."""
 
 from types import SimpleNamespace
 from typing import Any, cast

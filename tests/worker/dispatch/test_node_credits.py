@@ -1,4 +1,4 @@
-"""Credits of a prefill worker follow its engines: as many as they take, none while none gets on or the worker drains."""
+"""Credits of a prefill worker follow its engines: as many as they take, none while no engine makes progress or the worker drains."""
 
 from pathlib import Path
 
@@ -93,12 +93,12 @@ async def test_two_steps_are_promised_for_each_engine_that_lives(scene: Scene) -
 
 async def test_nothing_is_promised_while_no_engine_gets_on(scene: Scene) -> None:
     first, second = scene.engines
-    first.client.stall("it stands still")
+    first.client.stall("it has stalled")
     scene.node.on_stall(first, True)
     scene.want("a")
-    assert scene.granted() == ["a"]  # the other one gets on
+    assert scene.granted() == ["a"]  # the other one serves
 
-    second.client.stall("it stands still")
+    second.client.stall("it has stalled")
     scene.node.on_stall(second, True)
     scene.want("b")
     assert scene.granted() == []
@@ -120,7 +120,7 @@ async def test_engine_that_comes_back_promises_nothing_for_a_worker_that_drains(
 
 async def test_engine_that_stalls_as_another_dies_leaves_no_promise(scene: Scene) -> None:
     first, second = scene.engines
-    second.client.stall("it stands still")
+    second.client.stall("it has stalled")
     scene.node.on_stall(second, True)
     first.client.fail("it ended")
     scene.engines.remove(first, "it ended")

@@ -1,4 +1,4 @@
-"""The prefill worker's side of a request: what its engine says becomes what the peer hears."""
+"""The prefill worker's side of a request: what its engine says becomes the reply to the peer."""
 
 import asyncio
 from collections.abc import Sequence

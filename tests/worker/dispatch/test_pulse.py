@@ -1,4 +1,4 @@
-"""What follows when an engine stands still: its requests, health, peers and its end."""
+"""Consequences of a stalled engine: for its requests, health, peers and its end."""
 
 import asyncio
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ async def test_pulse_of_a_stalled_engine_fails_health_and_leaves_the_choice(scen
     await scene.look(5)
 
     assert backend.alive() is not None
-    assert "stands still: no step and no answer for 5.0 s (qos.stallSeconds is 4" in backend.alive()
+    assert "has stalled: no step and no answer for 5.0 s (qos.stallSeconds is 4" in backend.alive()
     assert backend.ready() == backend.alive()
     assert backend.draining()  # so answers close their connections
     assert (scene.worker.load().state, scene.worker.takes_new, scene.gauge) == ("stalled", False, 1)
@@ -101,7 +101,7 @@ async def test_pulse_fails_requests_of_a_stalled_engine_and_refuses_new_ones(sce
     scene.answers = False
     await scene.look(5)
 
-    with pytest.raises(EngineStalledError, match="stands still") as caught:
+    with pytest.raises(EngineStalledError, match="has stalled") as caught:
         await mailbox.token()
     assert (caught.value.status, caught.value.code) == (503, "engine_stalled")
     with pytest.raises(EngineStalledError):
@@ -109,7 +109,7 @@ async def test_pulse_fails_requests_of_a_stalled_engine_and_refuses_new_ones(sce
     assert isinstance(scene.worker.refusal(), EngineStalledError)
     client.close(mailbox)
     await scene.look()
-    assert scene.engine.inputs[-1] == Abort("r")  # an engine that gets on again must not go on with it
+    assert scene.engine.inputs[-1] == Abort("r")  # an engine that recovers must not continue it
 
 
 async def test_pulse_of_an_engine_that_gets_on_again_serves_as_before(scene: Scene) -> None:

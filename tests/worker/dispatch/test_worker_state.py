@@ -66,7 +66,7 @@ async def test_worker_reports_a_change_of_state_at_once(worker: Worker, monkeypa
 
 
 async def test_worker_room_that_was_reported_before_the_wait_is_room(worker: Worker, engine: ScriptedEngine) -> None:
-    """An engine that frees blocks and goes idle says so once, perhaps before anybody waits."""
+    """An engine that frees blocks and goes idle says so once, perhaps before a task waits."""
     engine.say(stats(free_blocks=8))
     while client_of(worker).stats is None:
         await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks
     load = worker.load()
     assert (load.num_waiting, load.waiting_tokens, load.credit_queue_requests, load.credit_queue_tokens) == (1, 32, 9, 313)
 
-    # When none of those that may ask does, nobody behind them can.
+    # When none of those that may ask does, none behind them can.
     waiting += [asyncio.create_task(worker.room(worker.engines.first, f"r{n}", 8)) for n in range(ASKING_HEADS) if n != 2]
     await asyncio.sleep(0)
     assert shown() == [10, 0, 0]
@@ -143,7 +143,7 @@ def test_merge_begins_anew_where_everything_is_told() -> None:
 async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_its_peers(
     worker: Worker, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """[V19], [Y11]: a repeat changes nothing; after a gap nothing is taken until all is told."""
+    """[V19], [Y11]: a repeat changes nothing; after a gap nothing is taken until a snapshot."""
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
     engine.answer = lambda message: [BlockEvents([b"d"], [], 5, is_cleared=True)] if isinstance(message, TellBlocks) else ()
     async with aclosing(worker.reports()) as reports, asyncio.timeout(5):

@@ -65,7 +65,7 @@ def test_requests_beside_a_watermark_run_after_one_another_and_are_preempted_les
 
 
 def test_request_as_large_as_the_pool_runs_alone_whatever_the_watermark(engine, spec):
-    """[V7]: the watermark holds a large request until the others are done, never for ever."""
+    """[V7]: the watermark holds a large request until the others are done, no longer."""
     rig = engine(num_blocks=6, admission_watermark=0.9)
     rig.handle(m.Submit(spec("a", [1, 2, 3], max_tokens=4)), m.Submit(spec("b", list(range(21)), max_tokens=3)))
     rig.run()

@@ -114,7 +114,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def miss(self):
-        """[V19]: events that never arrive; the next ones show it, and all is told anew."""
+        """[V19]: events that never arrive; the next ones show it, and a snapshot follows."""
         if self.pool.prefix_cache.take_events() is None:
             return
         self.pool.prefix_cache.tell_all()

@@ -42,12 +42,12 @@ def test_no_turn_over_a_million_blocks_looks_at_more_than_a_slice():
     looks = Looks(pool, held)
     walk = PoolWalk(pool, looks.holders)
     turns = [looks.of_a_turn(walk) for _ in range(15)]
-    assert turns[:10] == [SLICE_BLOCKS] * 10  # who holds what
+    assert turns[:10] == [SLICE_BLOCKS] * 10  # counting references
     assert turns[10:] == [3 * SLICE_BLOCKS] * 5  # blocks, their states, the free stack
 
     pool.release(held[-1:])
     looks.holds = held[:-1]
-    assert looks.of_a_turn(walk) <= 4 * SLICE_BLOCKS  # begins anew, and no turn is larger for that
+    assert looks.of_a_turn(walk) <= 4 * SLICE_BLOCKS  # begins again, and no turn is larger for that
 
 
 def test_walk_begins_anew_after_a_move_and_ends_with_every_block_seen():

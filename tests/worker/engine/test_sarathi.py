@@ -164,7 +164,7 @@ def test_a_decode_without_a_block_sits_out_while_another_goes_on():
 
 
 def test_where_all_decodes_lack_a_block_the_last_is_preempted():
-    """[A1]: progress comes before the wish to keep what is computed."""
+    """[A1]: progress comes before keeping what is computed."""
     scheduler, tables = build(num_blocks=2)
     for name, arrival in [("a", 1.0), ("b", 2.0)]:
         scheduler.add_ready(holding(tables, request_of(name, 3, 1, arrival)))

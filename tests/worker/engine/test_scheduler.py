@@ -91,7 +91,7 @@ def test_the_last_arrived_is_preempted_recomputed_and_keeps_its_tokens(engine, s
 
 
 def test_a_preempted_request_goes_before_those_that_wait(engine, spec):
-    """[V5]: back to the front; while a preemption happened nobody is admitted [V1]."""
+    """[V5]: back to the front; in a step with a preemption none is admitted [V1]."""
     rig = engine(num_blocks=5, max_sequences=2, prefix_caching=False)
     for request_id, prompt in {"a": range(8), "b": range(20, 28), "c": [5]}.items():
         rig.core.handle(m.Submit(spec(request_id, prompt, max_tokens=6)))
@@ -124,7 +124,7 @@ def test_a_prompt_larger_than_the_pool_fails_alone(engine, spec):
 
 
 def test_a_request_that_outgrows_the_pool_fails_alone_after_what_it_could_say(engine, spec):
-    """It neither stops the engine, nor preempts another, nor loops for ever."""
+    """It neither stops the engine, nor preempts another, nor loops without end."""
     rig = engine(num_blocks=4, max_sequences=2)
     rig.handle(m.Submit(spec("grows", range(14), max_tokens=20)))
     rig.run()

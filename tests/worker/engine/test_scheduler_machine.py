@@ -106,7 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def hold(self, count):
-        """Blocks of transfers: as many as newcomers may have."""
+        """Blocks of transfers: as many as new requests may have."""
         free = self.pool.num_available - self.scheduler.num_reserved_blocks
         if free >= count:
             self.held.append(self.pool.allocate(count))

@@ -147,7 +147,7 @@ def test_request_whose_transfer_fails_is_computed_here_from_its_beginning(pair, 
 
 
 def test_prefill_for_a_peer_that_asks_for_more_than_the_window_holds_all_of_it(pair, spec):
-    """What is to be sent stays held, whatever has left the window."""
+    """Blocks that are to be sent stay held, whatever has left the window."""
     both = pair(decode={**WINDOW, "window": None}, prefill=WINDOW)
     both.decode.runner._window = WINDOW["window"]
     ready = both.start(spec("a", PROMPT, max_tokens=5))

@@ -1,6 +1,6 @@
 """Drafts in the engine: the same tokens in fewer steps, and blocks, limits and ends as without them.
 
-The drafter of these tests knows what will come, and is wrong where it is told to be.
+The drafter of these tests knows what will come, and is wrong where the test asks for it.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""What is drafted from a request's own tokens, and when drafts pay."""
+"""Drafts from a request's own tokens, and the moments at which drafts pay."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a step computes, by kind: prefilled, decoded, and computed again after a preemption."""
+"""Work of a step, by kind: prefilled, decoded, and computed again after a preemption."""
 
 from pdcluster_worker.messages import engine as m
 
@@ -37,7 +37,7 @@ def test_a_prefix_that_is_found_again_is_not_recomputed(engine, spec):
 
 
 def test_transfer_that_fails_makes_nothing_recomputed(pair, spec):
-    """What a peer was to compute was never computed here."""
+    """Tokens that a peer was to compute were never computed here."""
     both = pair()
     ready = both.start(spec("a", list(range(10)), max_tokens=2))
     both.decode.handle(m.ReceiveFailed("a", ready.epoch))

@@ -1,4 +1,4 @@
-"""The next step is submitted while one computes [V1]: the same tokens, and no block is anyone else's before its step has ended.
+"""The next step is submitted while one computes [V1]: the same tokens, and no block changes its owner before its step has ended.
 
 The runner computes a batch as late as it can, so whatever is taken too early is seen.
 """
@@ -20,7 +20,7 @@ def ahead(engine):
 
 
 def watch(rig):
-    """What the runner is asked for from now on, in order."""
+    """Calls of the runner from now on, in order."""
     asked = []
     submit, wait = rig.runner.submit, rig.runner.wait
     rig.runner.submit = lambda batch: (asked.append([(item.request.request_id, item.start) for item in batch.items]), submit(batch))
@@ -105,7 +105,7 @@ def test_id_of_an_aborted_request_may_be_used_again_in_the_middle_of_its_step(ah
 
 @pytest.mark.parametrize("name", SCHEDULER_NAMES)
 def test_every_scheduler_makes_the_same_tokens_where_blocks_run_out(ahead, spec, name):
-    """Who would lose blocks is in no step then: the one under way is waited for first."""
+    """A request that would lose blocks is in no step then: the one under way is waited for first."""
     own = SchedulerSettings(name=name)
     rig = ahead(num_blocks=7, max_batched_tokens=100, prefix_caching=False, scheduler=own)
     prompts = {"a": list(range(8)), "b": list(range(20, 28)), "c": list(range(40, 47))}

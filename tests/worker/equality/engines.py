@@ -103,7 +103,7 @@ class Guesses:
 
 
 def rank_memories(cache: KVCache) -> list[KVCache]:
-    """Of each rank that moves its heads, over the memory that all share."""
+    """Memories of each rank that moves its heads, over the bytes that all share."""
     memories: list[KVCache] = []
     num_heads, size = cache.geometry.num_kv_heads, len(cache.heads)
     for first in range(0, num_heads, size):

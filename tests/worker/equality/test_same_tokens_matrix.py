@@ -158,7 +158,7 @@ def test_drafts_of_a_scheduler_change_no_token(name: str, models: Models, expect
 
 
 def check_prompt(answer: list[Token], logprobs: torch.Tensor) -> None:
-    """What an answer says of its prompt, against transformers' [N - 1, vocab_size]; the order of near ties may differ."""
+    """Compare an answer's prompt log probabilities with transformers' [N - 1, vocab_size]; the order of near ties may differ."""
     said, prompt = answer[0].prompt_logprobs, answer[0].request_id
     assert len(said) == len(logprobs), prompt
     assert all(not token.prompt_logprobs for token in answer[1:])
@@ -172,7 +172,7 @@ def check_prompt(answer: list[Token], logprobs: torch.Tensor) -> None:
 def test_log_probabilities_of_prompts_are_those_of_transformers(
     column: str, path: str, models: Models, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of chunks, of steps that run in parts, of ranks and of a prefill worker, and where the prompt is cached."""
+    """Cases: chunks, steps that run in parts, ranks, a prefill worker, and a cached prompt."""
     monkeypatch.setattr(prompt_logprobs, "MOST_ROWS", 24)
     pair = pair_of(models, column, path, CONTINUOUS)
     source = Prompts("every column")

@@ -1,4 +1,4 @@
-"""Which files are fetched, and which repositories cannot be served."""
+"""Files that are fetched, and repositories that cannot be served."""
 
 import errno
 import json

@@ -203,7 +203,7 @@ def scripted(folder: Path, script: str, seconds: float) -> CompileProcess:
 def test_a_compile_that_hangs_or_dies_is_an_error_of_its_constraint(folder, script, words):
     process = scripted(folder, script, seconds=0.2)
     try:
-        for _ in range(2):  # started anew
+        for _ in range(2):  # started again
             with pytest.raises(CompileError, match=words):
                 process.compile(Constraint("regex", "a"))
             if words == "^no$":

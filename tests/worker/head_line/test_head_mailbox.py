@@ -1,4 +1,4 @@
-"""A headless engine's end of the line: what it hears, and every way in which it loses its head."""
+"""A headless engine's end of the line: the messages that it gets, and every way in which it loses its head."""
 
 import asyncio
 import threading
@@ -57,7 +57,7 @@ class PlayedHead:
     def wait_heard(self, count: int) -> None:
         end = time.monotonic() + 5
         while len(self.heard) < count:
-            assert time.monotonic() < end, f"heard {len(self.heard)} frames, not {count}"
+            assert time.monotonic() < end, f"got {len(self.heard)} frames, not {count}"
             time.sleep(0.005)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ def test_mailbox_says_that_the_head_is_gone(head: PlayedHead, mailbox: HeadMailb
 def test_mailbox_takes_silence_for_the_end_of_the_head(head: PlayedHead, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox_module, "SILENCE_SECONDS", 0.05)
     mailbox = HeadMailbox(("127.0.0.1", head.port), tls, HELLO)
-    with pytest.raises(LineError, match="it has said nothing for 0 s"):
+    with pytest.raises(LineError, match="it has sent nothing for 0 s"):
         mailbox.receive(5.0)
     mailbox.close()
 

@@ -1,4 +1,4 @@
-"""What is kept of requests that have ended, and how it is shown."""
+"""Journeys kept of requests that have ended, and their output."""
 
 import pytest
 

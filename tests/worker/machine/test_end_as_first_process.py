@@ -1,4 +1,7 @@
-"""SIGTERM at process 1 of a container, for whom the kernel has no default action: it ends at once, before it has anything to drain."""
+"""SIGTERM at process 1 of a container: it ends at once, before it has anything to drain.
+
+The kernel has no default action for that process.
+"""
 
 import errno
 import os
@@ -58,7 +61,7 @@ def opened_by_a_reader(pipe: Path) -> int | None:
 
 
 def test_worker_that_reads_its_files_ends_with_143(tmp_path: Path) -> None:
-    """Its engine file is a pipe that nobody writes to: what holds it up could as well be a slow volume."""
+    """Its engine file is a pipe without a writer: a slow volume would hold it up likewise."""
     engine = tmp_path / "engine"
     os.mkfifo(engine)
     with first_process("pdcluster_worker", "--engine-config", str(engine)) as process:

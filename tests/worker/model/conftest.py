@@ -76,7 +76,7 @@ class Driver:
         self.cache = KVCache(loaded.info.geometry, num_blocks)
         self.runner = make_runner(loaded, self.cache, EngineConfig(max_batched_tokens=2048, max_sequences=64, **engine))
         self.cache.tensor.fill_(float("nan"))
-        # Scattered, so that nothing works by blocks happening to be neighbours.
+        # Scattered, so that nothing works only because blocks are neighbours.
         self._free = random.Random(7).sample(range(num_blocks), num_blocks)
 
     def request(self, name: str, prompt: Sequence[int], **sampling: Any) -> Request:

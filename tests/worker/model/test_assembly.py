@@ -1,4 +1,4 @@
-"""Which code runs a model: our decoder where it computes what transformers' module computes, else that module."""
+"""Choice of the code that runs a model: our decoder where it computes what transformers' module computes, else that module."""
 
 import logging
 from types import SimpleNamespace

@@ -107,7 +107,7 @@ def test_a_prompt_without_finite_logits_in_the_middle_fails_alone(tiny_folder, m
 
 
 def test_a_step_that_fails_leaves_no_mask_under_way(tiny_folder, make_driver):
-    """What is tried next feeds the same followers."""
+    """The next attempt feeds the same followers."""
     driver = make_driver(tiny_folder("llama"))
     request = driver.request("a", [5, 6, 7])
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""How a batch becomes the plan of a step: flat order, padding, slots, and block tables that are kept from step to step."""
+"""Plan of a step made from a batch: flat order, padding, slots, and block tables that are kept from step to step."""
 
 import pytest
 from hypothesis import given

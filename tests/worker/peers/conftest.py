@@ -161,7 +161,7 @@ def record() -> Callable[..., WorkerRecord]:
 
 
 class Watcher:
-    """A Discovery with what it has told; `dead` holds the pods whose probes fail.  obeys: its record says what it is commanded."""
+    """A Discovery with its calls; `dead` holds the pods whose probes fail.  obeys: its record follows the drain command."""
 
     def __init__(
         self, endpoints: list[str], own: WorkerRecord, namespace: str, lease_seconds: int, *, obeys: bool, pinned: dict[str, bytes]
@@ -346,7 +346,7 @@ class Handler:
 
 
 class Worker:
-    """One worker: service, directory and what the directory told; left: the prefill workers at each loss."""
+    """One worker: service, directory and the calls of the directory; left: the prefill workers at each loss."""
 
     def __init__(self, record: WorkerRecord, hello: Hello, limit_tokens: int, credentials: Credentials) -> None:
         self.record = record
@@ -372,7 +372,7 @@ class Worker:
         self.left.append(self.directory.prefills())
 
     def sees(self, *others: "Worker") -> None:
-        """Tell it the membership: itself and the others."""
+        """Give it the membership: itself and the others."""
         self.directory.set_members({worker.record.pod: worker.record for worker in (self, *others)})
 
 

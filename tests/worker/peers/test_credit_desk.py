@@ -1,4 +1,4 @@
-"""The desk between the ledger and the streams of the peers: who is told what, and a group when it is due."""
+"""The desk between the ledger and the streams of the peers: grants to each peer, and a group when it is due."""
 
 import asyncio
 
@@ -54,5 +54,5 @@ async def test_desk_forgets_a_group_whose_peer_is_gone() -> None:
     desk.close("d0", answers)
 
     assert (ledger.due, ledger.queued_requests) == (None, 0)
-    desk.push([Grant("d0", "a")])  # nobody is there to be told
+    desk.push([Grant("d0", "a")])  # no stream is open
     assert told(answers) == [("a", False)]

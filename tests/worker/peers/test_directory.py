@@ -1,4 +1,4 @@
-"""Pairs of real gRPC workers over real mutual TLS: who is kept, who is refused, who is lost."""
+"""Pairs of real gRPC workers over real mutual TLS: peers kept, refused and lost."""
 
 import asyncio
 import socket
@@ -232,7 +232,7 @@ async def test_lost_peer_is_found_again_when_it_is_back(worker: Any, eventually:
 
     await p.server.stop(None)
     await eventually(lambda: d.lost == ["p"])
-    assert d.left == [[]]  # when that is told it is out of the choice already
+    assert d.left == [[]]  # at that call it is out of the choice already
     assert d.directory.prefills() == []
     assert not await d.directory.probe(p.record)
 
@@ -299,7 +299,7 @@ async def held_call(worker: Any, spec: Any, eventually: Eventually) -> tuple[Any
 
 
 def says(d: Any, d2: Any, state: str) -> None:
-    """Let d2's record tell d this state."""
+    """Give d this state of d2's record."""
     d2.record = msgspec.structs.replace(d2.record, state=state)
     d.sees(d2)
 

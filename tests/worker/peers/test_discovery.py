@@ -50,7 +50,7 @@ async def test_drained_worker_leaves_without_a_probe(shared_etcd: Any, watcher: 
 
 
 async def test_last_word_of_a_worker_is_told_before_its_end(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
-    """Both may come in one answer of etcd, and who has drained is treated otherwise than who is lost."""
+    """Both may come in one answer of etcd, and a drained worker is treated otherwise than a lost one."""
     a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
     await eventually(lambda: a.pods == b.pods == {"a", "b"})
     async with Etcd(shared_etcd.endpoint, 5.0, None) as etcd:
@@ -172,7 +172,7 @@ async def test_closed_worker_says_its_last_word_first(shared_etcd: Any, watcher:
     await a.discovery.close()
 
     await eventually(lambda: b.pods == {"b"})
-    assert b.probed == []  # who has drained is believed
+    assert b.probed == []  # the record of a drained worker is believed
 
 
 async def test_record_that_someone_deleted_is_written_again(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
@@ -269,19 +269,19 @@ async def test_members_that_died_during_an_outage_leave_after_it(own_etcd: Any, 
 
     own_etcd.start(empty=True)
 
-    # b does not answer: gone.  c does, though this etcd has never heard of it: kept.
+    # b does not answer: gone.  c does, though this etcd has no record of it: kept.
     await eventually(lambda: a.pods == {"a", "c"})
     a.dead.add("c")
     await eventually(lambda: a.pods == {"a"})
 
 
 def stored_record(etcd: Any, of: Any) -> WorkerRecord:
-    """What etcd holds now."""
+    """Record in etcd now."""
     return msgspec.json.decode(etcd.ctl("get", of.own_key, "--print-value-only"), type=WorkerRecord)
 
 
 def write_leased(etcd: Any, beside: Any, record: Any, *, seconds: int = 1) -> None:
-    """Write a record under a lease that nobody renews, as a worker that has died since."""
+    """Write a record under a lease without renewals, as a worker that has died since."""
     lease = etcd.ctl("lease", "grant", str(seconds)).split()[1]
     key = beside.own_key.removesuffix(beside.own.pod) + record.pod
     etcd.ctl("put", f"--lease={lease}", key, msgspec.json.encode(record).decode())

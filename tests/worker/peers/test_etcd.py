@@ -105,7 +105,7 @@ async def test_cancelled_call_stays_a_cancellation(etcd: Etcd, folder: str) -> N
 
 
 async def watching_began(task: "asyncio.Task[None]", etcd: Etcd) -> None:
-    """Let the watch get on its way: a call made after it on the same connection has been answered."""
+    """Let the watch be established: a call made after it on the same connection has been answered."""
     await asyncio.sleep(0)
     await etcd.read("/k")
     assert not task.done()

@@ -1,4 +1,4 @@
-"""Who is a member: etcd's word, and a probe when it says that one is gone."""
+"""Members of a cluster: etcd's listing, and a probe when it reports that one is gone."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a peer notes of a request is taken as far as it can be shown."""
+"""A peer's notes of a request are taken as far as they can be shown."""
 
 from math import inf, nan
 

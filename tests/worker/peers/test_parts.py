@@ -8,7 +8,7 @@ from pdcluster_worker.peers.parts import run_until_first_ends
 
 
 class Part:
-    """Waits until it is told to fail, or is cancelled; `linger` delays its end."""
+    """Waits until it is made to fail, or is cancelled; `linger` delays its end."""
 
     def __init__(self) -> None:
         self.told = asyncio.Event()
@@ -19,7 +19,7 @@ class Part:
     async def run(self) -> None:
         try:
             await self.told.wait()
-            raise ValueError("told to")
+            raise ValueError("on demand")
         finally:
             await self.linger.wait()
             self.ended = True
@@ -29,7 +29,7 @@ async def test_error_of_a_part_comes_out_as_it_is_and_ends_the_others() -> None:
     parts = [Part(), Part()]
     parts[1].told.set()
 
-    with pytest.raises(ValueError, match="told to"):
+    with pytest.raises(ValueError, match="on demand"):
         await run_until_first_ends(*(part.run() for part in parts))
     assert parts[0].ended
 
@@ -38,7 +38,7 @@ async def test_error_leaves_the_task_uncancelled() -> None:
     part = Part()
     part.told.set()
 
-    with pytest.raises(ValueError, match="told to"):
+    with pytest.raises(ValueError, match="on demand"):
         await run_until_first_ends(part.run())
     assert asyncio.current_task().cancelling() == 0
 

@@ -1,4 +1,4 @@
-"""How a call ends when its body raises, seen without a network."""
+"""End of a call whose body raises, seen without a network."""
 
 import logging
 from typing import Any
@@ -10,10 +10,10 @@ from pdcluster_worker.peers.status import answering
 
 
 class DeadContext:
-    """The context of a call that nobody listens to any more."""
+    """The context of a call that has no listener any more."""
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise AssertionError(f"{code} {details} was answered to nobody")
+        raise AssertionError(f"{code} {details} was sent to a call that has ended")
 
 
 async def test_call_that_is_already_over_ends_without_an_answer_or_a_traceback(caplog: pytest.LogCaptureFixture) -> None:

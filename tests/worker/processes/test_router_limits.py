@@ -1,4 +1,4 @@
-"""What a router knows of its model before it has seen a decode worker."""
+"""A router's facts about its model before it has seen a decode worker."""
 
 import json
 from pathlib import Path

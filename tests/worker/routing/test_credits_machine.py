@@ -33,7 +33,7 @@ class Want:
 
 @dataclass
 class Shares:
-    """What each peer was served of one priority, since its line was last empty."""
+    """Tokens served to each peer of one priority, since its line was last empty."""
 
     served: dict[str, int] = field(default_factory=dict)
     level: int = 0
@@ -161,7 +161,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return min(firsts.values(), key=lambda want: (self.lines[best].served[want.grant.peer], want.order))
 
     def drop_empty_lines(self) -> None:
-        """A line that is empty forgets whom it served."""
+        """A line that is empty forgets the peers that it served."""
         left = {want.order[0] for want in self.waiting}
         self.lines = {priority: shares for priority, shares in self.lines.items() if priority in left}
 

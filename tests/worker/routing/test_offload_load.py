@@ -20,7 +20,7 @@ LENGTHS = (32, 64, 128, 256, 512, 1024)
 CAPACITY = 6 / sum(LENGTHS) * 1000  # requests a second of a worker that computes 1000 tokens in one
 
 LOADS = (0.1, 0.2, 0.5, 0.9, 1.3)
-"""Of what one worker can do."""
+"""Share of what one worker can do."""
 
 Goes = Callable[["Pair", int, float], bool]
 

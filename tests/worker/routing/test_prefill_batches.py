@@ -1,4 +1,4 @@
-"""Which wants are granted together and when: windows, buckets, the fast lane, shares of the peers.  The clock is the test's."""
+"""Groups of wants that are granted together: windows, buckets, the fast lane, shares of the peers."""
 
 from typing import Any
 
@@ -28,11 +28,11 @@ class Queue:
         self.ledger.on_group = self.groups.append
 
     def want(self, *request_ids: str, tokens: int = 10, priority: int = 0, peer: str = "d0") -> list[str]:
-        """Who is granted while these come, all at one moment."""
+        """Wants granted while these come, all at one moment."""
         return [each for request_id in request_ids for each in ids(self.ledger.want(peer, request_id, tokens, priority))]
 
     def after(self, milliseconds: float) -> list[str]:
-        """Who is granted because time has passed."""
+        """Wants granted because time has passed."""
         self.clock.advance(milliseconds / 1000)
         return ids(self.ledger.grant_due())
 

@@ -1,4 +1,4 @@
-"""What a first token is expected to take on each side, by what was measured."""
+"""Expected cost of a first token on each side, by measurements."""
 
 import pytest
 

@@ -107,7 +107,7 @@ def test_slow_decodes_do_not_send_prompts_where_they_take_far_too_long() -> None
 
 
 def places(world: World, seconds: int, length: int = 300) -> list[str]:
-    """Where a prompt a second of that length goes."""
+    """Place of a prompt a second of that length."""
     found = []
     for _ in range(seconds):
         world.now += 1.0

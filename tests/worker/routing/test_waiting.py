@@ -1,4 +1,4 @@
-"""The line of requests that wait for a credit, against a list that is sorted anew each time."""
+"""The line of requests that wait for a credit, against a list that is sorted each time."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -27,7 +27,7 @@ SAYS = {
     "client.responses.create": ("Paris.", "Paris."),
     'tool_choice="required"': ('[{"name": "weather", "parameters": {"city": "Paris"}}]', 'weather {"city": "Paris"}'),
 }
-"""What the model answers, and what the block prints, by a piece of its code."""
+"""Answers of the model, and the output of the block, by a piece of its code."""
 
 
 @pytest.fixture

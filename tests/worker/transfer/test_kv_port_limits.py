@@ -1,4 +1,4 @@
-"""What the KV port bears of strangers, of the silent and of the many: raw sockets, real receiver, short limits."""
+"""Limits of the KV port for connections without a hello, silent ones and many: raw sockets, real receiver, short limits."""
 
 import os
 import resource
@@ -160,7 +160,7 @@ def test_seats_are_counted_by_address_and_apart_for_strangers():
     assert seats.introduce(2) == "1 are open from its address, the limit of one"
     assert [seats.take(4, "b"), seats.take(5, "b"), seats.take(6, "c")] == [None] * 3
     assert closed == [2]
-    assert seats.introduce(2) == "its seat was given to a newcomer"
+    assert seats.introduce(2) == "its seat was given to a new connection"
     assert seats.introduce(4) is None
     assert seats.introduce(6) == "2 are open, the limit"
     seats.leave(1)

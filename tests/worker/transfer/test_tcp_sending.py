@@ -227,7 +227,7 @@ def test_cancel_waits_for_the_frame_in_hand_and_sends_no_other(tcp_engine, recei
     prefill = tcp_engine("prefill", block_bytes=16 * BIG, num_blocks=3)
     write(prefill, epoch, receiver, [(0, 0), (1, 1), (2, 2)])
     sock = receiver.accept()
-    header = read(sock, wire.decode_header)  # the first frame is on its way and cannot end: nobody reads its payload
+    header = read(sock, wire.decode_header)  # the first frame is on its way and cannot end: its payload is not read
     prefill.transport.cancel(epoch)
     assert prefill.transport.poll() == []
     got = 0
@@ -331,7 +331,7 @@ class Clock:
 
 @pytest.mark.parametrize("closes_first", [False, True])
 def test_nothing_is_written_on_a_connection_that_was_idle_too_long(tcp_engine, receiver, write, closes_first):
-    """As after a time in which the sender's process stood still: no timer has run, the peer may have closed."""
+    """As after a time in which the sender's process was stopped: no timer has run, the peer may have closed."""
     clock = Clock()
     prefill = tcp_engine("prefill", clock=clock)
     for turn in range(1, 4):

@@ -1,4 +1,4 @@
-"""What every transport does, by `engine.ports.Transport`; each test runs over tcp and local."""
+"""Behaviour of every transport; each test runs over tcp and local."""
 
 import os
 

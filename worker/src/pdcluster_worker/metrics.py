@@ -71,7 +71,7 @@ class Metrics:
         self.engine_step_seconds = self._histogram("engine_step_seconds", "one engine step", "kind")
         self.estimate_error_ratio = self._histogram(
             "estimate_error_ratio",
-            "error of an estimate made at arrival, as a share of what came of it; its mean is the MAPE",
+            "relative error of an estimate made at arrival; its mean is the MAPE",
             "quantity",
             "group",
             buckets=_ERRORS,
@@ -107,10 +107,12 @@ class Metrics:
         self.kv_cache_usage_ratio = self._gauge("kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens")
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
-        self.engine_device_info = self._gauge("engine_device_info", "1 for what the engine computes on", "device", "name")
-        self.engine_scheduler_info = self._gauge("engine_scheduler_info", "1 for what schedules the engine", "scheduler", "policy")
+        self.engine_device_info = self._gauge("engine_device_info", "always 1; its labels name the device of the engine", "device", "name")
+        self.engine_scheduler_info = self._gauge(
+            "engine_scheduler_info", "always 1; its labels name the scheduler of the engine", "scheduler", "policy"
+        )
         self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
-        self.engine_stalled = self._gauge("engine_stalled", "1 while the engine stands still, else 0")
+        self.engine_stalled = self._gauge("engine_stalled", "1 while the engine makes no progress, else 0")
         self.draining = self._gauge(
             "draining",
             "requests, transfers and then clients that a draining worker still waits for; 0 when it does not drain",
@@ -118,10 +120,8 @@ class Metrics:
         self.kv_transfer_bytes_per_second = self._gauge(
             "kv_transfer_bytes_per_second", "rate of the last KV transfer from here", "transport"
         )
-        self.engine_dtype_info = self._gauge(
-            "engine_dtype_info", "1 for what the engine computes in, and whether its CPU does so natively", "dtype", "native"
-        )
-        self.kv_transport_info = self._gauge("kv_transport_info", "1 for the transport that moves KV blocks", "transport")
+        self.engine_dtype_info = self._gauge("engine_dtype_info", "always 1; its labels name the dtype of the engine", "dtype", "native")
+        self.kv_transport_info = self._gauge("kv_transport_info", "always 1; its label names the transport of KV blocks", "transport")
         self.peers = self._gauge("peers", "known peers by role and state", "role", "state")
 
     def _make_counters(self) -> None:
@@ -138,22 +138,22 @@ class Metrics:
         self.prefix_cache_hit_tokens = self._counter("prefix_cache_hit_tokens", "tokens found in the prefix cache")
         self.prefix_cache_evictions = self._counter("prefix_cache_evictions", "cached KV blocks taken for other tokens")
         self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
-        self.credit_requests = self._counter("credit_requests", "waits for a credit by their end, at the decode side", "outcome")
-        self.races = self._counter("races", "requests that ran on two workers, by whose first token came first", "winner")
+        self.credit_requests = self._counter("credit_requests", "waits for a credit by outcome, at the decode side", "outcome")
+        self.races = self._counter("races", "requests raced on two workers, by the winner of the first token", "winner")
         self.race_wasted_tokens = self._counter(
             "race_wasted_tokens", "prompt tokens of the losers of races, of which some were never computed"
         )
         self.kv_handovers = self._counter(
-            "kv_handovers", "requests that moved here and read their KV from the worker that they left, by how that ended", "outcome"
+            "kv_handovers", "requests that moved here and read their KV from the worker that they left, by outcome", "outcome"
         )
         self.request_moves = self._counter(
-            "request_moves", "choices that had begun, by why they left their worker and how that ended", "reason", "outcome"
+            "request_moves", "started choices that left their worker, by reason and outcome", "reason", "outcome"
         )
-        self.long_prompts = self._counter("long_prompts", "prompts worth a remote prefill, by where it was, at the decode side", "prefill")
+        self.long_prompts = self._counter("long_prompts", "prompts worth a remote prefill, by where it ran, at the decode side", "prefill")
         self.kv_transfer_bytes = self._counter("kv_transfer_bytes", "KV bytes moved", "direction")
         self.preemptions = self._counter("preemptions", "requests preempted to recompute")
         self.request_rejected = self._counter("request_rejected", "requests refused before any work", "reason")
-        self.request_success = self._counter("request_success", "requests that ended well", "finish_reason")
+        self.request_success = self._counter("request_success", "requests that completed", "finish_reason")
         self.peer_refused = self._counter("peer_refused", "pairs refused by the handshake", "reason")
         self._add_device()
         self._add_qos()
@@ -165,7 +165,7 @@ class Metrics:
                 getattr(self, name).labels(value)
 
     def _add_engines(self) -> None:
-        """Of several engine processes of one worker; their ranks are bounded by the setting."""
+        """Add the metrics of several engine processes of one worker; their ranks are bounded by the setting."""
         self.engine_up = self._gauge("engine_up", "1 while that engine process of this worker serves, else 0", "engine")
         self.engine_requests = self._counter("engine_requests", "requests given to each engine process of this worker", "engine")
         self.engine_restarts = self._counter("engine_restarts", "engine processes started again beside others that served on", "engine")
@@ -174,7 +174,7 @@ class Metrics:
         """By priority: high, normal or low."""
         self.qos_admitted = self._counter("qos_admitted", "prompts that were taken, with all their choices", "priority")
         self.qos_rejected = self._counter("qos_rejected", "requests refused by a worker, before or while they waited", "reason", "priority")
-        self.qos_degraded = self._counter("qos_degraded", "choices that lost something under load, by what", "reason", "priority")
+        self.qos_degraded = self._counter("qos_degraded", "choices that were degraded under load, by reason", "reason", "priority")
         self.qos_estimated_ttft_seconds = self._gauge("qos_estimated_ttft_seconds", "wait for the first token of a request that comes now")
         self.qos_estimated_tpot_seconds = self._gauge("qos_estimated_tpot_seconds", "time per output token if one more stream joins")
         self.qos_slo = self._counter(
@@ -190,7 +190,7 @@ class Metrics:
 
     def _add_device(self) -> None:
         self.device_memory_bytes = self._gauge(
-            "device_memory_bytes", "memory of a GPU, used by all of its processes or there", "device", "state"
+            "device_memory_bytes", "memory of a GPU, by state: used by all of its processes, or total", "device", "state"
         )
         self.device_utilization_ratio = self._gauge("device_utilization_ratio", "share of the last moment with work on a GPU", "device")
 

@@ -9,7 +9,7 @@ what is stored, so a missing, stale or foreign block changes the answer:
 Prompt [3, 5], weight 1, vocabulary 100: kv = 4*1, 6*2; next = (16 + 2) % 100 = 18.
 Then [3, 5, 18]: kv of the last = 19*3; next = (16 + 57 + 3) % 100 = 76.
 
-FakeNetwork moves one block at a time, when told; it reads a source block at
+FakeNetwork moves one block at a time, at a call; it reads a source block at
 that moment, and until a fence or a cancel is answered it may still read and
 write: the worst that `engine.ports.Transport` allows.
 """
@@ -39,7 +39,7 @@ SLOT_BYTES = 8
 
 
 class FakeClock:
-    """A clock that stands still until moved; seconds."""
+    """A clock that moves only when it is moved; seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -53,7 +53,7 @@ class FakeClock:
 
 
 class FakeGrammars:
-    """An `engine.ports.Grammars` that compiles when told.
+    """An `engine.ports.Grammars` that compiles at a call.
 
     compiled: texts that are; wrong: why others cannot be.  begun: texts, in order, of the requests that asked.
     """

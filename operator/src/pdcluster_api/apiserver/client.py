@@ -22,6 +22,7 @@ from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.errors import ClusterError, ConflictError, GoneError, NotFoundError, UnavailableError, error_of
 from pdcluster_api.apiserver.kinds import POD, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.backoff import Backoff
 from pdcluster_api.schema.labels import FIELD_MANAGER
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,9 @@ class Limits:
 
     def delay(self, num_tries: int, retry_after: float | None) -> float:
         """Seconds to wait after so many tries; with jitter, so that waiting callers spread out."""
-        seconds = self.first_delay_seconds * 2.0 ** (num_tries - 1) if retry_after is None else retry_after
-        return min(self.max_delay_seconds, seconds) * random.uniform(1.0, 1.25)
+        backoff = Backoff(self.first_delay_seconds, self.max_delay_seconds)
+        seconds = backoff.after(num_tries) if retry_after is None else min(self.max_delay_seconds, retry_after)
+        return seconds * random.uniform(1.0, 1.25)
 
 
 @dataclass(frozen=True)
@@ -108,15 +110,6 @@ class ApiClient:
         """Answer of a pod to a GET; NotFoundError is the pod's own 404 too."""
         proxy = f"{POD.path(namespace, f'{pod}:{port}')}/proxy{path}"
         return await self._send(Request("get", "pods/proxy", "GET", proxy, {}))
-
-    async def serves(self, kind: Kind) -> bool:
-        """Return whether the API server has a kind; that takes no right to its objects."""
-        group = kind.path(None).rpartition("/")[0]
-        try:
-            found = await self._send(Request("get", "APIResourceList", "GET", group, {}))
-        except NotFoundError:
-            return False
-        return any(resource.get("name") == kind.plural for resource in found.get("resources") or ())
 
     async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> AsyncIterator[Body]:
         """Every object of a kind (in a namespace, or in all), with apiVersion and kind; read in

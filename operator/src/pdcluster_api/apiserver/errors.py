@@ -46,7 +46,7 @@ class ClusterError(OperatorError):
 
 
 class NotFoundError(ClusterError):
-    """There is no such object or kind."""
+    """The object or kind does not exist."""
 
 
 class GoneError(ClusterError):

@@ -16,7 +16,7 @@ API_VERSION = f"{GROUP}/v1alpha1"
 class Manner(Enum):
     """Treatment of a kind by the operator (`writes.diff`).
 
-    APPLIED: server-side apply, kept as it should be, deleted when not wanted
+    APPLIED: server-side apply, its drift reverted, deleted when not wanted
     RECORD:  applied once; its content never changes, and it is deleted when not wanted
     KEPT:    applied once, again only on request, and left to the owner reference to delete
     REQUEST: created once, patched where it must change, since its spec is the user's; deleted when
@@ -33,20 +33,13 @@ class Manner(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind.
-
-    optional: its CustomResourceDefinition may be missing in a cluster
-    shared:   paths of fields that others may write, as OpenShift adds pull secrets to
-              ServiceAccounts
-    """
+    """One kind."""
 
     api_version: str
     name: str
     plural: str
     manner: Manner = Manner.READ
-    optional: bool = False
     namespaced: bool = True
-    shared: frozenset[str] = frozenset()
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
         """URL path of one object, or of all of a namespace, or (namespace None) of all there
@@ -67,7 +60,7 @@ EVENT = Kind("events.k8s.io/v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 CUSTOM_RESOURCE_DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 
-SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", Manner.APPLIED, shared=frozenset({"secrets", "imagePullSecrets"}))
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", Manner.APPLIED)
 SECRET = Kind("v1", "Secret", "secrets", Manner.KEPT)
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", Manner.APPLIED)
 CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions", Manner.RECORD)
@@ -75,11 +68,7 @@ NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"
 POD_DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", Manner.APPLIED)
 POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", Manner.REQUEST)
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", Manner.APPLIED)
-POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", Manner.APPLIED, optional=True)
-PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules", Manner.APPLIED, optional=True)
-# What load balancers' controllers write; with an external address comes a traffic policy by default, in the name of who wrote the address.
-_ADDRESSES = frozenset({"spec.loadBalancerIP", "spec.loadBalancerClass", "spec.externalIPs", "spec.externalTrafficPolicy"})
-SERVICE = Kind("v1", "Service", "services", Manner.APPLIED, shared=_ADDRESSES)
+SERVICE = Kind("v1", "Service", "services", Manner.APPLIED)
 
 CHILDREN = (
     SERVICE_ACCOUNT,
@@ -90,8 +79,6 @@ CHILDREN = (
     POD_DISRUPTION_BUDGET,
     POOL_SCALER,
     STATEFUL_SET,
-    POD_MONITOR,
-    PROMETHEUS_RULE,
     SERVICE,
 )
 """Every kind of which the operator makes objects for a PDCluster, in the order of making."""

@@ -20,7 +20,7 @@ from pdcluster_api.schema import labels
 from pdcluster_api.schema.workload import WorkloadId
 
 LATE_SECONDS = 10.0
-"""After the end of its grace period a kubelet kills a pod at once; then it needs a moment to
+"""Time for a kubelet to report the end of a pod: it kills one at the end of its grace period, then it needs a moment to
 say so.
 """
 

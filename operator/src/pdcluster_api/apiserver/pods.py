@@ -15,6 +15,7 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import PodState
 from pdcluster_api.schema import conditions, labels
 from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_api.text import shortened
 
 Body = Mapping[str, Any]
 
@@ -215,8 +216,7 @@ def _crash(container: str, ended: Body, advice: Advice) -> Problem:
 
 
 def _short(message: str) -> str:
-    text = " ".join(message.split()).rstrip(".;")
-    return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 3] + "..."
+    return shortened(" ".join(message.split()).rstrip(".;"), MAX_DETAIL)
 
 
 def _condition(body: Body, kind: str) -> Body:

@@ -20,7 +20,7 @@ from pdcluster_api.discovery.etcd import TIMEOUT_SECONDS, EtcdTLS, WorkerRecord,
 
 logger = logging.getLogger(__name__)
 MAX_OPERATIONS = 100
-"""Of one transaction; etcd takes 128."""
+"""Most operations of one transaction; etcd takes 128."""
 
 
 @dataclass(frozen=True)

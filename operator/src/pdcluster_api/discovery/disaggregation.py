@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdcluster_api.plan.observed.state import Disaggregation
+from pdcluster_api.text import shortened
 
 _MAX_PEERS = 8
 _MAX_NAME = 63
 _MAX_REASON = 400
 _MOST = 10**15
-"""Of a count or a rate: what is larger is no number that a worker means."""
+"""Largest count or rate: what is larger is no number that a worker means."""
 
 
 def read_disaggregation(content: Mapping[str, Any]) -> Disaggregation | None:
@@ -25,7 +26,8 @@ def read_disaggregation(content: Mapping[str, Any]) -> Disaggregation | None:
         return Disaggregation(
             transport=str(found["transport"])[:_MAX_NAME],
             refused=tuple(
-                (str(each["pod"])[:_MAX_NAME], str(each["reason"])[:_MAX_REASON]) for each in list(found.get("refused", ()))[:_MAX_PEERS]
+                (str(each["pod"])[:_MAX_NAME], shortened(str(each["reason"]), _MAX_REASON))
+                for each in list(found.get("refused", ()))[:_MAX_PEERS]
             ),
             num_refused=_count(found.get("num_refused", 0)),
             long_prompts=_count(found.get("long_prompts", 0)),

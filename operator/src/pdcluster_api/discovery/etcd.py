@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from pdcluster_api.discovery.disaggregation import read_disaggregation
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.plan.observed.state import Device, Disaggregation
+from pdcluster_api.text import one_line
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 3
@@ -134,8 +135,8 @@ def _channel(endpoint: str, tls: EtcdTLS | None) -> grpc.aio.Channel:
 
 def _reason(error: Any) -> str:
     """Error in one line: TLS reports many."""
-    details = " ".join((error.details() or "").split())
-    return f"{error.code().name}: {details[:_MAX_REASON]}" if details else str(error.code().name)
+    details = one_line(error.details() or "", _MAX_REASON)
+    return f"{error.code().name}: {details}" if details else str(error.code().name)
 
 
 def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:

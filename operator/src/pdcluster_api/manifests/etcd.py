@@ -2,7 +2,7 @@
 
 Workers lease all that it holds and register again after a loss, so one member
 in memory is enough; three keep discovery going while a node is away, and need
-volumes, for a member that lost its data cannot come back under its old name.
+volumes, since a member that lost its data cannot come back under its old name.
 Its StatefulSet is recorded like a worker's: a newer operator restarts no etcd.
 """
 

@@ -1,4 +1,4 @@
-"""Where a worker pod finds its model: in its image, on a claimed volume, or downloaded before
+"""Source of a worker pod's model: its image, a claimed volume, or a download before
 the worker starts.
 """
 
@@ -38,7 +38,7 @@ def model_source(model: ModelSpec, container: Manifest) -> ModelSource:
 
 
 def on_volume(path: str) -> str:
-    """Where a folder below the root of the claimed volume is in a pod."""
+    """Path in a pod of a folder below the root of the claimed volume."""
     return f"{MODELS}/{path.strip('/')}"
 
 

@@ -1,4 +1,4 @@
-"""NetworkPolicies: who may connect to what.  Ingress only: where pods connect to is left open."""
+"""NetworkPolicies: the allowed connections to each port.  Ingress only: connections from pods are left open."""
 
 from pdcluster_api.manifests.child_names import etcd_policy_name, policy_name
 from pdcluster_api.manifests.objects import (
@@ -17,7 +17,7 @@ from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
 from pdcluster_api.schema.ranks import MAX_RANKS
 
 _KV_PORTS: Manifest = {"port": KV_PORT, "endPort": KV_PORT + MAX_ENGINES * MAX_RANKS - 1, "protocol": "TCP"}
-"""Of all engines of a worker, as many as any revision may have."""
+"""Ports of all ranks of all engines of a worker, as many as any revision may have."""
 
 _KIND = "networking.k8s.io/v1/NetworkPolicy"
 

@@ -46,18 +46,6 @@ class Owner:
     uid: str
 
 
-@dataclass(frozen=True)
-class Capabilities:
-    """Kinds that not every API server has.
-
-    forbidden: names of those that it has, and that the operator has no right to.
-    """
-
-    pod_monitor: bool
-    prometheus_rule: bool
-    forbidden: frozenset[str] = frozenset()
-
-
 def new_object(kind: str, name: str, owner: Owner, labels: Mapping[str, str], **parts: Any) -> Manifest:
     """An object of the owner's namespace, removed with its owner.
 

@@ -1,4 +1,4 @@
-"""Where a worker pod may and should run: its accelerator's nodes, its KV domain, spread over machines."""
+"""Scheduling of a worker pod: its accelerator's nodes, its KV domain, spread over machines."""
 
 import copy
 from typing import Any
@@ -49,7 +49,7 @@ def _at(content: Any, *path: str) -> Any:
 
 
 def _add_expressions(term: Any, expressions: list[Manifest]) -> None:
-    """To one node selector term; an empty one fits no node, and so it stays."""
+    """Add to one node selector term; an empty one fits no node, and so it stays."""
     if not isinstance(term, dict) or not (term.get("matchExpressions") or term.get("matchFields")):
         return
     given = term.get("matchExpressions") or []

@@ -4,19 +4,16 @@ Pure: the same arguments give equal manifests.  Workloads are recorded when
 they are first made (`record`), everything else follows the newest spec.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from pdcluster_api.manifests.child_names import child_names
-from pdcluster_api.manifests.dashboard import dashboard_config
 from pdcluster_api.manifests.disruption_budget import workload_budget
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
 from pdcluster_api.manifests.network_policy import workers_policy
-from pdcluster_api.manifests.objects import Capabilities, Manifest, Owner, Site
-from pdcluster_api.manifests.pod_monitor import pod_monitor
+from pdcluster_api.manifests.objects import Manifest, Owner, Site
 from pdcluster_api.manifests.policy import policy_config
-from pdcluster_api.manifests.prometheus_rule import prometheus_rule
 from pdcluster_api.manifests.record import image_of_record, is_of_pool, pool_of_engine, render_record, render_workload
 from pdcluster_api.manifests.scaler import render_scaler
 from pdcluster_api.manifests.service import ingress_service, workers_service
@@ -26,7 +23,6 @@ from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.workload import WorkloadId
 
 __all__ = [
-    "Capabilities",
     "Manifest",
     "Owner",
     "Site",
@@ -48,7 +44,6 @@ def render_shared(
     cluster: PDCluster,
     owner: Owner,
     site: Site,
-    capabilities: Capabilities,
     serving: str,
     *,
     serving_role: str | None = None,
@@ -71,18 +66,6 @@ def render_shared(
         *render_etcd(cluster, owner, site, records),
         *(workload_budget(owner, workload, number) for workload, number in budgets.items()),
         *([workers_policy(owner)] if cluster.spec.network_policy.enabled else []),
-        *_monitoring(cluster, owner, capabilities, role),
         workers_service(owner),
         ingress_service(cluster, owner, serving, role),
     )
-
-
-def _monitoring(cluster: PDCluster, owner: Owner, capabilities: Capabilities, serving_role: str) -> Iterator[Manifest]:
-    wanted = cluster.spec.monitoring
-    is_scraped = wanted.pod_monitor and capabilities.pod_monitor
-    if is_scraped:
-        yield pod_monitor(cluster, owner)
-    if wanted.alerts and is_scraped and capabilities.prometheus_rule:  # with no metrics an alert of their absence is all they would say
-        yield prometheus_rule(cluster, owner, serving_role)
-    if wanted.dashboard:
-        yield dashboard_config(cluster, owner)

@@ -3,8 +3,8 @@
 
 A worker refuses an engine file with a field that it does not know, and a
 revision's image may be older than the operator: values that are the worker's
-defaults too are left out.  The policy file is rendered in full, for a worker
-passes over what it does not know there.  Field names and defaults are a
+defaults too are left out.  The policy file is rendered in full, since a worker
+ignores fields that it does not know there.  Field names and defaults are a
 contract with the worker (`tests/contract`).
 """
 

@@ -183,7 +183,7 @@ def _secret(name: str, secret: str) -> Manifest:
 
 
 def _keys(secret: str) -> Manifest:
-    """Optional, for only then does a kubelet take the keys of a deleted Secret from running
+    """Optional, since only then does a kubelet take the keys of a deleted Secret from running
     pods; a worker does not start without any.
     """
     volume = _secret("api-keys", secret)
@@ -195,7 +195,7 @@ def _mounts(files: dict[str, Manifest]) -> list[Manifest]:
 
 
 def _scratch() -> list[Manifest]:
-    """/tmp, for the root file system is read-only, and /dev/shm, of which a container runtime
+    """/tmp, since the root file system is read-only, and /dev/shm, of which a container runtime
     gives 64 MB only.
     """
     memory = {"medium": "Memory", "sizeLimit": SHARED_MEMORY}

@@ -1,4 +1,4 @@
-"""YAML text for files in ConfigMaps: the same value always gives the same text, in the order that a person would write."""
+"""YAML text for files in ConfigMaps: the same value always gives the same text, in the order of the fields."""
 
 import json
 from functools import lru_cache
@@ -14,7 +14,7 @@ def yaml_text(value: Any) -> str:
 
 @lru_cache(maxsize=128)
 def _text(value: str) -> str:
-    """Remembered, for every pass over a cluster renders its files, and they seldom change."""
+    """Remembered: every reconcile renders the files, and they rarely change."""
     return yaml.dump(json.loads(value), Dumper=_Dumper, sort_keys=False, default_flow_style=False)
 
 

@@ -16,7 +16,7 @@ from pdcluster_api.schema.values import Name, Natural, Positive, Ratio, Replicas
 
 
 class PrefillScalingSpec(Section):
-    """When prefill grows and shrinks: up when any of its signals is over its threshold, down when
+    """Thresholds of prefill: it scales up when any signal is over its threshold, and down when
     all are under theirs.
 
     queue_up, queue_down:             requests of the whole prefill queue
@@ -38,7 +38,7 @@ class PrefillScalingSpec(Section):
 
 
 class DecodeScalingSpec(Section):
-    """When decode (or mixed) grows and shrinks.
+    """Thresholds of decode (or mixed).
 
     queue_up, queue_down:       requests that wait in its engines, in all
     kv_usage_up, kv_usage_down: share of KV blocks that hold live tokens
@@ -61,7 +61,7 @@ class ScaleUpSpec(Section):
 
     window_seconds: how long every decision must have agreed
     max_step:       most workers of a role in one decision; 0 = no limit.  4, as the HPA's own
-                    default, so that numbers that are wrong cost little before a person looks
+                    default, so that wrong numbers cost little before a user looks
     """
 
     window_seconds: Window = 0

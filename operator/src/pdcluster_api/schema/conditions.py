@@ -37,7 +37,7 @@ ROLLING_OUT: Final = "RollingOut"
 SCALING: Final = "Scaling"
 DOWNLOADING_MODEL: Final = "DownloadingModel"
 
-# A person should look.
+# A user should look.
 INVALID_SPEC: Final = "InvalidSpec"
 ETCD_UNREACHABLE: Final = "EtcdUnreachable"
 IMAGE_NOT_PULLED: Final = "ImageNotPulled"
@@ -90,7 +90,7 @@ AUTOSCALED: Final = "Autoscaled"
 ADVISED: Final = "Advised"
 SCALERS_OVERRIDDEN: Final = "ScalersOverridden"
 
-NEEDS_A_PERSON = frozenset(
+NEEDS_ACTION = frozenset(
     {
         INVALID_SPEC,
         IMAGE_NOT_PULLED,

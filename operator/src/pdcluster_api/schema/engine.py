@@ -11,7 +11,7 @@ from pdcluster_api.schema.section import Section
 from pdcluster_api.schema.values import Natural, Positive, Ranks, Text
 
 MAX_ENGINES = 8
-"""Of one worker: each has a KV port of its own, which the network policy knows."""
+"""Most engines of one worker: each has a KV port of its own, which the network policy opens."""
 
 
 class PrefillDelayerSpec(Section):

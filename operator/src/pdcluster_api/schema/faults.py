@@ -1,4 +1,4 @@
-"""From pydantic's errors to faults that a person can act on: path, reason, fix."""
+"""From pydantic's errors to faults that a user can act on: path, reason, fix."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from pdcluster_api.errors import Fault
+from pdcluster_api.text import shortened
 
 Location = tuple[int | str, ...]
 
@@ -14,6 +15,11 @@ UNKNOWN_FIELD = "extra_forbidden"
 """pydantic's type of that error."""
 
 _SECTION = ("must be a section of fields", "write `field: value` lines below it")
+_MOVED = {
+    "spec.monitoring": ("has moved to the operator's chart", "remove it, and set monitoring in the values of the chart"),
+}
+"""Fields of an earlier version, by path: reason and fix."""
+
 _EXPLANATIONS = {
     "int_type": ("must be a whole number", "write it without quotes or a fraction"),
     "float_type": ("must be a number", "write it without quotes"),
@@ -53,6 +59,8 @@ def _fault(kind: str, location: Location, found: object, context: dict[str, Any]
     if kind == "rule":
         at = context["at"]
         return Fault(f"{path}.{at}".strip(".") if at else path, context["reason"], context["fix"])
+    if kind == UNKNOWN_FIELD and path in _MOVED:
+        return Fault(path, *_MOVED[path])
     if kind == UNKNOWN_FIELD:
         return Fault(path, "unknown field", _suggest(str(location[-1]), known_fields(root, location[:-1])))
     if kind == "missing":
@@ -62,7 +70,7 @@ def _fault(kind: str, location: Location, found: object, context: dict[str, Any]
     reason, fix = _explain(kind, context)
     if kind == "literal_error" and isinstance(found, bool):
         fix = "put it in quotes, for YAML takes a plain On or Off for true or false"
-    return Fault(path, f"{reason}, not {_short(found)}", fix)
+    return Fault(path, f"{reason}, not {shortened(repr(found), 60)}", fix)
 
 
 def _explain(kind: str, context: dict[str, Any]) -> tuple[str, str]:
@@ -82,11 +90,6 @@ def _suggest(name: str, known: list[str]) -> str:
     if close:
         return f"did you mean {close[0]}?"
     return f"known here: {', '.join(known)}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _step(annotation: Any, part: int | str) -> Any:

@@ -12,24 +12,24 @@ COMPONENT = "app.kubernetes.io/component"
 ETCD = "etcd"
 
 SEEN_REPLICAS = f"{GROUP}/seen-replicas"
-"""On a scaler: the pool's `replicas` that was last taken over; only another value is a request."""
+"""Annotation of a scaler: the pool's `replicas` that was last taken over; only another value is a request."""
 
 GPU = f"{GROUP}/gpu"
-"""On a worker pod: the type of accelerator that it was made for; its record may go before the last pod has ended.
+"""Annotation of a worker pod: the type of accelerator that it was made for; its record may go before the last pod has ended.
 
-An annotation, for a type may have a name that no label takes."""
+An annotation, since a type may have a name that no label takes."""
 
 ROTATE_CA = f"{GROUP}/rotate-ca"
-"""On a PDCluster: any new value asks for a new certificate authority."""
+"""Annotation of a PDCluster: any new value asks for a new certificate authority."""
 
 OBSERVED_ROTATION = f"{GROUP}/observed-rotate-ca"
-"""On the authority's Secret: the value of ROTATE_CA that was last acted on."""
+"""Annotation of the authority's Secret: the value of ROTATE_CA that was last acted on."""
 
 CERTIFICATES_CHANGED = f"{GROUP}/certificates-changed"
-"""On the Secret that workers mount: when its files last changed, by which a rotation knows that all workers have read them."""
+"""Annotation of the Secret that workers mount: time of the last change of its files."""
 
 APPLIED = f"{GROUP}/applied"
-"""On a child: a digest of the manifest that was last applied; another one is a reason to apply again."""
+"""Annotation of a child: a digest of the manifest that was last applied; another one is a reason to apply again."""
 
 
 def cluster_labels(cluster: str, component: str) -> dict[str, str]:

@@ -96,7 +96,7 @@ def parse_stored(document: Mapping[str, Any]) -> tuple[PDCluster, list[str]]:
 
 
 def _unknown(document: dict[str, Any]) -> list[Location]:
-    """Where the object has fields that are unknown here."""
+    """Locations of fields that are unknown here."""
     try:
         PDCluster.model_validate(_without_server_fields(document))
     except ValidationError as e:

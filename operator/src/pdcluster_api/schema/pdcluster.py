@@ -27,7 +27,6 @@ from pdcluster_api.schema.sections import (
     DiscoverySpec,
     ImageSpec,
     ModelSpec,
-    MonitoringSpec,
     NetworkPolicySpec,
     PlacementSpec,
     PoolSpec,
@@ -66,7 +65,6 @@ class PDClusterSpec(Section):
     placement: PlacementSpec | None = None
     autoscale: AutoscaleSpec = AutoscaleSpec()
     rollout: RolloutSpec = RolloutSpec()
-    monitoring: MonitoringSpec = MonitoringSpec()
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     pod_template: PodTemplate = Field(default_factory=dict)
 
@@ -120,7 +118,7 @@ class PDClusterSpec(Section):
         """Lines of prefill, a ratio and routing of prefills would look as if they held."""
         given = self.autoscale.model_fields_set if self.roles.mixed is not None else set()
         if "prefill" in given:
-            fix = "remove it, they go by the lines of autoscale.decode"
+            fix = "remove it, they go by the thresholds of autoscale.decode"
             raise rule("there is no prefill beside mixed workers", fix, at="autoscale.prefill")
         if "ratio" in given:
             raise rule("mixed workers are one role, which has no ratio to another", "remove it", at="autoscale.ratio")
@@ -163,7 +161,7 @@ class PDClusterSpec(Section):
             engine = self.engine_of(name)
             if engine.max_batched_tokens < engine.max_sequences:
                 raise rule(
-                    f"must be at least maxSequences ({engine.max_sequences}), for a step computes a token of each sequence",
+                    f"must be at least maxSequences ({engine.max_sequences}), since a step computes a token of each sequence",
                     "raise maxBatchedTokens or lower maxSequences",
                     at=f"roles.{name}.engine.maxBatchedTokens",
                 )
@@ -180,7 +178,7 @@ class PDClusterSpec(Section):
     def _priorities_count(self) -> Self:
         policies = {self.engine_of(name).scheduling_policy for name in self.roles.computing()}
         if self.qos.allow_client_priority and policies == {"fcfs"}:
-            reason = "no engine goes by priorities, for schedulingPolicy is fcfs"
+            reason = "no engine goes by priorities, since schedulingPolicy is fcfs"
             fix = "leave it out, or set engine.schedulingPolicy: priority"
             raise rule(reason, fix, at="qos.allowClientPriority")
         return self

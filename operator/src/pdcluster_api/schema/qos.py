@@ -134,7 +134,7 @@ class TenantSpec(Section):
 
 
 class QosSpec(Section):
-    """Policy: which requests are accepted, and when an engine that stands still is given up.
+    """Policy: which requests are accepted, and when a stalled engine is given up.
 
     Takes effect without a restart.
     stall_seconds:         time beyond its longest step for which an engine may have work and

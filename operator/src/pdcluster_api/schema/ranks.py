@@ -7,7 +7,7 @@ from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.sections import PoolSpec
 
 MAX_RANKS = 8
-"""Of one worker: the accelerators of one machine."""
+"""Most ranks of one worker: the accelerators of one machine."""
 
 
 def num_ranks(engine: EngineSpec) -> int:
@@ -30,7 +30,7 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
         if pool.gpus_per_replica is None:
             continue
         if pool.gpu == NO_ACCELERATOR:
-            if pool.gpus_per_replica == 1:  # a default of before, which stored objects still have
+            if pool.gpus_per_replica == 1:  # an older default, which stored objects still have
                 continue
             return (
                 field,

@@ -162,9 +162,9 @@ class CreditsSpec(Section):
 
 
 class MovingSpec(Section):
-    """When a request that has begun goes on at another decode worker.
+    """Policy of moving a request that has begun to another decode worker.
 
-    enabled:   it moves when its worker is lost, stands still or drains
+    enabled:   it moves when its worker is lost, stalls or drains
     max_moves: of one choice of a request
     after_preemptions: a request that its worker preempted so often moves too; 0 = none does
     """
@@ -175,7 +175,7 @@ class MovingSpec(Section):
 
 
 class RacingSpec(Section):
-    """When a request runs on two decode workers until one has made its first token.
+    """Policy of racing a request on two decode workers until one has made its first token.
 
     max_requests: most requests on either, waiting or running
     max_ratio:    of all requests, that race at most

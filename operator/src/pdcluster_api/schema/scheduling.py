@@ -1,7 +1,7 @@
 """Scheduling of an engine: its section of chunk sizes, and the fields that fit together.
 
 The CRD's rules say the same to the API server, and the worker once more when it
-has loaded the model, for only then the length of its context is known.
+has loaded the model: only then the length of its context is known.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
@@ -84,7 +84,7 @@ def _wrong_size(engine: "EngineSpec") -> SchedulingFault | None:
     budget, length = engine.max_batched_tokens, engine.max_model_len
     is_whole = not engine.chunked_prefill or engine.scheduler in WHOLE_PROMPT_SCHEDULERS
     if is_whole and length is not None and budget < length:
-        reason = f"must be at least maxModelLen ({length}), for a step computes a whole prompt"
+        reason = f"must be at least maxModelLen ({length}), since a step computes a whole prompt"
         return SchedulingFault("maxBatchedTokens", reason, "raise maxBatchedTokens or lower maxModelLen")
     if length is not None and engine.long_prefill_token_threshold > length:
         reason = f"must be at most maxModelLen ({length})"

@@ -239,7 +239,7 @@ class DiscoverySpec(Section):
 
 
 class ServiceSpec(Section):
-    """Where the OpenAI API is served.
+    """Service of the OpenAI API.
 
     port:           of the Service; with `pdctl`, of the first ingress worker
     annotations:    of the Service, as a load balancer wants them
@@ -278,15 +278,6 @@ class RolloutSpec(Section):
     grace_period_seconds: Annotated[int, Field(ge=10)] = 300
     drain_timeout_seconds: Positive | None = None
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=604800)] = 3600
-
-
-class MonitoringSpec(Section):
-    """Objects for Prometheus and Grafana, made where their kinds exist.  labels: what your Prometheus and Grafana select by."""
-
-    pod_monitor: bool = True
-    alerts: bool = True
-    dashboard: bool = True
-    labels: dict[str, str] = Field(default_factory=dict)
 
 
 class NetworkPolicySpec(Section):

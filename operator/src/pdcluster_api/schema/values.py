@@ -84,4 +84,4 @@ def _amount(value: object) -> int | str:
 
 
 Amount = Annotated[int | str, PlainValidator(_amount)]
-"""Of a resource, as in a container."""
+"""Amount of a resource, as in a container."""

@@ -6,43 +6,27 @@ cache and the back-off are ours, and the Lease stands before it starts.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import kopf
-from kopf._cogs.structs.references import Insights
-from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from pdcluster_api.apiserver.kinds import PDCLUSTER, Kind
 from pdcluster_api.schema import labels
+from pdcluster_operator.handlers.kopf_private import NoMemories
 from pdcluster_operator.handlers.watch import Watch, register
 from pdcluster_operator.informer.listing import SELECTOR, WATCHED
 
 LIST_CHUNK = 100
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else by kubeconfig;
-    kinds: watched.
-    """
+    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else by kubeconfig."""
 
     namespaces: Sequence[str] = ()
     in_pod: bool = True
-    kinds: Sequence[Kind] = WATCHED
-
-
-class NoMemories(ResourceMemories):
-    """Keeps nothing: kopf stores some kilobytes for every object, for handlers that we do not
-    use.
-    """
-
-    async def recall(self, raw_body: Any, **_: Any) -> ResourceMemory:
-        """A fresh record."""
-        return ResourceMemory()
 
 
 class NoDifferences(kopf.DiffBaseStorage):
@@ -94,47 +78,20 @@ def make_registry(*, in_pod: bool) -> kopf.OperatorRegistry:
     return registry
 
 
-async def run_watches(
-    settings: WatchSettings, watch: Watch, stop: asyncio.Event, started: asyncio.Event, on_kinds: Callable[[], None]
-) -> None:
+async def run_watches(settings: WatchSettings, watch: Watch, stop: asyncio.Event, started: asyncio.Event) -> None:
     """Watch everything until `stop`; raises, or ends early, when a watch ends for good.
 
-    started:  set when kopf has put its own signal handlers in
-    on_kinds: called when kinds of objects have come or gone
+    started: set when kopf has put its own signal handlers in
     """
-    insights = Insights()
-    kinds = asyncio.create_task(_report_kinds(insights, on_kinds), name="kinds")
-    kinds.add_done_callback(partial(_end_too, stop))
     registry = make_registry(in_pod=settings.in_pod)
-    register(registry, settings.kinds, watch)
-    try:
-        await kopf.operator(
-            registry=registry,
-            settings=make_settings(settings.kinds),
-            memories=NoMemories(),
-            insights=insights,
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-            stop_flag=stop,
-            ready_flag=started,
-        )
-    finally:
-        kinds.cancel()
-
-
-def _end_too(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
-    """End the watches when a task ends by itself, and these the process."""
-    if not task.cancelled():
-        logger.error("ended unexpectedly task=%s", task.get_name(), exc_info=task.exception())
-        stop.set()
-
-
-async def _report_kinds(insights: Insights, on_kinds: Callable[[], None]) -> None:
-    known: set[Any] = set()
-    async with insights.revised:
-        while True:
-            await insights.revised.wait()
-            if known != insights.watched_resources:
-                known = set(insights.watched_resources)
-                on_kinds()
+    register(registry, WATCHED, watch)
+    await kopf.operator(
+        registry=registry,
+        settings=make_settings(WATCHED),
+        memories=NoMemories(),
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        stop_flag=stop,
+        ready_flag=started,
+    )

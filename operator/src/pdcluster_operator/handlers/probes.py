@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 Problems = Callable[[], list[str]]
-"""What is wrong, a sentence each; empty = nothing."""
+"""Function that returns the problems, a sentence each; empty = none."""
 
 
 def make_app(unhealthy: Problems, unready: Problems, registry: CollectorRegistry) -> web.Application:

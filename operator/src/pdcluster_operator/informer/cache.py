@@ -21,7 +21,7 @@ from pdcluster_api.schema import labels
 from pdcluster_api.schema.pdcluster import KIND
 
 REMEMBER_SECONDS = 60.0
-"""How long a deletion is remembered: an answer to a write comes within its time limit."""
+"""Time for which a deletion is remembered: an answer to a write comes within its time limit."""
 
 MAX_REMEMBERED = 10_000
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

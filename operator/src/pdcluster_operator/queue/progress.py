@@ -13,7 +13,7 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_operator.queue.work_queue import WorkQueue
 
 MAX_WAIT_SECONDS = 120.0
-"""No worker has moved for so long though something waits; how long the queue is says nothing, for
+"""Longest time without progress of any worker though keys wait; the length of the queue says nothing, since
 thousands take their time.
 """
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.errors import ForbiddenError
 from pdcluster_operator.informer.cache import Cache, Name, Version, name_of, owner_of, version_of
 from pdcluster_operator.informer.listing import Listing
 from pdcluster_operator.queue.progress import Progress
@@ -40,18 +39,10 @@ class Resync:
     _early: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def fill(self) -> None:
-        """List everything into the cache, and settle the optional kinds.
-
-        Raises errors of the listing.
-        """
+        """List everything into the cache.  Raises errors of the listing."""
         for kind in self.listing.kinds:
-            try:
-                async for body in self.listing.bodies(kind):
-                    self.cache.put(kind, body)
-            except ForbiddenError as e:
-                await self.listing.forbid(kind, e)
-                for name in self.cache.versions(kind):  # of namespaces where it may be listed
-                    self.cache.forget(name)
+            async for body in self.listing.bodies(kind):
+                self.cache.put(kind, body)
         self.progress.resync_ended(time.monotonic(), (), ())
 
     def request(self) -> None:

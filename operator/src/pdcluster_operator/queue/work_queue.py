@@ -14,25 +14,14 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
 
+from pdcluster_api.backoff import Backoff
+
 Key = TypeVar("Key")
+RETRY = Backoff(first=0.5, most=120.0)
 _SPARE = 64
 """Forgotten times kept before they are cleared away: some lie months ahead, and each reconcile adds
 one.
 """
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """Back-off: `first` seconds after one failure, twice as long after each further one, at most
-    `most`.
-    """
-
-    first: float = 0.5
-    most: float = 120.0
-
-    def after(self, num_failures: int) -> float:
-        """Seconds to wait after so many failures in a row."""
-        return min(self.most, self.first * 2.0 ** min(num_failures - 1, 32))
 
 
 @dataclass
@@ -44,7 +33,7 @@ class WorkQueue(Generic[Key]):
             still counts
     """
 
-    backoff: Backoff = Backoff()
+    backoff: Backoff = RETRY
     _due: "OrderedDict[Key, float]" = field(default_factory=OrderedDict)
     _taken: dict[Key, float] = field(default_factory=dict)
     _dirty: set[Key] = field(default_factory=set)
@@ -114,7 +103,7 @@ class WorkQueue(Generic[Key]):
         return len(self._due)
 
     def next_at(self) -> float | None:
-        """When the next scheduled key becomes due; None when none is scheduled."""
+        """Time when the next scheduled key becomes due; None when none is scheduled."""
         while self._times and self._later.get(self._times[0][2]) != self._times[0][0]:
             heappop(self._times)  # what it was scheduled for has been forgotten, or brought forward
         return self._times[0][0] if self._times else None

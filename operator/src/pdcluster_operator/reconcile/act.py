@@ -7,7 +7,7 @@ cluster again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -16,13 +16,13 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, ConflictError, UnavailableError, UnsettledError, failure_of
 from pdcluster_api.apiserver.kinds import PDCLUSTER, POOL_SCALER, Kind
 from pdcluster_api.apiserver.observe import Live, still_ending
-from pdcluster_api.manifests.render import Capabilities, Site
+from pdcluster_api.manifests.render import Site
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.plan.result import ClusterPlan, Event
+from pdcluster_api.schema.conditions import APPLY_FAILED
 from pdcluster_operator.informer.cache import Cache, name_of
-from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
-from pdcluster_operator.reconcile.discovery import Question
+from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.look import Look, owner_of
 from pdcluster_operator.reconcile.records import Records, Snapshots
 from pdcluster_operator.reconcile.session import Session
@@ -30,6 +30,7 @@ from pdcluster_operator.reconcile.settled import Inputs, settled
 from pdcluster_operator.reconcile.tls import tls_step
 from pdcluster_operator.writes.apply import apply
 from pdcluster_operator.writes.diff import Action, diff
+from pdcluster_operator.writes.drift import writers
 from pdcluster_operator.writes.events import Events
 from pdcluster_operator.writes.status import write_status
 
@@ -48,7 +49,7 @@ class Acted:
     cut:      pods that were removed before they had drained
     wrote:    something was written, or tried to be
     conflict: of an object that kept changing: the reconcile is done again
-    lacks:    snapshots could not be made, for a Secret that comes with no event: try again
+    lacks:    snapshots could not be made: a Secret is missing, and no event will come: try again
     """
 
     requeue_after_seconds: float | None
@@ -62,18 +63,13 @@ class Acted:
 
 @dataclass
 class Actor:
-    """Writes for all PDClusters.
-
-    capabilities: which optional kinds exist now
-    now:          wall-clock time, in UTC
-    """
+    """Writes for all PDClusters.  now: wall-clock time, in UTC"""
 
     client: ApiClient
     cache: Cache
     site: Site
-    asking: Asking
+    etcd: EtcdRequests
     events: Events
-    capabilities: Callable[[], Capabilities]
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def act(self, found: Look, plan: ClusterPlan, session: Session) -> Acted:
@@ -81,9 +77,9 @@ class Actor:
 
         Raises UnavailableError: the outcome is unknown then.
         """
-        await session.worker_records.command(found.question, plan.commands)
+        await session.etcd.command(found.target, plan.commands)
         acted = await self._apply(found, plan, session)
-        await session.worker_records.remove(found.question, plan.ghosts)
+        await session.etcd.remove(found.target, plan.ghosts)
         return acted
 
     async def report(self, live: Live, session: Session, status: Mapping[str, Any], events: Iterable[Event]) -> bool:
@@ -97,7 +93,7 @@ class Actor:
         return changed or any(posted)
 
     async def _apply(self, found: Look, plan: ClusterPlan, session: Session) -> Acted:
-        now, inputs = self.now(), Inputs.of(found.live, plan, self.capabilities())
+        now, inputs = self.now(), Inputs.of(found.live, plan)
         if session.settled is not None and session.settled.holds(inputs, now):
             return Acted(session.settled.requeue_after_seconds(now))
         session.settled = None
@@ -111,17 +107,17 @@ class Actor:
         live, cluster, owner = found.live, found.cluster, owner_of(found.live)
         tls = tls_step(live, owner, now)
         ending, records = still_ending(live, now), await self._records(found, plan)
-        rendering = Rendering(cluster, owner, self.site, self.capabilities(), records, frozenset(ending))
+        rendering = Rendering(cluster, owner, self.site, records, frozenset(ending))
         manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
         foreground = worker_sets(live) if plan.ends_first else ()
         wanted = diff(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=foreground)
         actions, fought = session.contested.sift(wanted, live.children)
-        refused, conflict = await self._write(session, actions)
+        refused, conflict = await self._write(live, session, actions)
         events = (Event(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
         wrote, unsaid, changed = await self._write_scalers(live, session, plan)
         lost = [record_lost(workload, cluster) for workload in stranded]
-        failures = (*fought, *refused, *unsaid, *lost, *rendering.forbidden())
+        failures = (*fought, *refused, *unsaid, *lost)
         waits = [seconds for seconds in (tls.requeue_after_seconds, *ending.values()) if seconds is not None]
         cut, lacks = tuple(gone(plan.cut, failures)), records.has_client_certificate is None
         return Acted(min(waits, default=None), events, failures, cut, bool(actions) or wrote, conflict or changed, lacks)
@@ -129,13 +125,12 @@ class Actor:
     async def _records(self, found: Look, plan: ClusterPlan) -> Records:
         """Sources of snapshots; the etcd's Secret is read only when one is to be made."""
         live, cluster, owner = found.live, found.cluster, owner_of(found.live)
-        question = Question.about(cluster.spec.discovery.etcd, live.key)
         snapshots = Snapshots(cluster, live, owner)
-        is_needed = question.tls_secret is not None and any(snapshots.is_missing(workload.id) for workload in plan.workloads)
-        has_certificate = await self.asking.has_client_certificate(question) if is_needed else False
+        is_needed = found.target.tls_secret is not None and any(snapshots.is_missing(workload.id) for workload in plan.workloads)
+        has_certificate = await self.etcd.has_client_certificate(found.target) if is_needed else False
         return Records(cluster, live, owner, self.site.worker_image, has_certificate)
 
-    async def _write(self, session: Session, actions: list[Action]) -> tuple[list[Failure], ConflictError | None]:
+    async def _write(self, live: Live, session: Session, actions: list[Action]) -> tuple[list[Failure], ConflictError | None]:
         """Return the refused writes, and the conflict."""
         conflict = None
         try:
@@ -143,7 +138,7 @@ class Actor:
         except UnsettledError as e:
             refused, conflict = list(e.failures), e
         session.contested.written(actions, refused)
-        return refused, conflict
+        return [_naming_writers(failure, live.children) for failure in refused], conflict
 
     async def _write_scalers(self, live: Live, session: Session, plan: ClusterPlan) -> tuple[bool, list[Failure], ConflictError | None]:
         """The status of the scalers that exist; one that was just made follows.
@@ -192,6 +187,15 @@ class Actor:
     def _learn(self, session: Session, kind: Kind, body: Mapping[str, Any]) -> None:
         if self.cache.put(kind.name, body) is not None:
             session.has_learnt = True
+
+
+def _naming_writers(failure: Failure, children: Iterable[Mapping[str, Any]]) -> Failure:
+    """The failure of an apply with the other managers of the object: a field of theirs may exclude
+    one of ours.
+    """
+    body = next((each for each in children if f"{each['kind']} {each['metadata']['name']}" == failure.object), None)
+    names = ", ".join(writers(body)) if body is not None and failure.reason == APPLY_FAILED else ""
+    return replace(failure, message=f"{failure.message}; {names} set fields of it, which may exclude ours") if names else failure
 
 
 def gone(pods: Iterable[str], failures: Iterable[Failure]) -> list[str]:

@@ -31,6 +31,7 @@ from pdcluster_api.plan.status.autoscaled import has_changed
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.text import address_of
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
@@ -237,12 +238,3 @@ def _waits(followed: _Followed, observed: Observed, now: float) -> Mapping[str, 
     pods = {pod.name for state in observed.workloads for pod in state.pods if is_unschedulable(pod)}
     followed.waiting = {name: followed.waiting.get(name, now) for name in pods}
     return {name: now - since for name, since in followed.waiting.items()}
-
-
-def address_of(host: str, port: int) -> str:
-    """`host:port`, as an address is written.
-
-    >>> address_of("10.0.0.1", 8000), address_of("fd00::1", 8000)
-    ('10.0.0.1:8000', '[fd00::1]:8000')
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -31,7 +31,7 @@ WINDOW_SECONDS = 300.0
 SETTLED_SECONDS = WINDOW_SECONDS / MAX_WRITES
 """The other writer comes again within this time, or there would not be so many writes."""
 
-_REVERTS = frozenset({Verb.CREATE, Verb.APPLY, Verb.TAKE_OVER, Verb.PATCH, Verb.REPLACE})
+_REVERTS = frozenset({Verb.CREATE, Verb.APPLY, Verb.PATCH, Verb.REPLACE})
 
 What = tuple[str, str, str, str]
 """Kind, namespace and name of an object, and the digest of what is written to it."""
@@ -93,7 +93,7 @@ class Contested:
                 self._fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {what: times[-1]})
 
     def _times(self, what: What) -> list[float]:
-        """When the same was written to the object, since anything else was."""
+        """Times of the same write to the object, since any other write."""
         last, times = self._written.get(what[:3], (None, []))
         return times if last == what else []
 
@@ -126,7 +126,7 @@ def _what(action: Action) -> What:
 
 
 def _failure(action: Action, live: Body | None) -> Failure:
-    names = ", ".join(writers(action.kind, live) if live else ()) or "another writer"
+    names = ", ".join(writers(live) if live else ()) or "another writer"
     does = "deletes" if action.verb is Verb.CREATE else "writes"
     message = (
         f"{names} {does} what the operator has to revert ({MAX_WRITES} times within {WINDOW_SECONDS:.0f} s); "

@@ -3,13 +3,11 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from pdcluster_api.apiserver.errors import ForbiddenError
-from pdcluster_api.apiserver.kinds import POD_MONITOR, PROMETHEUS_RULE
 from pdcluster_api.apiserver.observe import Live, workload_of
-from pdcluster_api.manifests.render import Capabilities, Owner, Site, render_scaler, render_shared, render_workload
+from pdcluster_api.manifests.render import Owner, Site, render_scaler, render_shared, render_workload
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.plan.result import ClusterPlan, ScalerPlan
-from pdcluster_api.schema.conditions import APPLY_FAILED, FORBIDDEN
+from pdcluster_api.schema.conditions import APPLY_FAILED
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import WorkloadId
@@ -29,7 +27,6 @@ class Rendering:
     cluster: PDCluster
     owner: Owner
     site: Site
-    capabilities: Capabilities
     records: Records
     ending: Collection[WorkloadId] = ()
 
@@ -39,7 +36,6 @@ class Rendering:
             self.cluster,
             self.owner,
             self.site,
-            self.capabilities,
             plan.serving,
             serving_role=plan.serving_role,
             records=self.records.live.own("ControllerRevision").values(),
@@ -55,13 +51,6 @@ class Rendering:
         outdated, running = self.records.outdated(), self.records.live.own("StatefulSet")
         found = [workload.id for workload in plan.workloads if workload.id not in outdated and _stays(running.get(workload.id.name))]
         return [workload for workload in found if self.records.of(workload) is None]
-
-    def forbidden(self) -> list[Failure]:
-        """Kinds that are asked for and served, and that the operator has no right to."""
-        wanted, missing = self.cluster.spec.monitoring, self.capabilities.forbidden
-        is_scraped = wanted.pod_monitor and (self.capabilities.pod_monitor or POD_MONITOR.name in missing)
-        asked = {POD_MONITOR.name: is_scraped, PROMETHEUS_RULE.name: is_scraped and wanted.alerts}
-        return [_no_right(kind, self.owner.name) for kind, is_asked in asked.items() if is_asked and kind in missing]
 
     def _workloads(self, plan: ClusterPlan) -> Iterable[Manifest]:
         outdated = self.records.outdated()
@@ -103,12 +92,6 @@ def _way_out(workload: WorkloadId, cluster: PDCluster) -> str:
 
 def _stays(stateful_set: Manifest | None) -> bool:
     return stateful_set is not None and "deletionTimestamp" not in stateful_set["metadata"]
-
-
-def _no_right(kind: str, name: str) -> Failure:
-    field = {POD_MONITOR.name: "podMonitor", PROMETHEUS_RULE.name: "alerts"}[kind]
-    fix = f"{ForbiddenError.fix} and restart the operator, or set spec.monitoring.{field} to false"
-    return Failure(f"{kind} {name}", FORBIDDEN, f"the operator may not list objects of this kind, so it makes none; {fix}")
 
 
 def render_scaler_of(owner: Owner, scaler: ScalerPlan) -> Manifest:

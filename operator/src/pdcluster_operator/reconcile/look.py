@@ -13,47 +13,46 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_api.plan.status.conditions import discovery_answers
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_operator.reconcile.discovery import EtcdCheck, Question
+from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.key_secret import KEY_SECRET_POLL_SECONDS, KeySecret
 from pdcluster_operator.reconcile.records import Snapshots
 from pdcluster_operator.reconcile.session import Session
-from pdcluster_operator.reconcile.worker_records import workers_question
 
 
 @dataclass(frozen=True)
 class Look:
     """One PDCluster as it is.
 
-    question:              where its workers are registered
+    target:                where its workers are registered
     requeue_after_seconds: until the next read of what comes with no event; None = nothing is due
     """
 
     live: Live
     cluster: PDCluster
     observed: Observed
-    question: Question
+    target: EtcdTarget
     requeue_after_seconds: float | None
 
 
 async def look(live: Live, cluster: PDCluster, session: Session, key_secret: KeySecret) -> Look:
     """Read everything.  Raises UnavailableError."""
     faults, requeue_after = await session.pod_faults.of(live)
-    discovery = await _discovery(live, cluster, session.etcd, faults)
+    target = EtcdTarget.of(cluster)
+    discovery = await _discovery(live, cluster, target, session, faults)
     key_fault = await key_secret.fault(live.key.namespace, cluster.spec.service.api_key_secret)
     outdated = Snapshots(cluster, live, owner_of(live)).outdated()
     seen: Observed = observe(live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault)
     seen = replace(seen, failures=session.failures)
     seen = replace(seen, decision=session.autoscaling.follow(cluster, seen))
-    question = workers_question(cluster)
-    session.worker_records.follow(question, is_wanted=cluster.spec.roles.prefill is not None)
-    records = session.worker_records.last(question, seen.workloads, is_up=discovery_answers(discovery))
+    session.etcd.follow(target, is_wanted=cluster.spec.roles.prefill is not None)
+    records = session.etcd.last(target, seen.workloads, is_up=discovery_answers(discovery))
     times = [seconds for seconds in (requeue_after, KEY_SECRET_POLL_SECONDS if key_fault else None) if seconds is not None]
-    return Look(live, cluster, replace(seen, worker_records=records), question, min(times, default=None))
+    return Look(live, cluster, replace(seen, worker_records=records), target, min(times, default=None))
 
 
 async def look_closer(found: Look, session: Session) -> Look:
     """Read the worker records again: an old read is no ground to remove a worker."""
-    records = await session.worker_records.fresh(found.question, found.observed.workloads)
+    records = await session.etcd.fresh(found.target, found.observed.workloads)
     return replace(found, observed=replace(found.observed, worker_records=records))
 
 
@@ -62,9 +61,7 @@ def owner_of(live: Live) -> Owner:
     return Owner(live.key.name, live.key.namespace, live.uid)
 
 
-async def _discovery(live: Live, cluster: PDCluster, check: EtcdCheck, faults: Mapping[str, Problem]) -> DiscoveryState:
-    etcd = cluster.spec.discovery.etcd
-    if not etcd.endpoints:
-        check.stop()
-        return managed_etcd(live, f"{live.key.name}-etcd", etcd.replicas, faults)
-    return DiscoveryState(managed=False, error=await check.error(Question.about(etcd, live.key)))
+async def _discovery(live: Live, cluster: PDCluster, target: EtcdTarget, session: Session, faults: Mapping[str, Problem]) -> DiscoveryState:
+    if target.is_given:
+        return DiscoveryState(managed=False, error=await session.etcd.error(target))
+    return managed_etcd(live, f"{live.key.name}-etcd", cluster.spec.discovery.etcd.replicas, faults)

@@ -1,13 +1,16 @@
-"""Metrics of the loop and of the autoscaler, in the process's own registry, beside those of the API
-calls.
+"""Metrics of the loop, of each PDCluster and of the autoscaler, in the process's own registry.
+
+Those of a PDCluster are what the chart's alerts join on: one rule serves all PDClusters.
 """
 
 from collections import Counter as Tally
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.plan.autoscale.values import Outcome
+from pdcluster_api.schema.qos import SloSpec
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -32,6 +35,18 @@ class LoopMetrics:
             ["namespace", "pdcluster"],
             registry=registry,
         )
+        self._serving = Gauge(
+            "pdcluster_operator_serving_replicas",
+            "Workers that should answer requests now, by role.",
+            ["namespace", "pdcluster", "role"],
+            registry=registry,
+        )
+        self._slo = Gauge(
+            "pdcluster_operator_slo_seconds",
+            "Latency objectives of spec.qos.slo, ttft and tpot; 0 = none.",
+            ["namespace", "pdcluster", "objective"],
+            registry=registry,
+        )
         self.is_leader = Gauge("pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry)
         self.pdclusters = Gauge(
             "pdcluster_operator_pdclusters", "PDClusters by status of their Ready condition.", ["ready"], registry=registry
@@ -46,9 +61,17 @@ class LoopMetrics:
         if after is not None:
             self.pdclusters.labels(after).inc()
 
+    def show_cluster(self, key: Key, serving: Mapping[str, int], slo: SloSpec) -> None:
+        """Show a PDCluster as it should be now.  serving: workers that answer requests, by role"""
+        for role, replicas in serving.items():
+            self._serving.labels(*key, role).set(replicas)
+        self._slo.labels(*key, "ttft").set(slo.ttft_milliseconds / 1000)
+        self._slo.labels(*key, "tpot").set((slo.tpot_milliseconds or 0.0) / 1000)
+
     def forget(self, key: Key) -> None:
         """Remove what is shown for a cluster."""
-        self.drains_cut.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
+        for metric in (self.drains_cut, self._serving, self._slo):
+            metric.remove_by_labels(_labels(key))
 
 
 class AutoscaleMetrics:
@@ -87,8 +110,12 @@ class AutoscaleMetrics:
     def forget(self, key: Key) -> None:
         """Remove what is shown for a cluster."""
         self._clear(key)
-        self._changes.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
+        self._changes.remove_by_labels(_labels(key))
 
     def _clear(self, key: Key) -> None:
         for gauge in (self._replicas, self._problems):
-            gauge.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
+            gauge.remove_by_labels(_labels(key))
+
+
+def _labels(key: Key) -> dict[str, str]:
+    return {"namespace": key.namespace, "pdcluster": key.name}

@@ -30,13 +30,13 @@ SHORTAGE_GRACE_SECONDS = 3.0
 
 EVENTS_POLL_SECONDS = 15.0
 MAX_EVENTS_POLL_SECONDS = 120.0
-"""What has been short for long is looked at ever more seldom: its pods, when they come, are events
+"""Longest period: a long shortage is looked at less and less often; its pods, when they come, are events
 of their own.
 """
 
 EVENTS_KEPT_SECONDS = 3.0
 SKEW_SECONDS = 30.0
-"""How far the clocks of the control plane may be behind ours, and our look behind the shortage."""
+"""Lag of the control plane's clocks behind ours, and of our look behind the shortage."""
 
 _FIELDS = "involvedObject.kind=StatefulSet,reason=FailedCreate"
 _NEVER = ("", "")

@@ -19,6 +19,7 @@ from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import Event
 from pdcluster_api.plan.status.events import cut_short
+from pdcluster_api.plan.status.serving import serving_replicas
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.load import parse_stored
 from pdcluster_api.schema.pdcluster import PDCluster
@@ -75,6 +76,7 @@ class Reconciler:
         if plan.needs_worker_records:
             found = await look_closer(found, session)
             plan = plan_cluster(cluster, found.observed, self._stamp())
+        self.metrics.show_cluster(live.key, serving_replicas(cluster, plan), cluster.spec.qos.slo)
         acted = await self.actor.act(found, plan, session)
         self.metrics.drains_cut.labels(*live.key).inc(len(acted.cut))
         if acted.failures != session.failures:
@@ -128,6 +130,6 @@ def _parsed(live: Live, session: Session) -> PDCluster:
         session.parsed = None
         cluster, unknown = parse_stored(live.body)
         if unknown:
-            logger.warning("passed over fields of another version key=%s fields=%s", live.key, ",".join(unknown))
+            logger.warning("ignored fields of another version key=%s fields=%s", live.key, ",".join(unknown))
         session.parsed = version, cluster
     return session.parsed[1]

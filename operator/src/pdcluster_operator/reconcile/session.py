@@ -13,10 +13,9 @@ from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.contested import Contested
-from pdcluster_operator.reconcile.discovery import CHECK_PERIOD_SECONDS, EtcdCheck
+from pdcluster_operator.reconcile.etcd_view import POLL_SECONDS, EtcdView
 from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.settled import Settled
-from pdcluster_operator.reconcile.worker_records import ACTIVE_POLL_SECONDS, WorkerRecordsPoller
 
 
 @dataclass
@@ -31,8 +30,7 @@ class Session:
     has_learnt: the running reconcile has learnt something that no event will bring
     """
 
-    etcd: EtcdCheck
-    worker_records: WorkerRecordsPoller
+    etcd: EtcdView
     pod_faults: PodFaults
     autoscaling: Autoscaling
     contested: Contested = field(default_factory=Contested)
@@ -45,7 +43,7 @@ class Session:
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel every task of it; returns them."""
-        stopped = self.etcd.stop(), self.worker_records.stop(), self.autoscaling.stop()
+        stopped = self.etcd.stop(), self.autoscaling.stop()
         return [task for task in stopped if task is not None]
 
 
@@ -70,15 +68,16 @@ class Sessions:
         """End the session of a PDCluster that is gone; returns it, None = there was none."""
         session = self._sessions.pop(key, None)
         if session is not None:
-            self._own([*session.stop(), asyncio.create_task(session.worker_records.end(), name=f"end of {key}")])
+            self._own([*session.stop(), asyncio.create_task(session.etcd.end(), name=f"end of {key}")])
         return session
 
     async def run(self) -> None:
-        """Ask the etcds of all PDClusters now and then; no task of a session outlives this."""
+        """Read the etcds of all PDClusters now and then; no task of a session outlives this."""
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._check_etcds())
-                group.create_task(self._poll_worker_records())
+            while True:
+                await asyncio.sleep(POLL_SECONDS)
+                for session in self:
+                    session.etcd.poll()
         finally:
             for session in self:
                 self._own(session.stop())
@@ -90,15 +89,3 @@ class Sessions:
         for task in tasks:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
-
-    async def _check_etcds(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_PERIOD_SECONDS)
-            for session in self:
-                session.etcd.repeat()
-
-    async def _poll_worker_records(self) -> None:
-        while True:
-            await asyncio.sleep(ACTIVE_POLL_SECONDS)
-            for session in self:
-                session.worker_records.poll()

@@ -10,11 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.manifests.render import Capabilities
 from pdcluster_api.plan.result import ClusterPlan
 
 MAX_SECONDS = 300.0
-"""As often as every PDCluster is enqueued in any case."""
+"""Longest time without a comparison: the period in which every PDCluster is enqueued anyway."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,14 @@ class Inputs:
     generation: int
     annotations: Mapping[str, str]
     versions: Mapping[str, str]
-    capabilities: Capabilities
 
     @classmethod
-    def of(cls, live: Live, plan: ClusterPlan, capabilities: Capabilities) -> "Inputs":
+    def of(cls, live: Live, plan: ClusterPlan) -> "Inputs":
         """The inputs of one reconcile."""
         metadata = live.body["metadata"]
         bare = replace(plan, status={}, events=(), requeue_after_seconds=None)
         versions = {str(child["metadata"]["uid"]): _version(child) for child in live.children}
-        return cls(bare, live.uid, metadata.get("generation", 0), metadata.get("annotations") or {}, versions, capabilities)
+        return cls(bare, live.uid, metadata.get("generation", 0), metadata.get("annotations") or {}, versions)
 
 
 @dataclass(frozen=True)

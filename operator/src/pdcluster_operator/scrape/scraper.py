@@ -15,6 +15,7 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
+from pdcluster_api.text import one_line
 from pdcluster_operator.scrape.page import Page, PageError, parse_page
 from pdcluster_operator.scrape.values import Answer, Miss, Reason, Target
 
@@ -121,4 +122,4 @@ def _metrics_url(address: str) -> URL | None:
 
 def _said(error: Exception) -> str:
     """One short line: an error of HTTP's parser shows what a stranger sent, over several lines."""
-    return " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__
+    return one_line(str(error), _MAX_REASON) or type(error).__name__

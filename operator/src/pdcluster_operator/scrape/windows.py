@@ -104,7 +104,7 @@ class Windows:
         return {pool: rounds[-1] for pool, rounds in self._rounds.items()}
 
     def answered_at(self, pool: PoolKey) -> float | None:
-        """When a worker of the pool that stays last gave good numbers; None = none has."""
+        """Time when a worker of the pool that stays last gave good numbers; None = none has."""
         staying = [worker for place, worker in self._workers.items() if place[:2] == pool and place[2] not in self._leaving]
         return max((worker.reading.at for worker in staying if worker.reading is not None), default=None)
 

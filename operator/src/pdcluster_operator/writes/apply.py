@@ -17,7 +17,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from pdcluster_api.apiserver.client import ApiClient
@@ -34,7 +33,6 @@ from pdcluster_api.apiserver.kinds import SECRET, SERVICE, Kind, Manner
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_operator.writes import held_back
 from pdcluster_operator.writes.diff import Action, Verb, decide, is_held, stages
-from pdcluster_operator.writes.drift import Drift, drift, taken_over
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +41,7 @@ MAX_AT_ONCE = 8
 """Objects written at a time by one reconcile: more make none shorter, and delay other requests."""
 
 NO_VERSION = "1"
-"""A resourceVersion that no object has, for etcd's first write is its revision 2: an apply with
+"""A resourceVersion that no object has, since etcd's first write is its revision 2: an apply with
 it makes, or is a conflict.
 """
 
@@ -162,8 +160,6 @@ async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) 
         logger.info("decided again object=%s namespace=%s because=%s", action, action.namespace, e)
     except NotFoundError:
         if action.verb is Verb.CREATE:
-            if action.kind.optional:
-                return None  # its CustomResourceDefinition went away meanwhile
             raise
     live = await client.find(action.kind, action.namespace, action.name)
     if live is not None:
@@ -178,12 +174,7 @@ async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Actio
         case Verb.CREATE:
             return await _create(client, action, on_answer)
         case Verb.APPLY:
-            live = await client.apply(action.kind, _with_uid(action))
-            on_answer(action.kind, live)
-            if drift(action.kind, action.desired, live) is Drift.FOREIGN:  # it had no managedFields, and now it has them
-                return replace(action, verb=Verb.TAKE_OVER)
-        case Verb.TAKE_OVER:
-            return await _take_over(client, action, on_answer)
+            on_answer(action.kind, await client.apply(action.kind, _with_uid(action)))
         case Verb.PATCH:
             patch = {**(action.patch or {}), "metadata": {**(action.patch or {}).get("metadata", {}), "uid": action.uid}}
             on_answer(action.kind, await client.merge_patch(action.kind, action.namespace, action.name, patch))
@@ -207,23 +198,6 @@ async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Act
     metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
     on_answer(action.kind, await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False))
     return None
-
-
-async def _take_over(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
-    """Take over fields that others have added; apply the returned object, and they are removed."""
-    live = await client.get(action.kind, action.namespace, action.name)
-    again = decide(action.desired, live, asked=action.asked)
-    if again is None or again.verb is not Verb.TAKE_OVER:
-        return again
-    metadata = {
-        "uid": live["metadata"]["uid"],
-        "resourceVersion": live["metadata"]["resourceVersion"],
-        "managedFields": taken_over(action.kind, live, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")),
-    }
-    live = await client.merge_patch(action.kind, action.namespace, action.name, {"metadata": metadata})
-    if drift(action.kind, action.desired, live) is Drift.FOREIGN:
-        raise ConflictError(f"{action}: fields of others could not be taken over")
-    return replace(again, verb=Verb.APPLY)
 
 
 async def _delete(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, CHILDREN, POD_DISRUPTION_BUDGET, STATEFUL_SET, Kind, Manner
-from pdcluster_operator.writes.drift import Drift, Manifest, drift, prepared, stamped
+from pdcluster_operator.writes.drift import Manifest, has_drifted, prepared, stamped
 
 _POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
 
@@ -24,7 +24,6 @@ class Verb(Enum):
 
     CREATE:    make it; nothing of that name is known
     APPLY:     server-side apply to the object that is there
-    TAKE_OVER: the same, after taking over fields that others have put into it
     PATCH:     merge-patch what differs
     REPLACE:   delete it and create it again, since it is immutable
     DELETE:    it is not wanted, or not as the one that is being deleted
@@ -33,7 +32,6 @@ class Verb(Enum):
 
     CREATE = "create"
     APPLY = "apply"
-    TAKE_OVER = "take over"
     PATCH = "patch"
     REPLACE = "replace"
     DELETE = "delete"
@@ -107,7 +105,7 @@ def diff(
 def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
     """Actions that need not wait for each other, stage by stage.
 
-    First the needs of a pod, then StatefulSets, then Services and monitors; then deletions:
+    First the needs of a pod, then StatefulSets, then Services; then deletions:
     StatefulSets, and all that they use.  A disruption budget is deleted first of all.
     """
     return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
@@ -130,7 +128,7 @@ def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> 
         return _patch(desired, live, desired)
     if kind.manner is Manner.RECORD or (kind.manner is Manner.KEPT and not asked):
         return _patch(desired, live, {"metadata": {"labels": metadata.get("labels", {})}})  # by which it is found
-    verb = _verb(kind, desired, live)
+    verb = _verb(desired, live, is_kept=kind.manner is Manner.KEPT)
     return None if verb is None else Action(verb, kind, metadata["namespace"], metadata["name"], desired, uid, asked=asked)
 
 
@@ -159,11 +157,11 @@ def _marked(manifest: Manifest) -> Manifest:
     return manifest if CHILD_OF_NAME[manifest["kind"]].manner is Manner.REQUEST else stamped(manifest)
 
 
-def _verb(kind: Kind, desired: Manifest, live: Manifest) -> Verb | None:
-    is_kept = kind.manner is Manner.KEPT  # a Secret that was made immutable is the user's to delete
+def _verb(desired: Manifest, live: Manifest, *, is_kept: bool) -> Verb | None:
+    # A Secret that was made immutable is the user's to delete.
     if live.get("immutable") and not is_kept and (live.get("data") != desired.get("data") or not desired.get("immutable")):
         return Verb.REPLACE
-    return {Drift.NONE: None, Drift.OURS: Verb.APPLY, Drift.FOREIGN: Verb.TAKE_OVER}[drift(kind, desired, live)]
+    return Verb.APPLY if has_drifted(desired, live) else None
 
 
 def _patch(desired: Manifest, live: Manifest, part: Manifest) -> Action | None:

@@ -1,27 +1,23 @@
-"""Detect drift: whether a live object is as we last applied it, and which fields others have added.
+"""Detect drift: whether a live object still has every field as we last applied it.
 
 The answer comes from `metadata.managedFields`, where the API server keeps, for
 each manager, the set of fields that it owns: a field whose value another manager
 changes leaves our set.  So an object is as it should be when our annotation
-says that we applied exactly this manifest, all of it is still ours, and no other
-manager has added to it.  Values are never compared: defaults, quantities written
-another way and what an admission webhook puts in cannot look like drift, and a
-webhook that insists on its own value starts no endless fight.
+says that we applied exactly this manifest, and all of it is still ours.  Values
+are never compared: defaults, quantities written another way and what an admission
+webhook puts in cannot look like drift.
 
-Left to others: labels, annotations, finalizers and owner references that they
-add; status; the fields that a kind shares (`Kind.shared`); and what the control
-plane's own controllers write.  Pure.
+Fields that others add and we do not set are theirs, as server-side apply has it
+(docs/design/foreign-fields.md).  Pure.
 """
 
 import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from pdcluster_api.apiserver.kinds import Kind
 from pdcluster_api.schema.labels import APPLIED, FIELD_MANAGER
 
 Manifest = Mapping[str, Any]
@@ -30,23 +26,10 @@ Fields = Mapping[str, Any]
 list`, and `.`, the thing itself.
 """
 
-_Paths = frozenset[tuple[str, ...]]
-
 CONTROL_PLANE = frozenset({"kube-controller-manager", "cloud-controller-manager"})
 _IDENTITY = frozenset({"apiVersion", "kind"})
 _SENT_METADATA = frozenset({"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"})
 _IDENTITY_METADATA = frozenset({"name", "namespace"})
-
-
-class Drift(Enum):
-    """NONE: as it should be.
-
-    OURS: apply it again.  FOREIGN: others have added fields, which must go.
-    """
-
-    NONE = "none"
-    OURS = "ours"
-    FOREIGN = "foreign"
 
 
 def prepared(manifest: Manifest) -> dict[str, Any]:
@@ -68,40 +51,19 @@ def stamped(manifest: Manifest) -> dict[str, Any]:
     return {**manifest, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED: digest}}}
 
 
-def drift(kind: Kind, desired: Manifest, live: Manifest) -> Drift:
-    """Drift of a live object from a prepared and stamped manifest."""
-    entries = _entries(live)
-    if any(adds(_content(entry, kind), desired) for entry in entries if _is_foreign(entry)):
-        return Drift.FOREIGN
-    ours = next((entry.get("fieldsV1") or {} for entry in entries if _is_ours(entry)), {})
+def has_drifted(desired: Manifest, live: Manifest) -> bool:
+    """Return whether a live object differs from a prepared and stamped manifest in a field that
+    the manifest sets.
+    """
+    ours: Fields = next((entry.get("fieldsV1") or {} for entry in _entries(live) if _is_ours(entry)), {})
     annotations = live["metadata"].get("annotations") or {}
     is_same = annotations.get(APPLIED) == desired["metadata"]["annotations"][APPLIED]
-    return Drift.NONE if is_same and ours and owns(ours, _owned_part(desired)) else Drift.OURS
+    return not (is_same and ours and owns(ours, _owned_part(desired)))
 
 
-def taken_over(kind: Kind, live: Manifest, now: str) -> list[Mapping[str, Any]]:
-    """managedFields in which fields that others may not own are ours; the next apply removes them.
-
-    now: RFC3339 time, of an entry that has to be added
-    """
-    entries = _entries(live)
-    ours: Fields = next((entry.get("fieldsV1") or {} for entry in entries if _is_ours(entry)), {})
-    others: list[Mapping[str, Any]] = []
-    for entry in entries:
-        if _is_foreign(entry):
-            content = _content(entry, kind)
-            ours = merged(ours, content)
-            rest = _within(entry.get("fieldsV1") or {}, _left(kind))
-            others += [{**entry, "fieldsV1": rest}] if rest else []
-        elif not _is_ours(entry):
-            others.append(entry)
-    head = {"manager": FIELD_MANAGER, "operation": "Apply", "apiVersion": live["apiVersion"], "fieldsType": "FieldsV1", "time": now}
-    return [{**head, "fieldsV1": ours}, *others]
-
-
-def writers(kind: Kind, live: Manifest) -> list[str]:
-    """Other managers of fields in an object that only we may own."""
-    return sorted({str(entry.get("manager")) for entry in _entries(live) if _is_foreign(entry) and _content(entry, kind)})
+def writers(live: Manifest) -> list[str]:
+    """Other managers of fields in an object, those of metadata and status aside."""
+    return sorted({str(entry.get("manager")) for entry in _entries(live) if _is_foreign(entry) and _has_content(entry)})
 
 
 def owns(fields: Fields, wanted: Any) -> bool:
@@ -118,32 +80,10 @@ def owns(fields: Fields, wanted: Any) -> bool:
     return True
 
 
-def adds(fields: Fields, wanted: Any) -> bool:
-    """Return whether a set of fields holds anything that a value does not have."""
-    return any(_adds_one(path, inner, wanted) for path, inner in fields.items() if path != ".")
-
-
-def merged(one: Fields, other: Fields) -> dict[str, Any]:
-    """The union of two sets of fields."""
-    shared = {key: merged(one[key], other[key]) for key in one.keys() & other.keys()}
-    return {**one, **other, **shared}
-
-
 def _owns_item(fields: Fields, item: Any) -> bool:
     if not isinstance(item, Mapping):
         return f"v:{json.dumps(item)}" in fields
     return any(path.startswith("k:") and _is_item(path, item) and owns(inner, item) for path, inner in fields.items())
-
-
-def _adds_one(path: str, inner: Fields, wanted: Any) -> bool:
-    if path.startswith("f:"):
-        name = path[2:]
-        return not isinstance(wanted, Mapping) or name not in wanted or adds(inner, wanted[name])
-    items = wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else ()
-    if path.startswith("k:"):
-        item = next((item for item in items if isinstance(item, Mapping) and _is_item(path, item)), None)
-        return item is None or adds(inner, item)
-    return path.startswith("v:") and json.loads(path[2:]) not in items
 
 
 def _is_item(path: str, item: Mapping[str, Any]) -> bool:
@@ -174,35 +114,8 @@ def _is_foreign(entry: Mapping[str, Any]) -> bool:
     return not _is_ours(entry) and entry.get("subresource") != "status" and entry.get("manager") not in CONTROL_PLANE
 
 
-def _content(entry: Mapping[str, Any], kind: Kind) -> Fields:
-    """The part of an entry that only we may own."""
-    return _without(entry.get("fieldsV1") or {}, _left(kind))
-
-
-def _left(kind: Kind) -> _Paths:
-    """Fields that others may own."""
-    shared = (tuple(f"f:{part}" for part in path.split(".")) for path in kind.shared)
-    return frozenset({("f:metadata",), ("f:status",), *shared})
-
-
-def _without(fields: Fields, paths: _Paths) -> Fields:
-    """A set of fields without some; what they leave empty goes too."""
-    found = {}
-    for name, inner in fields.items():
-        kept = _without(inner, _below(paths, name))
-        if (name,) not in paths and (kept or not inner):
-            found[name] = kept
-    return found
-
-
-def _within(fields: Fields, paths: _Paths) -> Fields:
-    """The part of a set of fields that `_without` leaves out."""
-    parts = ((name, inner if (name,) in paths else _within(inner, _below(paths, name)), (name,) in paths) for name, inner in fields.items())
-    return {name: part for name, part, is_whole in parts if part or is_whole}
-
-
-def _below(paths: _Paths, name: str) -> _Paths:
-    return frozenset(path[1:] for path in paths if path[0] == name and len(path) > 1)
+def _has_content(entry: Mapping[str, Any]) -> bool:
+    return bool((entry.get("fieldsV1") or {}).keys() - {"f:metadata", "f:status"})
 
 
 def _owned_part(desired: Manifest) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pdcluster_api.apiserver.errors import ClusterError, ConflictError
 from pdcluster_api.apiserver.kinds import EVENT
 from pdcluster_api.plan.result import Event
 from pdcluster_api.schema.labels import FIELD_MANAGER
+from pdcluster_api.text import shortened_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def event_object(about: Mapping[str, Any], event: Event, instance: str, now: dat
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason,
         "action": "Reconcile",
-        "note": _shortened(event.message),
+        "note": shortened_bytes(event.message, MAX_NOTE_BYTES),
         "regarding": {
             "apiVersion": about["apiVersion"],
             "kind": about["kind"],
@@ -101,10 +102,3 @@ def event_object(about: Mapping[str, Any], event: Event, instance: str, now: dat
         "reportingController": FIELD_MANAGER,
         "reportingInstance": instance,
     }
-
-
-def _shortened(message: str) -> str:
-    encoded = message.encode()
-    if len(encoded) <= MAX_NOTE_BYTES:
-        return message
-    return encoded[: MAX_NOTE_BYTES - 3].decode(errors="ignore") + "..."

@@ -26,10 +26,10 @@ FIELDS = {
     "scheduler": "scheduler",
     "tbtSloMilliseconds": "tbt_slo_milliseconds",
 }
-"""Of `spec.engine`, all that are changed: as the object calls them, and as EngineSpec does."""
+"""Fields of `spec.engine` that are changed: their names in the object, and in EngineSpec."""
 
 TBT_SHARE = 0.8
-"""Of the ITL limit: sarathi's target for a step, for p99 at a client lies above what steps are
+"""Share of the ITL limit as sarathi's target for a step: p99 at a client lies above what steps are
 held to.
 """
 

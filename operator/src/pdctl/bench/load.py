@@ -18,7 +18,7 @@ from pdcluster_api.errors import IncompleteAnswerError
 from pdctl.bench.answers import Answer, Run
 
 REQUEST_LIMIT_SECONDS = 180.0
-"""For one answer, where nothing else is said."""
+"""Time limit of one answer, by default."""
 
 OnChunk = Callable[[], None]
 
@@ -49,7 +49,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When requests leave.
+    """Arrivals of requests.
 
     arrivals_seconds: of each request, from the start; None = as soon as there is room
     max_concurrency:  so many at a time; None = no limit

@@ -21,7 +21,7 @@ from pdctl.bench.started import started_cluster
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it is.  model: as clients call it; None = the first that the server names"""
+    """Address of a server.  model: as clients call it; None = the first that the server names"""
 
     base_url: str
     model: str | None = None

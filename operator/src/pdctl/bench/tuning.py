@@ -19,7 +19,7 @@ GAIN = 1.1
 STEP = 1.5
 LEAST_RATE = 0.05
 MAX_RISES = 6
-"""Of one candidate, so that loose limits leave trials for its neighbours."""
+"""Most trials of one candidate, so that loose limits leave trials for its neighbours."""
 
 MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS = 16, 8192
 MIN_SEQUENCES, MAX_SEQUENCES = 1, 512
@@ -171,7 +171,7 @@ class _Climb:
     def compete(self, rival: Sizes) -> Generator[Trial, Seen, None]:
         """Another scheduler: it is taken where it holds a rate that the best does not.
 
-        The best has to hold what the rival holds, for its own rate is a step away from its limit.
+        The best has to hold what the rival holds, since its own rate is a step away from its limit.
         """
         assert self.best is not None
         while not self.is_spent:

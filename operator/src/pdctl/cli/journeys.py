@@ -2,7 +2,7 @@
 
 Asked are one address, the workers of a cluster on this machine, or the pods of
 one in Kubernetes, through its API server.  A worker that does not answer is
-passed over, and said where none knows the request.
+skipped, and named where none knows the request.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pdcluster_api.schema import labels
 from pdctl.cli.live import Place, ask
 
 HTTP_PORT = 8000
-"""Of every worker in a pod (docs/architecture.md, 'Contracts')."""
+"""HTTP port of every worker in a pod (docs/architecture.md, 'Contracts')."""
 
 _SECONDS = 5.0
 

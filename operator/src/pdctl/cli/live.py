@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Place:
-    """Where to look.  None = as kubectl has it: KUBECONFIG or ~/.kube/config, its current context, and that one's namespace."""
+    """Kubernetes context and namespace.  None = as kubectl has it: KUBECONFIG or ~/.kube/config, its current context and namespace."""
 
     kubeconfig: Path | None = None
     context: str | None = None

@@ -11,6 +11,7 @@ from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.schema.load import parse_stored
 from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.text import shortened
 from pdctl.cli.table import WIDTH, table
 from pdctl.preview.preview import Effect, Preview, preview, settled
 
@@ -70,7 +71,7 @@ def _blocks(found: Preview) -> Iterator[str]:
 
 def _value(value: Any) -> str:
     text = "-" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 3] + "..."
+    return shortened(text, _MAX_VALUE)
 
 
 def _revision(found: Preview) -> str:

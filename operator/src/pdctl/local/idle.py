@@ -36,11 +36,10 @@ _IDLE = {
     "service.apiKeySecret": "there are no Secrets here: no key is asked for, and only this machine reaches the API",
     "placement": "all workers are on this machine",
     "rollout": "there is one revision, and workers have a minute to finish their streams",
-    "monitoring": "every worker serves /metrics, and the scraper is yours to set up",
     "networkPolicy": "workers listen on 127.0.0.1 alone",
     "podTemplate": _NO_PODS,
 }
-"""By path below spec, with the reason."""
+"""Idle sections by path below spec, with the reason."""
 
 
 def idle_remarks(cluster: PDCluster) -> list[str]:

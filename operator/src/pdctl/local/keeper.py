@@ -13,12 +13,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from pdctl.local.backoff import Backoff
+from pdcluster_api.backoff import Backoff
 from pdctl.local.processes import Launch, kill_session, last_lines, spawn
 
 Phase = Literal["running", "draining", "waiting", "failed", "stopped"]
 Report = Callable[[str], None]
 _TOLD_LINES = 3
+RESTART = Backoff(first=1.0, most=30.0)
+HEALTHY_SECONDS = 60.0  # a life this long is not part of a crash loop
 
 
 class Keeper:
@@ -51,7 +53,7 @@ class Keeper:
 
     async def run(self) -> None:
         """Live until stopped or given up.  Raises OSError when no process can be started at all."""
-        backoff = Backoff()
+        num_short_lives = 0
         while not self._stopping.is_set():
             began = self._clock()
             code = await self._live()
@@ -61,7 +63,8 @@ class Keeper:
                 self.phase = "failed"
                 self._report(f"{self.launch.name} ended with {describe_exit(code)} and is not started again: {self.last_error()}")
                 return
-            delay = backoff.after(self._clock() - began)
+            num_short_lives = 1 if self._clock() - began >= HEALTHY_SECONDS else num_short_lives + 1
+            delay = RESTART.after(num_short_lives)
             self.phase = "waiting"
             self._report(f"{self.launch.name} ended with {describe_exit(code)}, starts again in {delay:g} s; {self._last_words()}")
             await self._wait(delay)

@@ -20,7 +20,7 @@ class FoundModel:
 
 
 def default_cache_dir() -> Path:
-    """Where `make model` leaves the sample model, and where models are looked for by name."""
+    """Folder where `make model` leaves the sample model, and where models are found by name."""
     return Path.home() / ".cache" / "pdcluster"
 
 

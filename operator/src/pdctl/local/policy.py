@@ -1,7 +1,7 @@
 """Policy edits while a cluster runs: the PDCluster file is looked at once a second.
 
 A valid edit of the policy part (routing, qos, and cors, limits and sharedPrefixCache of service)
-reaches the workers through the policy file.  An edit of what has no effect here is passed over.  Any other edit, and
+reaches the workers through the policy file.  An edit of what has no effect here is ignored.  Any other edit, and
 any invalid one, is refused with the reason and the last good policy stays.
 """
 

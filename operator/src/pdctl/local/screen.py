@@ -25,7 +25,7 @@ _COLORS = {
 
 
 class Screen(Protocol):
-    """Where news of a cluster goes."""
+    """Function that takes an event of a cluster."""
 
     def show(self, rows: Sequence[Row]) -> None:
         """All workers, after a change."""

@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Site:
-    """Where and how the processes of one run are started.  command: the worker program, without its files."""
+    """Settings to start the processes of one run.  command: the worker program, without its files."""
 
     run: RunDirectory
     model_path: Path

@@ -54,7 +54,7 @@ class Watcher:
             self.all_ready.set()
 
     def http_address(self, name: str) -> str:
-        """Where a worker that is ready answers HTTP, as host:port."""
+        """HTTP address of a ready worker, as host:port."""
         return next(row.addresses["http"] for row in self._rows if row.name == name)
 
     async def refresh(self) -> None:

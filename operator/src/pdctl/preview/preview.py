@@ -29,7 +29,7 @@ _UNKNOWN = "unknown"  # the accelerator of a pool that is declared no more
 
 
 class Effect(Enum):
-    """When a changed field takes effect, and on what."""
+    """Time and scope of a changed field's effect."""
 
     REVISION = "new workers: a new revision"
     NONE = "nothing: no worker gets another value"
@@ -60,7 +60,6 @@ _EFFECTS = (
     ("spec.service.cors", Effect.POLICY),
     ("spec.service.limits", Effect.POLICY),
     ("spec.service.", Effect.SERVICE),
-    ("spec.monitoring.", Effect.OBJECTS),
     ("spec.networkPolicy.", Effect.OBJECTS),
     ("spec.rollout.gracePeriodSeconds", Effect.REVISION),
     ("spec.rollout.", Effect.LATER),

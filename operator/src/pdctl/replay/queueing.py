@@ -17,7 +17,7 @@ from pdctl.replay.speeds import Speeds
 from pdctl.replay.trace import Load
 
 _DUST = 1e-6  # of a request: less is none
-_MOMENT_SECONDS = 2.0  # between two looks at who may begin to decode; an engine looks at every step
+_MOMENT_SECONDS = 2.0  # between two looks at requests that may begin to decode; an engine looks at every step
 
 
 @dataclass

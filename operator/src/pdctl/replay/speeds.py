@@ -13,7 +13,7 @@ from pdcluster_api.plan.autoscale.ratio import table_weight
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 
 ESTIMATED = {"prefill": "B200", "decode": "B300"}
-"""By role, the accelerator that the defaults are estimates for."""
+"""Accelerator of each role that the defaults are estimates for."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A trace of load from a CSV file: every fault at once, each with its line and column.
 
-The columns, in any order, more of them being passed over:
+The columns, in any order, further ones ignored:
     seconds              when the row begins; the first row is the start of the replay
     requests_per_second  that arrive
     input_tokens         of a mean request's prompt

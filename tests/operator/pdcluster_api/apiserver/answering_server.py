@@ -48,7 +48,7 @@ class AnsweringServer:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Address at which it answers."""
         return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     def count(self, name: str, **labels: str) -> float:

@@ -1,10 +1,10 @@
-"""What the client does about answers that the real API server gives only under load or in failure."""
+"""Retries of the client after answers that the real API server gives only under load or in failure."""
 
 import pytest
 
 from pdcluster_api.apiserver.client import Limits
 from pdcluster_api.apiserver.errors import ConflictError, GoneError, NotFoundError, RefusedError, UnavailableError
-from pdcluster_api.apiserver.kinds import CONFIG_MAP, POD_MONITOR, SERVICE
+from pdcluster_api.apiserver.kinds import CONFIG_MAP, SERVICE
 from tests.operator.pdcluster_api.apiserver.answering_server import AnsweringServer, hangs_up, never_answers, says, says_text
 
 BODY = {"metadata": {"name": "chat", "namespace": "x"}}
@@ -94,13 +94,6 @@ async def test_list_of_an_unknown_kind_is_an_error():
     async with AnsweringServer([says_text(404, "404 page not found")]) as server:
         with pytest.raises(NotFoundError):
             [body async for body in server.client.list(CONFIG_MAP)]
-
-
-async def test_whether_a_kind_is_served_is_asked_of_its_group():
-    monitors = says(200, {"resources": [{"name": "podmonitors"}]})
-    async with AnsweringServer([monitors, says(200, {"resources": [{"name": "probes"}]}), says_text(404, "404 page not found")]) as server:
-        assert [await server.client.serves(POD_MONITOR) for _ in range(3)] == [True, False, False]
-        assert {(method, path) for method, path, _ in server.seen} == {("GET", "/apis/monitoring.coreos.com/v1")}
 
 
 async def test_requests_say_what_is_meant():

@@ -1,4 +1,4 @@
-"""From the API server's answer to an error, and from an error to what a person reads.  The messages are kube-apiserver's own."""
+"""From the API server's answer to an error, and from an error to its message.  The messages are kube-apiserver's own."""
 
 import json
 
@@ -73,4 +73,4 @@ def test_failure_of_every_error_has_a_known_reason():
     pending = [ClusterError]
     for kind in pending:
         pending += kind.__subclasses__()
-        assert failure_of(kind("x"), "y").reason in conditions.NEEDS_A_PERSON
+        assert failure_of(kind("x"), "y").reason in conditions.NEEDS_ACTION

@@ -1,4 +1,4 @@
-"""The etcd that is run for a cluster, as its pods' bodies tell."""
+"""The etcd that is run for a cluster, as its pods' bodies show."""
 
 from typing import Any
 

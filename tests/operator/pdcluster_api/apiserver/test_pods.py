@@ -1,4 +1,4 @@
-"""What a pod's body says, as kubelet and scheduler write it -> reason and message, a table."""
+"""State of a pod from its body, as kubelet and scheduler write it -> reason and message, a table."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an authority issues: names, lives, and what OpenSSL says of it."""
+"""Certificates of an authority: names, lives, and OpenSSL's view of them."""
 
 import datetime
 import ssl

@@ -62,7 +62,7 @@ async def test_records_of_all_revisions_and_commands_are_read_at_once_and_strang
 
 async def test_commands_are_written_with_their_time_and_taken_back(etcd: EtcdServer):
     await write_commands([DEAD, etcd.endpoint], "default", "chat", drain={"pod-1": SINCE, "pod-2": SINCE})
-    await write_commands([etcd.endpoint], "default", "chat", drain={"pod-3": SINCE}, serve=["pod-1", "pod-3", "nobody"])
+    await write_commands([etcd.endpoint], "default", "chat", drain={"pod-3": SINCE}, serve=["pod-1", "pod-3", "no-such-pod"])
     assert (await read(etcd)).commands == {"pod-2": SINCE, "pod-3": SINCE}
 
 

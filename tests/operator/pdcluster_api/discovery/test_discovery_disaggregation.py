@@ -1,4 +1,4 @@
-"""What a record says of disaggregation is read with care: nonsense hides neither the worker nor the others."""
+"""Disaggregation in a record is read with care: nonsense hides neither the worker nor the others."""
 
 import json
 from typing import Any
@@ -48,4 +48,4 @@ def test_what_would_fill_the_status_is_cut() -> None:
     refused = [{"pod": "p" * 100, "reason": "x" * 10_000}] * 50
     found = read_disaggregation({"disaggregation": {"transport": "t" * 100, "refused": refused, "num_refused": 50, "more": 1}})
 
-    assert found == Disaggregation("t" * 63, (("p" * 63, "x" * 400),) * 8, 50)
+    assert found == Disaggregation("t" * 63, (("p" * 63, "x" * 397 + "..."),) * 8, 50)

@@ -51,7 +51,7 @@ def documented() -> list[list[str]]:
 
 
 async def carry_out(auth: rpc.AuthStub, words: list[str]) -> None:
-    """What `etcdctl` would ask for."""
+    """Run the requests that `etcdctl` would send."""
     match words:
         case ["role", "add", role]:
             await auth.RoleAdd(rpc.AuthRoleAddRequest(name=role))

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from pdcluster_api.manifests.render import Capabilities, Manifest, Owner, Site, render_record, render_shared, render_workload
+from pdcluster_api.manifests.render import Manifest, Owner, Site, render_record, render_shared, render_workload
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -13,7 +13,6 @@ from tests.operator.object_cases import Change, minimal
 
 OWNER = Owner("chat", "serving", "8a3c")
 SITE = Site(worker_image="worker:1", etcd_image="etcd:1", operator_namespace="pdcluster-system")
-EVERYTHING = Capabilities(pod_monitor=True, prometheus_rule=True)
 
 
 def cluster_of(*changes: Change) -> PDCluster:
@@ -54,9 +53,9 @@ def engine_of(*changes: Change, role: str = "decode", **more: Any) -> dict[str, 
     return content
 
 
-def shared_of(*changes: Change, capabilities: Capabilities = EVERYTHING, serving: str = "0a1b2c3d") -> dict[tuple[str, str], Manifest]:
+def shared_of(*changes: Change, serving: str = "0a1b2c3d") -> dict[tuple[str, str], Manifest]:
     """The shared objects by kind and name."""
-    manifests = render_shared(cluster_of(*changes), OWNER, SITE, capabilities, serving)
+    manifests = render_shared(cluster_of(*changes), OWNER, SITE, serving)
     return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
 
 
@@ -66,7 +65,7 @@ def by_name(items: list[Manifest]) -> dict[str, Manifest]:
 
 
 def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether a label selector, or a Service's plain one, selects these labels."""
+    """Return whether a label selector, or a Service's plain one, selects these labels."""
     wanted = selector.get("matchLabels", {}) if "matchLabels" in selector or "matchExpressions" in selector else selector
     expressions = selector.get("matchExpressions", [])
     assert all(expression["operator"] == "Exists" for expression in expressions)

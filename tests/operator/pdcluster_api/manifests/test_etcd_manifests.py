@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.errors import InvalidObjectError
-from pdcluster_api.manifests.render import Capabilities, Manifest, Site, etcd_record_name, render_shared
+from pdcluster_api.manifests.render import Manifest, Site, etcd_record_name, render_shared
 from pdcluster_api.schema.sections import EtcdSpec
 from tests.operator.object_cases import Change, at
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, matches, shared_of
@@ -16,7 +16,6 @@ from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluste
 THREE = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "2Gi", "className": "fast"}})
 KEPT = at("spec.discovery.etcd", {"storage": {"size": "2Gi", "retain": True}})
 EXTERNAL = at("spec.discovery.etcd", {"endpoints": ["etcd:2379"]})
-NONE = Capabilities(pod_monitor=False, prometheus_rule=False)
 
 
 def stateful_set(*changes: Change) -> Manifest:
@@ -30,7 +29,7 @@ def flags(*changes: Change) -> dict[str, str]:
 
 
 def rendered(site: Site, *changes: Change, records: tuple[Manifest, ...] = ()) -> dict[tuple[str, str], Manifest]:
-    manifests = render_shared(cluster_of(*changes), OWNER, site, NONE, "0a1b2c3d", records=records)
+    manifests = render_shared(cluster_of(*changes), OWNER, site, "0a1b2c3d", records=records)
     return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
 
 

@@ -17,7 +17,7 @@ from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.sections import RoleSpec
 from pdcluster_operator import reconcile
 from tests.operator.object_cases import Change, at, both
-from tests.operator.pdcluster_api.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, workload_of
+from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, workload_of
 
 HUB = at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b"}})
 CLAIM = at("spec.model", {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}})
@@ -65,6 +65,7 @@ PLANNED = {
     "roles.pools.minReplicas": "a bound of that",
     "roles.pools.maxReplicas": "a bound of that",
     "image.name": "resolved by the caller",
+    "autoscale": "its fields have a test of their own below",
 }
 
 ENGINE_VALUES: dict[str, Any] = {
@@ -284,11 +285,6 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "placement.domainLabel": (PLACED, at("spec.placement.domainLabel", "zone")),
     "placement.mode": (PLACED, at("spec.placement.mode", "Required")),
     "rollout.gracePeriodSeconds": (NOTHING, at("spec.rollout.gracePeriodSeconds", 60)),
-    "monitoring.podMonitor": (NOTHING, at("spec.monitoring.podMonitor", False)),
-    "monitoring.alerts": (NOTHING, at("spec.monitoring.alerts", False)),
-    "monitoring.dashboard": (NOTHING, at("spec.monitoring.dashboard", False)),
-    "monitoring.labels": (NOTHING, at("spec.monitoring.labels", {"a": "b"})),
-    "autoscale": (NOTHING, at("spec.autoscale", {"mode": "On", "budget": {"total": 9}})),  # its mode; for the rest see below
     "networkPolicy.enabled": (NOTHING, at("spec.networkPolicy.enabled", False)),
 }
 
@@ -299,7 +295,7 @@ def rendered(*changes: Change) -> str:
     pool = cluster.spec.roles.present()["decode"].pools[0].name
     workload = workload_of(cluster, "decode", pool)
     record = render_record(cluster, workload, OWNER, SITE.worker_image)
-    return str((record, render_shared(cluster, OWNER, SITE, EVERYTHING, workload.revision))).replace(workload.revision, "REVISION")
+    return str((record, render_shared(cluster, OWNER, SITE, workload.revision))).replace(workload.revision, "REVISION")
 
 
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -387,6 +383,6 @@ def test_image_is_what_the_caller_resolved() -> None:
 
 
 def test_objects_of_another_owner_differ_in_the_reference() -> None:
-    mine, theirs = (render_shared(cluster_of(), owner, SITE, EVERYTHING, "0a1b2c3d") for owner in (OWNER, replace(OWNER, uid="other")))
+    mine, theirs = (render_shared(cluster_of(), owner, SITE, "0a1b2c3d") for owner in (OWNER, replace(OWNER, uid="other")))
 
     assert all(one != other for one, other in zip(mine, theirs, strict=True))

@@ -1,4 +1,4 @@
-"""Where the model comes from: image, volume, hub, and the node's cache."""
+"""Sources of the model: image, volume, hub, and the node's cache."""
 
 from tests.operator.object_cases import Change, at, both
 from tests.operator.pdcluster_api.manifests.rendering import by_name, engine_of, pod_of

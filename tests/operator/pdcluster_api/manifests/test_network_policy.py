@@ -1,4 +1,4 @@
-"""Who reaches which port, evaluated from the rendered policies as a network plugin would."""
+"""Reachable ports, evaluated from the rendered policies as a network plugin would."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def is_open(source: Peer, target: Peer, port: int) -> bool:
 
 
 def allows(peer: dict[str, Any], source: Peer) -> bool:
-    """Of one `from`: pods of the policy's namespace, or all pods of selected namespaces."""
+    """Return whether one `from` matches: pods of the policy's namespace, or all pods of selected namespaces."""
     if "namespaceSelector" in peer:
         assert "podSelector" not in peer
         return matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": source[0]})

@@ -1,4 +1,4 @@
-"""Where workers run: accelerators, KV domain, spread."""
+"""Scheduling of workers: accelerators, KV domain, spread."""
 
 from typing import Any
 

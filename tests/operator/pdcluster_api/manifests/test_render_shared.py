@@ -1,4 +1,4 @@
-"""What holds for every rendered object, whatever it is."""
+"""Properties of every rendered object."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from pdcluster_api.manifests.render import Manifest, render_record, render_shared, render_workload
 from pdcluster_api.schema.load import parse
 from tests.operator.object_cases import GOOD, Change, minimal
-from tests.operator.pdcluster_api.manifests.rendering import EVERYTHING, OWNER, SITE, workload_of
+from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, workload_of
 
 
 def everything(change: Change) -> list[Manifest]:
@@ -15,7 +15,7 @@ def everything(change: Change) -> list[Manifest]:
     change(document)
     cluster = parse(document)
     owner = replace(OWNER, name=cluster.metadata.name)
-    manifests = list(render_shared(cluster, owner, SITE, EVERYTHING, "0a1b2c3d"))
+    manifests = list(render_shared(cluster, owner, SITE, "0a1b2c3d"))
     for role, spec in cluster.spec.roles.present().items():
         for pool in spec.pools:
             record = render_record(cluster, workload_of(cluster, role, pool.name), owner, "worker:1")

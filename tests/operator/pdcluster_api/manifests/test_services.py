@@ -1,4 +1,4 @@
-"""Services, ServiceAccount, policy file, budgets, scaler and Secrets: who is selected, what is in them."""
+"""Services, ServiceAccount, policy file, budgets, scaler and Secrets: their selectors and contents."""
 
 import base64
 
@@ -9,7 +9,7 @@ from pdcluster_api.manifests.render import render_scaler, render_shared, render_
 from pdcluster_api.schema.labels import SEEN_REPLICAS
 from pdcluster_api.schema.workload import WorkloadId
 from tests.operator.object_cases import at
-from tests.operator.pdcluster_api.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, matches, pod_of, shared_of
+from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, matches, pod_of, shared_of
 
 SERVING = "0a1b2c3d"
 TWO_POOLS = at("spec.roles.decode.pools", [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}])
@@ -32,7 +32,7 @@ def test_ingress_of_a_mixed_cluster_serves_its_mixed_workers() -> None:
 
 
 def test_ingress_of_an_older_revision_serves_the_role_that_it_had() -> None:
-    manifests = render_shared(cluster_of(), OWNER, SITE, EVERYTHING, SERVING, serving_role="mixed")
+    manifests = render_shared(cluster_of(), OWNER, SITE, SERVING, serving_role="mixed")
 
     assert manifests[-1]["spec"]["selector"] == {
         "pdcluster.io/cluster": "chat",
@@ -82,7 +82,7 @@ def test_policy_file_follows_the_spec() -> None:
 def test_each_workload_that_serves_has_a_budget_of_its_own() -> None:
     labels = pod_of(TWO_POOLS, pool="a")["metadata"]["labels"]
     workload = WorkloadId("chat", "decode", "a", labels["pdcluster.io/revision"])
-    shared = render_shared(cluster_of(TWO_POOLS), OWNER, SITE, EVERYTHING, SERVING, budgets={workload: 3})
+    shared = render_shared(cluster_of(TWO_POOLS), OWNER, SITE, SERVING, budgets={workload: 3})
     (budget,) = [each for each in shared if each["kind"] == "PodDisruptionBudget"]
     spec = budget["spec"]
 

@@ -93,7 +93,7 @@ def test_probes_leave_an_hour_for_a_big_model() -> None:
 
 
 def test_liveness_leaves_a_stalled_engine_time_to_get_on_again_or_its_worker_to_end() -> None:
-    """A worker whose engine stands still ends by itself after 20 s; the kubelet is for a server process that hangs."""
+    """A worker whose engine stalls ends by itself after 20 s; the kubelet is for a server process that hangs."""
     probe = worker_of()["livenessProbe"]
 
     assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) > 20

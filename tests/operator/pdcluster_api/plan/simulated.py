@@ -33,7 +33,7 @@ class Pods:
 
 @dataclass
 class SimulatedCluster:
-    """What the API server holds of one PDCluster, and its pods.
+    """Objects of one PDCluster on the API server, and its pods.
 
     sets:   replicas of every StatefulSet
     broken: revisions whose pods never become ready

@@ -38,7 +38,7 @@ STARTING, READY, ENDING = "starting", "ready", "ending"
 
 @dataclass
 class Kubernetes:
-    """StatefulSets, pods by ordinal, the Service, scalers and the status of one PDCluster.  commands: pods told to drain"""
+    """StatefulSets, pods by ordinal, the Service, scalers and the status of one PDCluster.  commands: pods with a drain command"""
 
     sets: dict[WorkloadId, int] = field(default_factory=dict)
     pods: dict[WorkloadId, dict[int, str]] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class BudgetMachine(RuleBasedStateMachine):
         fields = {"mode": "On", "budget": self.budget, "scaleDown": {"windowSeconds": 0, "maxStep": 0}}
         return found.model_copy(update={"spec": found.spec.model_copy(update={"autoscale": AutoscaleSpec.model_validate(fields)})})
 
-    # People.
+    # Users.
 
     @rule(engine=st.integers(64, 66))
     def roll_out(self, engine: int) -> None:

@@ -70,7 +70,7 @@ def test_a_scaled_pool_keeps_its_size_through_a_roll_out():
     assert sizes(plan) == {("prefill", "cpu", B): 1, ("decode", "cpu", B): 5, ("prefill", "cpu", A): 1, ("decode", "cpu", A): 5}
 
 
-def test_scaling_up_in_a_roll_out_counts_for_what_serves_too_and_scaling_down_waits_for_the_switch():
+def test_scaling_up_in_a_roll_out_is_for_both_and_scaling_down_waits_for_the_switch():
     scalers = [ScalerState("prefill", "cpu", 0, 1), ScalerState("decode", "cpu", 7, 2)]
     plan = plan_cluster(NEXT, running(CLUSTER, scalers=scalers), NOW)
     assert sizes(plan) == {("prefill", "cpu", B): 0, ("decode", "cpu", B): 7, ("prefill", "cpu", A): 1, ("decode", "cpu", A): 7}

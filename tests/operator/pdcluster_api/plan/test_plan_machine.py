@@ -18,7 +18,7 @@ from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.rollout.steps import current_revision
-from pdcluster_api.schema.conditions import NEEDS_A_PERSON
+from pdcluster_api.schema.conditions import NEEDS_ACTION
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, LATER, condition_of, make_cluster, pool
@@ -45,7 +45,7 @@ class ClusterMachine(RuleBasedStateMachine):
         mixed = by_role["mixed"] if self.is_mixed else ()
         return make_cluster(prefill=by_role["prefill"], decode=by_role["decode"], mixed=mixed, engine=self.engine, strategy=self.strategy)
 
-    # The person who declares.
+    # The user's changes of the spec.
 
     @rule(engine=REVISIONS)
     def change_the_engine(self, engine: int) -> None:
@@ -74,7 +74,7 @@ class ClusterMachine(RuleBasedStateMachine):
             del self.pools[place]
             self.there.generation += 1
 
-    # Others who write.
+    # Writes of others.
 
     @precondition(lambda self: self.there.scalers)
     @rule(data=st.data(), replicas=SIZES)
@@ -211,7 +211,7 @@ def declared_places(cluster: PDCluster) -> set[tuple[str, str]]:
 
 
 def can_take_over(plan: ClusterPlan, observed: Observed, target: str) -> bool:
-    """Whether all declared workers are ready, by the sizes that the status tells."""
+    """Return whether all declared workers are ready, by the sizes in the status."""
     wanted = {(role["name"], each["name"]): each["desired"] for role in plan.status["roles"] for each in role["pools"]}
     ready = {(state.id.role, state.id.pool): state.ready for state in observed.workloads if state.id.revision == target and not state.gone}
     answers = any(size for (role, _), size in wanted.items() if role != "prefill")
@@ -241,7 +241,7 @@ def check_status(plan: ClusterPlan, observed: Observed) -> None:
     ready, stalled, reconciling = (condition_of(plan.status, kind) for kind in ("Ready", "Stalled", "Reconciling"))
     assert plan.status["observedGeneration"] == observed.generation
     assert bool(stalled) + bool(reconciling) == (ready["status"] == "False")
-    assert bool(stalled) == (ready["status"] == "False" and ready["reason"] in NEEDS_A_PERSON)
+    assert bool(stalled) == (ready["status"] == "False" and ready["reason"] in NEEDS_ACTION)
     answering = [state for state in observed.workloads if state.id.revision == observed.service_revision and not state.gone]
     is_serving = any(state.ready for state in answering if state.id.role != "prefill")
     assert condition_of(plan.status, "Serving")["status"] == str(is_serving)

@@ -16,7 +16,7 @@ from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdctl.local.plan import plan_local
 from tests.operator.object_cases import CPU, at, minimal
-from tests.operator.pdcluster_api.manifests.rendering import EVERYTHING, OWNER, SITE
+from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE
 from tests.operator.pdcluster_api.plan.clusters import NOW, condition_of, identity, running, workload
 
 ROUTERS = {"pools": [{"name": "cpu", "replicas": 2}]}
@@ -76,7 +76,7 @@ def test_routers_of_a_cluster_at_zero_are_as_declared() -> None:
 
 def test_service_leads_to_routers_and_to_decode_workers_without_them() -> None:
     def selected(cluster: PDCluster) -> str:
-        service = render_shared(cluster, OWNER, SITE, EVERYTHING, "r")[-1]
+        service = render_shared(cluster, OWNER, SITE, "r")[-1]
         role: str = service["spec"]["selector"]["pdcluster.io/role"]
         return role
 

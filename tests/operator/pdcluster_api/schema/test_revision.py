@@ -44,7 +44,6 @@ STAYS: dict[str, Change] = {
     "port": at("spec.service.port", 9999),
     "type of the service": both(at("spec.service.type", "LoadBalancer"), at("spec.service.annotations", {"a": "b"})),
     "strategy": at("spec.rollout.strategy", "Recreate"),
-    "monitoring": at("spec.monitoring", {"podMonitor": False, "labels": {"a": "b"}}),
     "network policy": at("spec.networkPolicy.enabled", False),
     "etcd that is run here": at("spec.discovery.etcd", {"image": "etcd:3", "replicas": 3, "storage": {"size": "1Gi"}}),
     "replicas": both(at("spec.roles.decode.pools.0.replicas", 5), at("spec.roles.decode.pools.0.maxReplicas", 9)),
@@ -92,7 +91,7 @@ def test_other_changes_leave_the_revision(change: Change, document: dict[str, An
 
 
 def test_same_engine_said_in_another_place_is_the_same_revision(document: dict[str, Any]) -> None:
-    """What counts is the engine of each role."""
+    """Only the engine of each role counts."""
     for role in ("prefill", "decode"):
         at(f"spec.roles.{role}.engine.blockSize", 32)(document)
     other = minimal()

@@ -291,6 +291,11 @@ BAD = [
         "spec.podTemplate.spec",
     ),
     Wrong(at("spec.podTemplate", []), "spec.podTemplate: must be a section of fields, not []", "spec.podTemplate"),
+    Wrong(
+        at("spec.monitoring", {"labels": {"release": "prometheus"}}),
+        "spec.monitoring: has moved to the operator's chart; remove it, and set monitoring in the values of the chart",
+        "spec.monitoring",
+    ),
     Wrong(at("spec.hpa", {}), "spec.hpa: unknown field; known here: model, roles, image, engine, accelerators", "spec.hpa"),
     Wrong(
         at("spec.autoscale.mode", "Auto"),
@@ -376,7 +381,7 @@ BAD = [
     ),
     Wrong(
         both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.autoscale.prefill", {"queueUp": 9})),
-        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by the lines of autoscale.decode",
+        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by the thresholds of autoscale.decode",
         "spec.autoscale.prefill",
     ),
     Wrong(
@@ -447,7 +452,7 @@ BAD = [
     ),
     Wrong(
         at("spec.roles.decode.engine", {"maxSequences": 512}),
-        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes",
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), since a step computes",
         "spec.roles.decode",
     ),
     Wrong(

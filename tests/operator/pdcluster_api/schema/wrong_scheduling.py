@@ -52,12 +52,12 @@ WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
     ),
     (
         at("spec.roles.decode.engine", {"scheduler": "orca", "maxModelLen": 257}),
-        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (257), for a step computes a whole prompt; raise",
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (257), since a step computes a whole prompt; raise",
         "spec.roles.decode",
     ),
     (
         at("spec.roles.decode.engine", {"chunkedPrefill": False, "maxModelLen": 300}),
-        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (300), for a step computes a whole prompt; raise",
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (300), since a step computes a whole prompt; raise",
         "spec.roles.decode",
     ),
     (
@@ -77,7 +77,7 @@ WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
     ),
     (
         both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),
-        "spec.qos.allowClientPriority: no engine goes by priorities, for schedulingPolicy is fcfs; leave it out, or set",
+        "spec.qos.allowClientPriority: no engine goes by priorities, since schedulingPolicy is fcfs; leave it out, or set",
         "spec.qos",
     ),
 ]

@@ -7,7 +7,7 @@ from pdcluster_operator.handlers.probes import make_app, serve
 
 @pytest.fixture
 async def server():
-    """The server's address, and what it is told to be wrong."""
+    """The server's address, and the problems that it is given."""
     registry = CollectorRegistry()
     Gauge("answer", "Of a test.", registry=registry).set(42)
     unhealthy, unready = list[str](), list[str]()

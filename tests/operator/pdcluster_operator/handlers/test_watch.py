@@ -9,8 +9,8 @@ import pytest
 from kopf._cogs.structs.references import Resource
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, POD, SERVICE
-from pdcluster_operator.handlers.framework import NoMemories, WatchSettings, make_registry, make_settings, run_watches
+from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER
+from pdcluster_operator.handlers.framework import WatchSettings, make_registry, make_settings, run_watches
 from pdcluster_operator.handlers.watch import Watch, register
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.informer.listing import SELECTOR, WATCHED
@@ -20,7 +20,7 @@ KEY = Key(bodies.NAMESPACE, bodies.NAME)
 
 
 class Told:
-    """A watch, and what it told."""
+    """A watch, and its calls."""
 
     def __init__(self) -> None:
         self.keys, self.num_listed, self.cache = list[Key](), 0, Cache()
@@ -43,7 +43,7 @@ def registry() -> kopf.OperatorRegistry:
 async def test_events_reach_the_cache_and_make_their_cluster_due_once_each():
     told, service = Told(), bodies.child("Service", "chat", 5)
     await told.event("ADDED", service)
-    await told.event("MODIFIED", service)  # tells nothing new
+    await told.event("MODIFIED", service)  # changes nothing
     await told.event("DELETED", service)
     await told.event("DELETED", service)
     assert (told.keys, told.cache.children(KEY), told.num_listed) == ([KEY, KEY], [], 0)
@@ -88,41 +88,21 @@ def test_watches_end_in_time_requests_are_short_and_nothing_is_posted():
     assert (settings.posting.enabled, settings.peering.standalone, settings.execution.max_workers) == (False, True, 1)
 
 
-async def test_kopf_remembers_nothing_of_an_object():
-    memories = NoMemories()
-    await memories.recall(bodies.cluster(), noticed_by_listing=True, memobase=None)
-    assert list(memories.iter_all_memories()) == []
-
-
 class Kopf:
-    """Runs until it is told to stop, as kopf's operator."""
+    """Runs until it is stopped, as kopf's operator."""
 
     def __init__(self) -> None:
         self.registered: set[str] = set()
 
-    async def operator(self, *, registry: kopf.OperatorRegistry, stop_flag: asyncio.Event, insights: Any, **_: Any) -> None:
+    async def operator(self, *, registry: kopf.OperatorRegistry, stop_flag: asyncio.Event, **_: Any) -> None:
         self.registered = {str(handler.param) for handler in registry._watching.get_all_handlers()}
-        await asyncio.sleep(0)  # whoever waits for news does so now
-        async with insights.revised:
-            insights.watched_resources.add("something new")
-            insights.revised.notify_all()
         await stop_flag.wait()
 
 
-async def test_only_the_kinds_that_may_be_watched_are_and_new_ones_are_told_of(monkeypatch: pytest.MonkeyPatch):
+async def test_every_kind_is_watched_until_the_stop(monkeypatch: pytest.MonkeyPatch):
     fake, stop = Kopf(), asyncio.Event()
     monkeypatch.setattr(kopf, "operator", fake.operator)
+    stop.set()
     async with asyncio.timeout(10):
-        await run_watches(WatchSettings(kinds=(POD, SERVICE)), Told().watch, stop, asyncio.Event(), stop.set)
-    assert fake.registered == {"Pod", "Service"}
-
-
-async def test_an_error_of_what_runs_beside_the_watches_ends_them(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    def fail() -> None:
-        raise KeyError("unforeseen")
-
-    monkeypatch.setattr(kopf, "operator", Kopf().operator)
-    async with asyncio.timeout(10):
-        await run_watches(WatchSettings(), Told().watch, asyncio.Event(), asyncio.Event(), fail)
-    assert "ended unexpectedly task=kinds" in caplog.text
-    assert "unforeseen" in caplog.text
+        await run_watches(WatchSettings(), Told().watch, stop, asyncio.Event())
+    assert fake.registered == {kind.name for kind in WATCHED}

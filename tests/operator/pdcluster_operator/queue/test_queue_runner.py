@@ -3,8 +3,9 @@
 import asyncio
 
 from pdcluster_api.apiserver.body import Key
+from pdcluster_api.backoff import Backoff
 from pdcluster_operator.queue.runner import Done, QueueRunner
-from pdcluster_operator.queue.work_queue import Backoff, WorkQueue
+from pdcluster_operator.queue.work_queue import WorkQueue
 
 A, B, C = (Key("default", name) for name in "abc")
 

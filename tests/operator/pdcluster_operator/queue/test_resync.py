@@ -27,10 +27,6 @@ class WrittenListing:
         self.meanwhile: Callable[[], object] = lambda: None
         self.error: Exception | None = None
         self.errors: dict[str, Exception] = {}
-        self.forbidden: list[str] = []
-
-    async def forbid(self, kind: str, error: ForbiddenError) -> None:
-        self.forbidden.append(kind)
 
     async def bodies(self, kind: str) -> AsyncIterator[made.Body]:
         if self.error is not None:
@@ -48,7 +44,7 @@ class WrittenListing:
 
 
 class Run:
-    """A resync with a cache, and the keys that it made due."""
+    """A resync with a cache, and the keys that it enqueued."""
 
     def __init__(self, *objects: made.Body, grace_seconds: float = 0.0) -> None:
         self.listing, self.cache, self.keys = WrittenListing(*objects), Cache(), list[Key]()
@@ -117,20 +113,13 @@ async def test_an_object_that_was_deleted_meanwhile_does_not_come_back():
     assert run.cache.children(KEY) == []
 
 
-async def test_what_is_forbidden_at_first_is_given_up_and_nothing_of_it_is_kept():
-    run = Run(CLUSTER, SERVICE)
-    run.listing.errors["Service"] = ForbiddenError("no right")
-    await run.resync.fill()
-    assert (run.listing.forbidden, run.cache.children(KEY), run.cache.clusters()) == (["Service"], [], [KEY])
-
-
-async def test_what_is_forbidden_later_ends_the_pass_and_changes_nothing():
+async def test_what_is_forbidden_ends_the_pass_and_changes_nothing():
     run = Run(CLUSTER, SERVICE)
     await run.resync.fill()
     run.listing.errors["Service"] = ForbiddenError("no right")
     with pytest.raises(ForbiddenError):
         await run.resync.once()
-    assert (run.listing.forbidden, run.cache.children(KEY), run.keys) == ([], [SERVICE], [])
+    assert (run.cache.children(KEY), run.keys) == ([SERVICE], [])
 
 
 async def test_a_failed_pass_is_logged_and_a_request_brings_the_next_one_forward(caplog):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_operator.queue.work_queue import Backoff, WorkQueue
+from pdcluster_api.backoff import Backoff
+from pdcluster_operator.queue.work_queue import WorkQueue
 
 
 def make_queue() -> WorkQueue[str]:

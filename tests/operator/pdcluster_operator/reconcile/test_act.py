@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.manifests.render import Capabilities, Site
+from pdcluster_api.manifests.render import Site
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_api.schema.load import parse
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile import act
 from pdcluster_operator.reconcile.act import Acted, Actor
+from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.look import Look
 from pdcluster_operator.reconcile.session import Session
 from pdcluster_operator.reconcile.tls import TlsStep
-from pdcluster_operator.reconcile.worker_records import workers_question
 from tests.operator.bodies import cluster
 from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
 from tests.operator.pdcluster_operator.reconcile.test_session import KEY, Etcd, sessions_with
@@ -32,24 +32,24 @@ SPEC = {
 
 
 class EtcdSecret:
-    """has_client_certificate: as `Asking` says it; None = the Secret cannot be used."""
+    """has_client_certificate: as `EtcdRequests` says it; None = the Secret cannot be used."""
 
     def __init__(self, answer: bool | None) -> None:
         self.answer = answer
 
-    async def has_client_certificate(self, question: object) -> bool | None:
+    async def has_client_certificate(self, target: object) -> bool | None:
         return self.answer
 
 
 async def acted_on(session: Session, secret: EtcdSecret) -> Acted:
-    """Of a new PDCluster for whose shared objects there is nothing to write."""
+    """Act on a new PDCluster for whose shared objects there is nothing to write."""
     made = parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": SPEC})
     live = Live(cluster(), ())
     observed = Observed(generation=1, status={}, discovery=DiscoveryState(managed=False))
     unused: Any = None
-    asking: Any = secret
-    actor = Actor(unused, Cache(), SITE, asking, unused, lambda: Capabilities(False, False, frozenset()), lambda: NOW)
-    return await actor.act(Look(live, made, observed, workers_question(made), None), plan_cluster(made, observed, STAMP), session)
+    etcd: Any = secret
+    actor = Actor(unused, Cache(), SITE, etcd, unused, lambda: NOW)
+    return await actor.act(Look(live, made, observed, EtcdTarget.of(made), None), plan_cluster(made, observed, STAMP), session)
 
 
 @pytest.mark.parametrize("answer", [True, None])

@@ -1,4 +1,4 @@
-"""Rounds of scrapes over real HTTP: who is scraped, when, and that each round is decided on once."""
+"""Rounds of scrapes over real HTTP: the workers scraped, the times, and one decision per round."""
 
 import asyncio
 import time
@@ -55,7 +55,7 @@ def worker(role: str, revision: str, ordinal: int = 0, *, ready: bool = True, **
 
 
 class Scene:
-    """An Autoscaling at work, and what it made due."""
+    """An Autoscaling at work, and the keys that it enqueued."""
 
     def __init__(self, port: int) -> None:
         self.cache, self.registry, self.due = Cache(), CollectorRegistry(), list[Key]()

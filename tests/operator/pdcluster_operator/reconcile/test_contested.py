@@ -1,4 +1,4 @@
-"""An object that others write as often as it is put back: a failure that names them, only after many times, and until it is over."""
+"""An object that others write as often as its drift is reverted: a failure that names them, only after many times, and until it is over."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -33,7 +33,7 @@ def contested(clock: Clock) -> Contested:
     return Contested(clock=clock)
 
 
-def action(kind: Kind = SERVICE, name: str = "chat", verb: Verb = Verb.TAKE_OVER, uid: str | None = None, **spec: Any) -> Action:
+def action(kind: Kind = SERVICE, name: str = "chat", verb: Verb = Verb.APPLY, uid: str | None = None, **spec: Any) -> Action:
     return Action(verb, kind, "default", name, {"spec": spec}, uid=uid or f"uid-of-{name}")
 
 
@@ -45,7 +45,7 @@ def write(contested: Contested, *actions: Action, times: int = MAX_WRITES, refus
 
 
 def one_pass(contested: Contested, *actions: Action) -> tuple[list[str], list[str]]:
-    """What is written of what a pass wants, and the objects of the failures."""
+    """Writes left of the actions of one reconcile, and the objects of the failures."""
     left, failures = contested.sift(actions, LIVE)
     contested.written(left, [])
     return [str(each) for each in left], [failure.object for failure in failures]
@@ -116,7 +116,7 @@ def test_sizes_that_go_up_and_down_are_our_own_plan_and_no_contest(contested: Co
     assert contested.sift([action(STATEFUL_SET, replicas=4)], [])[1] != []
 
 
-@pytest.mark.parametrize("verb", [Verb.CREATE, Verb.REPLACE, Verb.APPLY, Verb.PATCH])
+@pytest.mark.parametrize("verb", [Verb.CREATE, Verb.REPLACE, Verb.PATCH])
 def test_what_is_deleted_or_replaced_again_and_again_is_fought_over_too(contested: Contested, verb: Verb):
     for number in range(MAX_WRITES):  # each time another object
         write(contested, action(verb=verb, uid=f"uid-{number}"), times=1)

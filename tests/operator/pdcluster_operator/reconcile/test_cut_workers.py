@@ -1,4 +1,4 @@
-"""Which workers of a plan have really been cut: a StatefulSet that could not be written has cut nobody."""
+"""Workers of a plan that were really cut: a StatefulSet that could not be written cut none."""
 
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_operator.reconcile.act import gone

@@ -1,4 +1,4 @@
-"""What is said of a Secret with API keys; that it comes and goes on an API server is in tests/apiserver."""
+"""Report on a Secret with API keys; that it comes and goes on an API server is in tests/apiserver."""
 
 import base64
 

@@ -17,7 +17,7 @@ from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.tls import tls_step
 from pdcluster_operator.writes.diff import diff
 from tests.operator import bodies as made
-from tests.operator.pdcluster_operator.reconcile.test_rendering import CAPABILITIES, MIXED, OWNER, SITE, cluster, live, pod
+from tests.operator.pdcluster_operator.reconcile.test_rendering import MIXED, OWNER, SITE, cluster, live, pod
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NOW_CALLED, BEFORE = child_names(made.NAME), names_of_before(made.NAME)
@@ -33,7 +33,7 @@ def recorded(names: Any = BEFORE) -> list[made.Body]:
 
 def etcd_of_before() -> made.Body:
     """The record of an etcd that an older operator made."""
-    found = render_shared(cluster(), OWNER, SITE, CAPABILITIES, MIXED.revision)
+    found = render_shared(cluster(), OWNER, SITE, MIXED.revision)
     record = json.loads(json.dumps(next(each for each in found if each["kind"] == "ControllerRevision")))
     record["data"]["statefulSet"]["spec"]["template"]["spec"]["serviceAccountName"] = BEFORE.service_account
     return dict(record)
@@ -43,7 +43,7 @@ def shared(*children: made.Body) -> set[tuple[str, str]]:
     """ServiceAccounts and policies that there should be."""
     records = Records(cluster(), live(*children), OWNER, "worker:1", has_client_certificate=False)
     plan = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
-    manifests = Rendering(cluster(), OWNER, SITE, CAPABILITIES, records).manifests(plan)
+    manifests = Rendering(cluster(), OWNER, SITE, records).manifests(plan)
     return {(each["kind"], each["metadata"]["name"]) for each in manifests if each["kind"] in ("ServiceAccount", "NetworkPolicy")}
 
 
@@ -81,12 +81,12 @@ def test_its_stateful_set_is_not_written_again() -> None:
         has_client_certificate=False,
     )
     plan = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
-    manifests = Rendering(cluster(), OWNER, SITE, CAPABILITIES, records).manifests(plan)
+    manifests = Rendering(cluster(), OWNER, SITE, records).manifests(plan)
     again = next(each for each in manifests if each["kind"] == "StatefulSet" and each["metadata"]["name"] == MIXED.name)
     assert again == stateful_set
 
 
-def test_another_pool_of_its_revision_trusts_the_same_authority_and_another_revision_the_new_one() -> None:
+def test_a_pool_of_the_same_revision_trusts_its_authority_and_another_the_new_one() -> None:
     records = Records(cluster(), live(*recorded()), OWNER, "worker:1", has_client_certificate=False)
     more = cluster(roles={"mixed": {"pools": [{"name": "first", "replicas": 1}, {"name": "second", "replicas": 1}]}})
     second = WorkloadId(made.NAME, "mixed", "second", MIXED.revision)

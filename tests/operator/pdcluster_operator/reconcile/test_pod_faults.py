@@ -1,4 +1,4 @@
-"""Why a StatefulSet gets no pods: asked only after it has been short of them for a while, and told without the pod's name."""
+"""Reason why a StatefulSet gets no pods: asked only after a time of shortage, and reported without the pod's name."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ def at(second: int, message: str, name: str = "chat-decode") -> dict[str, Any]:
 
 
 class RefusedEvents(WrittenEvents):
-    """Events that the API server does not tell."""
+    """Events that the API server does not return."""
 
     def __init__(self, error: ClusterError) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ async def test_a_set_is_asked_about_only_when_it_stays_short_and_the_newest_even
     assert found["chat-decode"][0] == "QuotaExceeded"
     assert (requeue_after, client.num_lists) == (EVENTS_POLL_SECONDS, 1)
     assert await faults.of(live(2)) == ({}, None)
-    assert await faults.of(live(0)) == ({}, SHORTAGE_GRACE_SECONDS)  # the time starts anew
+    assert await faults.of(live(0)) == ({}, SHORTAGE_GRACE_SECONDS)  # the time starts again
 
 
 async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do_not_count():
@@ -94,7 +94,7 @@ async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do
     now += SHORTAGE_GRACE_SECONDS
     assert (await faults.of(live(0)))[0] == {}
     client.events, now = (at(9, QUOTA),), now + EVENTS_KEPT_SECONDS
-    assert (await faults.of(live(0)))[0] != {}  # nobody has seen when it began: the event may tell of it
+    assert (await faults.of(live(0)))[0] != {}  # its beginning was not seen: the event may show it
     await faults.of(live(2))
     since = now
     await faults.of(live(0))

@@ -1,4 +1,4 @@
-"""Which of a workload's manifests are wanted while what is left of an earlier one of its name ends."""
+"""Manifests of a workload that are wanted while the rest of an earlier one of its name ends."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_api.apiserver.observe import LATE_SECONDS, Live, observe, still_ending
 from pdcluster_api.manifests.objects import Owner
-from pdcluster_api.manifests.render import Capabilities, Site, render_record, render_workload
+from pdcluster_api.manifests.render import Site, render_record, render_workload
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.labels import workload_labels
@@ -47,7 +47,6 @@ def pod(ordinal: int = 0, owner: str | None = MIXED.name, kind: str = "StatefulS
 POD, ORPHAN = pod(), pod(owner=None)
 
 PLAN = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
-CAPABILITIES = Capabilities(pod_monitor=False, prometheus_rule=False)
 
 
 def live(*children: made.Body) -> Live:
@@ -55,9 +54,9 @@ def live(*children: made.Body) -> Live:
 
 
 def kinds(spec: PDCluster, found: Live) -> list[str]:
-    """Of what is wanted under the workload's name."""
+    """Kinds wanted under the workload's name."""
     records = Records(spec, found, OWNER, "worker:1", has_client_certificate=False)
-    rendering = Rendering(spec, OWNER, SITE, CAPABILITIES, records, frozenset(still_ending(found, NOW)))
+    rendering = Rendering(spec, OWNER, SITE, records, frozenset(still_ending(found, NOW)))
     return [manifest["kind"] for manifest in rendering.manifests(PLAN) if manifest["metadata"]["name"] == MIXED.name]
 
 
@@ -78,7 +77,7 @@ def test_its_successor_waits_for_its_pods():
     assert kinds(cluster(), live()) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
 
 
-def test_a_stateful_set_that_was_deleted_by_hand_comes_back_from_its_record_when_its_pods_are_gone():
+def test_a_deleted_stateful_set_comes_back_from_its_snapshot_when_its_pods_are_gone():
     record, _, engine = old()
     assert kinds(cluster(), live(record, engine, POD)) == ["ControllerRevision", "ConfigMap"]
     assert kinds(cluster(), live(record, engine)) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
@@ -100,10 +99,10 @@ def test_pods_of_a_lost_node_hold_back_no_longer_than_their_grace_period():
     assert kinds(cluster(), live(ending, stuck)) == ["ControllerRevision", "ConfigMap"]
     assert still_ending(live(stuck), NOW) == {}
     assert kinds(cluster(), live(stuck)) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
-    assert still_ending(live(ending, pod(2)), NOW) == {MIXED: None}  # nobody has asked that one to end yet
+    assert still_ending(live(ending, pod(2)), NOW) == {MIXED: None}  # that one was not deleted yet
 
 
-@pytest.mark.parametrize("stray", [ORPHAN, pod(owner=MIXED.name, kind="Job"), pod(owner="of-somebody-else")])
+@pytest.mark.parametrize("stray", [ORPHAN, pod(owner=MIXED.name, kind="Job"), pod(owner="of-another-owner")])
 def test_a_pod_that_only_has_our_labels_counts_for_nothing(stray: made.Body):
     seen = observe(live(stray), discovery=DiscoveryState(managed=True), faults={})
     assert (list(seen.workloads), still_ending(live(stray), NOW)) == ([], {})
@@ -111,7 +110,7 @@ def test_a_pod_that_only_has_our_labels_counts_for_nothing(stray: made.Body):
 
 def stranded(*children: made.Body, gpu: str = "cpu", plan: ClusterPlan = PLAN) -> list[WorkloadId]:
     records = Records(cluster(gpu), live(*children), OWNER, "worker:1", has_client_certificate=None)
-    return Rendering(cluster(gpu), OWNER, SITE, CAPABILITIES, records).stranded(plan)
+    return Rendering(cluster(gpu), OWNER, SITE, records).stranded(plan)
 
 
 def test_a_workload_that_runs_and_cannot_be_made_again_is_left_alone_and_said():
@@ -128,7 +127,7 @@ OLDER, LEAVING = replace(MIXED, revision="0ddba110"), replace(MIXED, pool="gone"
 
 
 def named(workload: WorkloadId, body: made.Body) -> made.Body:
-    """What was made for MIXED as if for another workload."""
+    """Name an object made for MIXED as if for another workload."""
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
     return {**body, "metadata": {**body["metadata"], "name": workload.name, "labels": labels}}
 
@@ -160,7 +159,7 @@ def test_a_pool_that_only_stays_for_now_keeps_its_disruption_budget():
     found = live(record, stateful_set, engine)
     records = Records(cluster(), found, OWNER, "worker:1", has_client_certificate=False)
     plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0})
-    made_of = Rendering(cluster(), OWNER, SITE, CAPABILITIES, records).manifests(plan)
+    made_of = Rendering(cluster(), OWNER, SITE, records).manifests(plan)
     budgets = [manifest["metadata"]["name"] for manifest in made_of if manifest["kind"] == "PodDisruptionBudget"]
     assert budgets == [MIXED.name, LEAVING.name]
 

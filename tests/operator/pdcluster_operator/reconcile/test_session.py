@@ -11,18 +11,18 @@ from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.discovery.commands import Registered
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
-from pdcluster_operator.reconcile.discovery import EtcdCheck, Question
+from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
+from pdcluster_operator.reconcile.etcd_view import EtcdView
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
-from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 from tests.operator.bodies import cluster
 
 KEY, OTHER = Key("default", "chat"), Key("default", "code")
-QUESTION = Question(("etcd:2379",))
+TARGET = EtcdTarget(KEY, ("etcd:2379",))
 
 
 class Etcd:
@@ -38,18 +38,14 @@ class Etcd:
         finally:
             await asyncio.sleep(0.01)  # as a connection that is closed
 
-    async def ask(self, question: Question) -> str | None:
-        await self._answer()
-        return None
-
-    async def registered(self, question: Question, key: Key) -> Registered:
+    async def registered(self, target: EtcdTarget) -> Registered:
         await self._answer()
         return Registered({}, dict(self.commands))
 
-    async def command(self, question: Question, key: Key, drain: object, serve: object) -> None:
+    async def command(self, target: EtcdTarget, drain: object, serve: object) -> None:
         self.commands.clear()
 
-    async def remove(self, question: Question, key: Key, records: object) -> list[str]:
+    async def remove(self, target: EtcdTarget, records: object) -> list[str]:
         return []
 
 
@@ -64,12 +60,8 @@ def sessions_with(etcd: Etcd) -> Sessions:
         pass
 
     def make(key: Key) -> Session:
-        return Session(
-            EtcdCheck(etcd.ask, enqueue),
-            WorkerRecordsPoller(key, etcd, enqueue),
-            PodFaults(events),
-            Autoscaling(key, scaling, enqueue),
-        )
+        requests: Any = etcd
+        return Session(EtcdView(requests, enqueue), PodFaults(events), Autoscaling(key, scaling, enqueue))
 
     return Sessions(make)
 
@@ -89,7 +81,7 @@ async def test_the_commands_of_a_pdcluster_that_is_gone_are_removed():
     etcd = Etcd()
     etcd.answers.set()
     sessions = sessions_with(etcd)
-    await sessions.of(KEY).worker_records.fresh(QUESTION, ())
+    await sessions.of(KEY).etcd.fresh(TARGET, ())
     sessions.end(KEY)
     async with asyncio.timeout(10):
         while etcd.commands:
@@ -103,15 +95,12 @@ async def test_no_task_of_a_session_outlives_the_loop():
     await asyncio.sleep(0)
     before = asyncio.all_tasks()
     session = sessions.of(KEY)
-    session.worker_records.last(QUESTION, ())
-    asking = asyncio.create_task(session.etcd.error(QUESTION))
+    session.etcd.last(TARGET, ())
     await asyncio.sleep(0)
-    begun = asyncio.all_tasks() - before - {asking}
-    assert len(begun) == 2
+    (begun,) = asyncio.all_tasks() - before
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert all(task.cancelled() for task in begun)
-    asking.cancel()
+    assert begun.cancelled()
 
 
 async def test_nor_does_one_of_a_session_that_ends_with_the_loop():
@@ -120,7 +109,7 @@ async def test_nor_does_one_of_a_session_that_ends_with_the_loop():
     running = asyncio.create_task(sessions.run())
     await asyncio.sleep(0)
     before = asyncio.all_tasks()
-    sessions.of(KEY).worker_records.last(QUESTION, ())
+    sessions.of(KEY).etcd.last(TARGET, ())
     await asyncio.sleep(0)
     (begun,) = asyncio.all_tasks() - before
     sessions.end(KEY)

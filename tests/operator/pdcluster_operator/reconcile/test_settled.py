@@ -1,4 +1,4 @@
-"""When a reconcile need not compare the children again: only with the very inputs that asked for no write."""
+"""Reconciles that need not compare the children again: only those with the very inputs that asked for no write."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.manifests.render import Capabilities
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_operator.reconcile.settled import MAX_SECONDS, Inputs, settled
@@ -16,7 +15,6 @@ from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
 from tests.operator.pdcluster_api.plan.clusters import make_cluster, running
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
-EVERYTHING = Capabilities(True, True, frozenset())
 SERVICE = child("Service", "chat", metadata={"resourceVersion": "7"})
 
 
@@ -25,10 +23,10 @@ def plan_of(**fields: Any) -> ClusterPlan:
     return replace(plan_cluster(made, running(made), STAMP), **fields)
 
 
-def inputs(plan: ClusterPlan | None = None, *children: dict[str, Any], capabilities: Capabilities = EVERYTHING, **metadata: Any) -> Inputs:
+def inputs(plan: ClusterPlan | None = None, *children: dict[str, Any], **metadata: Any) -> Inputs:
     body = cluster()
     body = {**body, "metadata": {**body["metadata"], **metadata}}
-    return Inputs.of(Live(body, children or (SERVICE,)), plan or plan_of(), capabilities)
+    return Inputs.of(Live(body, children or (SERVICE,)), plan or plan_of())
 
 
 def test_the_same_inputs_hold_until_something_falls_due():
@@ -57,12 +55,11 @@ def test_a_status_and_its_events_are_written_apart():
         inputs(plan_of(serving="0123abcd")),
         inputs(None, child("Service", "chat", metadata={"resourceVersion": "8"})),
         inputs(None, SERVICE, child("Pod", "chat-0")),
-        inputs(None, capabilities=Capabilities(False, True, frozenset())),
         inputs(generation=2),
         inputs(uid="another"),
         inputs(annotations={"pdcluster.io/rotate-ca": "now"}),
     ],
-    ids=["plan", "changed-child", "new-child", "capabilities", "generation", "uid", "annotation"],
+    ids=["plan", "changed-child", "new-child", "generation", "uid", "annotation"],
 )
 def test_any_other_input_is_compared_again(other: Inputs):
     found = settled(inputs(), NOW, 60.0)

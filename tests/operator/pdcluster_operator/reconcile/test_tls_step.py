@@ -1,4 +1,4 @@
-"""When the two Secrets of a cluster's certificates are left alone."""
+"""Cases in which the two Secrets of a cluster's certificates are left alone."""
 
 import base64
 import json
@@ -30,7 +30,7 @@ def test_what_was_just_made_is_kept():
 
 @pytest.mark.parametrize("position", [0, 1])
 def test_nothing_is_written_while_one_of_them_is_being_deleted(position: int):
-    """A finalizer may hold it for long, and the other would be signed anew in each pass."""
+    """A finalizer may hold it for long, and the other would be signed again in each reconcile."""
     both = secrets()
     both[position]["data"]["tls.key"] = base64.b64encode(b"broken").decode()
     assert tls_step(live(*both), OWNER, NOW).manifests != ()

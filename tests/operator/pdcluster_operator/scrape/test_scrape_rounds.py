@@ -24,7 +24,7 @@ LABELS = {"namespace": "serving", "pdcluster": "chat", "role": "prefill", "pool"
 
 @dataclass
 class Clock:
-    """Stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
 
     now: float = 100.0
 

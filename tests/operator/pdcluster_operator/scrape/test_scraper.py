@@ -133,7 +133,7 @@ async def test_worker_that_drips_is_a_miss():
 
 
 async def test_refused_connection_is_a_miss():
-    with socket.socket() as taken:  # bound and not listening: nobody else gets the port
+    with socket.socket() as taken:  # bound and not listening: no other process gets the port
         taken.bind(("127.0.0.1", 0))
         target = Target(CHAT, "prefill", "cpu", "p-0", f"127.0.0.1:{taken.getsockname()[1]}")
         async with Scraper() as scraper:

@@ -8,7 +8,7 @@ from typing import Self
 from pdcluster_operator.scrape.values import Target
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-"""What to do about one request that was read; the connection is kept open unless it closes it."""
+"""Reply to one request that was read; the connection is kept open unless it closes it."""
 
 CHAT = ("serving", "chat")
 

@@ -1,4 +1,4 @@
-"""What of a pass is carried out at the same time, and what failures do to the rest; the answers are those of a server under control."""
+"""Actions of a reconcile that run at the same time, and effects of failures on the rest, against a server under control."""
 
 import asyncio
 from collections import Counter

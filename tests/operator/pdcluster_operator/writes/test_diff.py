@@ -1,4 +1,4 @@
-"""What diff decides for each pair of a desired and a live object."""
+"""Decision of diff for each pair of a desired and a live object."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ Manifest = dict[str, Any]
 
 
 def as_applied(manifest: Manifest) -> Manifest:
-    """What the API server has of a manifest, for a server that owns every field as a whole."""
+    """Manifest as the API server stores it, when that owns every field as a whole."""
     body = stamped(prepared(manifest))
     content = {f"f:{key}": {} for key in body if key not in ("apiVersion", "kind", "metadata")}
     entry = {"manager": "pdcluster-operator", "operation": "Apply", "fieldsV1": {"f:metadata": {}, **content}}
@@ -140,10 +140,10 @@ def test_converge_applies_changed_content_to_that_very_object():
     assert (action.verb, action.uid, action.desired["data"]) == (Verb.APPLY, "live-uid", {"policy.yaml": "new"})
 
 
-def test_converge_takes_over_what_others_added():
+def test_converge_leaves_what_others_added():
     body = as_applied(objects.stateful_set(OWNER))
     body["metadata"]["managedFields"].append({"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:paused": {}}}})
-    assert verbs([objects.stateful_set(OWNER)], [body]) == [(Verb.TAKE_OVER, f"StatefulSet {objects.WORKLOAD}")]
+    assert verbs([objects.stateful_set(OWNER)], [body]) == []
 
 
 def test_converge_replaces_an_immutable_config_map_with_other_content():

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.kinds import SERVICE, SERVICE_ACCOUNT
 from pdcluster_api.schema.labels import APPLIED
-from pdcluster_operator.writes.drift import Drift, adds, drift, merged, owns, prepared, stamped, taken_over, writers
+from pdcluster_operator.writes.drift import has_drifted, owns, prepared, stamped, writers
 
 OURS: dict[str, Any] = {
     "f:metadata": {"f:annotations": {f"f:{APPLIED}": {}}, "f:ownerReferences": {'k:{"uid":"u1"}': {}}},
@@ -43,8 +42,8 @@ def live(*entries: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def drift_of(*entries: dict[str, Any]) -> Drift:
-    return drift(SERVICE, stamped(prepared(service())), live(*entries))
+def drifted(*entries: dict[str, Any]) -> bool:
+    return has_drifted(stamped(prepared(service())), live(*entries))
 
 
 def without(*path: str) -> dict[str, Any]:
@@ -60,8 +59,8 @@ def without(*path: str) -> dict[str, Any]:
     return fields
 
 
-def test_drift_of_an_object_as_it_was_applied_is_none():
-    assert drift_of(applied()) is Drift.NONE
+def test_an_object_as_it_was_applied_has_not_drifted():
+    assert not drifted(applied())
 
 
 @pytest.mark.parametrize(
@@ -76,18 +75,18 @@ def test_drift_of_an_object_as_it_was_applied_is_none():
         ("f:metadata", "f:ownerReferences", 'k:{"uid":"u1"}'),
     ],
 )
-def test_drift_is_ours_when_a_field_was_changed_by_others(path: tuple[str, ...]):
-    assert drift_of(applied(without(*path))) is Drift.OURS
+def test_a_field_of_ours_that_was_changed_by_others_is_drift(path: tuple[str, ...]):
+    assert drifted(applied(without(*path)))
 
 
-def test_drift_is_ours_when_nothing_is_managed_any_more():
-    assert drift_of() is Drift.OURS
+def test_an_object_of_which_nothing_is_managed_any_more_has_drifted():
+    assert drifted()
 
 
-def test_drift_is_ours_when_another_manifest_was_applied():
+def test_another_manifest_than_was_applied_is_drift():
     desired = service()
     del desired["spec"]["type"]
-    assert drift(SERVICE, stamped(prepared(desired)), live(applied())) is Drift.OURS
+    assert has_drifted(stamped(prepared(desired)), live(applied()))
 
 
 @pytest.mark.parametrize(
@@ -97,66 +96,25 @@ def test_drift_is_ours_when_another_manifest_was_applied():
         {"f:spec": {"f:ports": {'k:{"port":81,"protocol":"TCP"}': {".": {}, "f:port": {}}}}},
         {"f:spec": {"f:ports": {'k:{"port":80,"protocol":"TCP"}': {"f:nodePort": {}}}}},
         {"f:metadata": {"f:labels": {"f:x": {}}}, "f:data": {"f:x": {}}},
-        {"f:spec": {"f:finalizers": {'v:"x"': {}}}},
+        {"f:spec": {"f:type": {}, "f:ports": {'k:{"port":80,"protocol":"TCP"}': {"f:port": {}}}}},
     ],
+    ids=["a field", "an item of a list", "a field of an item", "a label and a value", "what we say too"],
 )
-def test_drift_is_foreign_when_others_added_fields(fields: dict[str, Any]):
-    assert drift_of(applied(), edited(fields)) is Drift.FOREIGN
+def test_what_others_add_is_theirs_and_no_drift(fields: dict[str, Any]):
+    assert not drifted(applied(), edited(fields))
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        edited({"f:metadata": {"f:annotations": {"f:x": {}}, "f:finalizers": {'v:"x"': {}}}}),
-        edited({"f:status": {"f:x": {}}}, subresource="status"),
+def test_writers_are_others_that_set_more_than_metadata_and_status():
+    spec = {"f:spec": {"f:externalName": {}}, "f:metadata": {"f:labels": {"f:x": {}}}}
+    others = (
+        edited({"f:metadata": {"f:annotations": {"f:x": {}}}}, manager="a-labeller"),
+        edited({"f:status": {"f:x": {}}}, subresource="status", manager="a-controller"),
         edited({"f:spec": {"f:x": {}}}, manager="kube-controller-manager"),
-        edited({"f:spec": {"f:type": {}, "f:ports": {'k:{"port":80,"protocol":"TCP"}': {"f:port": {}}}}}),
-    ],
-    ids=["metadata", "status", "control plane", "what we say too"],
-)
-def test_drift_leaves_to_others_what_is_theirs(entry: dict[str, Any]):
-    assert drift_of(applied(), entry) is Drift.NONE
+        edited({"f:spec": {"f:replicas": {}}}, subresource="scale", manager="kubectl-scale"),
+        edited(spec),
+    )
 
-
-def test_drift_counts_the_scale_subresource_and_an_update_under_our_own_name():
-    scaled = edited({"f:spec": {"f:replicas": {}}}, subresource="scale")
-    assert drift_of(applied(), scaled) is Drift.FOREIGN
-    assert drift_of(applied(), {**scaled, "manager": "pdcluster-operator", "subresource": ""}) is Drift.FOREIGN
-
-
-def test_drift_leaves_shared_fields_of_a_kind_to_others():
-    desired = stamped(prepared({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "chat", "namespace": "default"}}))
-    body = {**desired, "metadata": {**desired["metadata"], "managedFields": [applied(), edited({"f:imagePullSecrets": {}})]}}
-    assert drift(SERVICE_ACCOUNT, desired, body) is Drift.NONE
-    assert drift(SERVICE, desired, body) is Drift.FOREIGN
-
-
-@pytest.mark.parametrize("name", ["loadBalancerIP", "loadBalancerClass", "externalIPs"])
-def test_drift_leaves_the_addresses_of_a_service_to_load_balancers(name: str):
-    entry = edited({"f:spec": {f"f:{name}": {}}}, manager="kube-vip")
-    assert drift_of(applied(), entry) is Drift.NONE
-    both = edited({"f:spec": {f"f:{name}": {}, "f:externalName": {}}}, manager="kube-vip")
-    assert drift_of(applied(), both) is Drift.FOREIGN
-    ours, others = taken_over(SERVICE, live(applied(), both), "2026-01-01T00:00:00Z")
-    assert ours["fieldsV1"]["f:spec"] == {**OURS["f:spec"], "f:externalName": {}}
-    assert others["fieldsV1"] == {"f:spec": {f"f:{name}": {}}}
-    assert (writers(SERVICE, live(applied(), entry)), writers(SERVICE, live(applied(), both))) == ([], ["kube-vip"])
-
-
-def test_taken_over_makes_ours_all_but_the_metadata_of_others():
-    extra = {"f:spec": {"f:externalName": {}}, "f:metadata": {"f:labels": {"f:x": {}}}}
-    status = edited({"f:status": {"f:x": {}}}, subresource="status")
-    entries = taken_over(SERVICE, live(applied(), edited(extra), status), "2026-01-01T00:00:00Z")
-    ours, others, kept = entries
-    assert ours["fieldsV1"]["f:spec"] == {**OURS["f:spec"], "f:externalName": {}}
-    assert (ours["manager"], ours["operation"], ours["apiVersion"]) == ("pdcluster-operator", "Apply", "v1")
-    assert others["fieldsV1"] == {"f:metadata": extra["f:metadata"]}
-    assert kept == status
-
-
-def test_taken_over_leaves_no_empty_entry():
-    entries = taken_over(SERVICE, live(edited({"f:spec": {"f:externalName": {}}})), "2026-01-01T00:00:00Z")
-    assert [entry["fieldsV1"] for entry in entries] == [{"f:spec": {"f:externalName": {}}}]
+    assert writers(live(applied(), *others)) == ["kubectl-edit", "kubectl-scale"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +123,7 @@ def test_taken_over_leaves_no_empty_entry():
         ({"f:a": {}}, {"a": {"b": [1]}}, True),  # owned as a whole
         ({"f:a": {".": {}}}, {"a": {"b": 1}}, False),
         ({"f:a": {".": {}}}, {"a": {}}, True),
-        ({"f:a": {}}, {"a": 1, "b": []}, True),  # an empty list is owned by nobody
+        ({"f:a": {}}, {"a": 1, "b": []}, True),  # an empty list has no owner
         ({"f:a": {}}, {"a": 1, "b": 0}, False),
         ({"f:a": {'v:"x"': {}, "v:2": {}}}, {"a": ["x", 2]}, True),
         ({"f:a": {'v:"x"': {}}}, {"a": ["x", "y"]}, False),
@@ -178,17 +136,6 @@ def test_taken_over_leaves_no_empty_entry():
 )
 def test_owns_follows_structure(fields: dict[str, Any], wanted: dict[str, Any], expected: bool):
     assert owns(fields, wanted) is expected
-
-
-def test_adds_finds_a_field_inside_what_is_no_structure_of_ours():
-    assert adds({"f:a": {"f:b": {}}}, {"a": "text"})
-    assert adds({"f:a": {'k:{"n":"x"}': {}}}, {"a": "text"})
-    assert adds({"f:a": {'v:"x"': {}}}, {"a": ["y"]})
-    assert not adds({".": {}, "f:a": {'v:"x"': {}}}, {"a": ["x"]})
-
-
-def test_merged_is_the_union():
-    assert merged({"f:a": {"f:b": {}}, "f:c": {}}, {"f:a": {"f:d": {}}}) == {"f:a": {"f:b": {}, "f:d": {}}, "f:c": {}}
 
 
 def test_prepared_drops_nulls_and_what_the_server_sets_and_encodes_string_data():

@@ -69,7 +69,7 @@ async def serving(
 
 @contextmanager
 def serving_aside(answer: Callable[[dict[str, Any]], bytes] = answer_of) -> Iterator[SmallServer]:
-    """The same in a thread of its own, for what runs an event loop itself."""
+    """The same in a thread of its own, for callers that run an event loop themselves."""
     found: list[SmallServer] = []
     is_up, is_over = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""docs/autoscaling.md: it tells every rule in its order, the defaults, and what is there."""
+"""docs/autoscaling.md names every rule in its order, the defaults, and no rule that is not there."""
 
 import re
 import shlex
@@ -43,7 +43,7 @@ def test_links_and_pictures_are_there_and_small():
 
 
 def options(command: list[str]) -> set[str]:
-    """Of the command itself, not of its help: that is styled and broken into lines as the environment asks."""
+    """Options of the command itself, not of its help, which is styled and wrapped by the environment."""
     found = get_command(main.app)
     for name in command:
         found = found.commands[name]

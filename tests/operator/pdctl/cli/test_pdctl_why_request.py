@@ -1,4 +1,4 @@
-"""`pdctl why --request`: who is asked, what is shown, and what is said where nobody knows the request."""
+"""`pdctl why --request`: the workers asked, the output, and the message when no worker knows the request."""
 
 import json
 import threading

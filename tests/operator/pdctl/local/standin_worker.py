@@ -38,7 +38,8 @@ async def serve(config: dict, *, stubborn: bool) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, (lambda: None) if stubborn else stop.set)
     host, _, port = config["discovery"]["endpoints"][0].partition(":")
     pod, namespace = os.environ["POD_NAME"], os.environ["POD_NAMESPACE"]
-    key = f"/pdcluster/{namespace}/{config['cluster']}/workers/{config['revision']}/{config['role']}/{config['pool']}/{pod}"
+    place = "/".join(config[name] for name in ("revision", "role", "pool"))
+    key = f"/pdcluster/{namespace}/{config['cluster']}/workers/{place}/{pod}"
     with socket.create_server((config["listen"]["host"], config["listen"].get("http", 8000))) as listener:
         record = {
             "engine_id": uuid.uuid4().hex,

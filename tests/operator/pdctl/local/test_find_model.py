@@ -1,4 +1,4 @@
-"""Where `pdctl up` takes a model from: the folder that is given, the object's path, the cache by the model's name."""
+"""Source of a model for `pdctl up`: the folder that is given, the object's path, the cache by the model's name."""
 
 import sys
 from pathlib import Path

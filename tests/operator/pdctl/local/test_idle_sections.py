@@ -1,4 +1,4 @@
-"""What means something on Kubernetes alone: taken by `pdctl up`, said in a line, and edited without a restart."""
+"""Sections that have an effect on Kubernetes alone: accepted by `pdctl up`, named in a line, and edited without a restart."""
 
 from typing import Any
 
@@ -47,10 +47,6 @@ IDLE = {
     "rollout": (
         at("spec.rollout", {"strategy": "Recreate"}),
         "spec.rollout has no effect here: there is one revision, and workers have a minute to finish their streams",
-    ),
-    "monitoring": (
-        at("spec.monitoring", {"podMonitor": False}),
-        "spec.monitoring has no effect here: every worker serves /metrics, and the scraper is yours to set up",
     ),
     "network policy": (at("spec.networkPolicy.enabled", False), "spec.networkPolicy has no effect here: workers listen on 127.0.0.1 alone"),
     "autoscaler": (

@@ -1,4 +1,4 @@
-"""What `pdctl up` says of disaggregation: in its state file, and as news once each."""
+"""Disaggregation under `pdctl up`: in its state file, and as one line each."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Looking at workers: what is told when, with etcd coming and going."""
+"""Looks at workers: the lines and their times, with etcd coming and going."""
 
 from collections.abc import Sequence
 from pathlib import Path

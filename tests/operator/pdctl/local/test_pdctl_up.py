@@ -137,7 +137,7 @@ async def test_up_restarts_a_killed_worker_and_says_so(start: Callable[..., Run]
     first = run.pids()[1]
 
     os.kill(first, signal.SIGKILL)
-    await wait_until(lambda: "chat-prefill-cpu-0 ended with signal SIGKILL, starts again in 1 s" in run.text(), "the news")
+    await wait_until(lambda: "chat-prefill-cpu-0 ended with signal SIGKILL, starts again in 1 s" in run.text(), "the line")
     await wait_until(lambda: (run.state() or {})["workers"][0]["restarts"] == 1 and run.states() == ["ready", "ready"], "the second life")
     assert run.pids()[1] != first
 
@@ -148,7 +148,7 @@ async def test_up_restarts_etcd_at_its_address(start: Callable[..., Run], wait_u
     port = int((run.state() or {})["etcd"]["endpoints"][0].partition(":")[2])
 
     os.kill(run.pids()[0], signal.SIGKILL)
-    await wait_until(lambda: "etcd ended with signal SIGKILL" in run.text(), "the news")
+    await wait_until(lambda: "etcd ended with signal SIGKILL" in run.text(), "the line")
 
     def answers() -> bool:
         with socket.socket() as probe:
@@ -190,7 +190,7 @@ async def test_up_takes_a_policy_edit(
 
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 32}}
     write_document(document)
-    await wait_until(lambda: "policy updated" in run.text(), "the news")
+    await wait_until(lambda: "policy updated" in run.text(), "the line")
     assert yaml.safe_load(Path((run.state() or {})["policy"]).read_text())["offload"]["prefillLengthThreshold"] == 32
 
 
@@ -209,7 +209,7 @@ async def test_up_refuses_an_edit_that_yaml_cannot_read_and_takes_the_next(
     path.write_text(good.replace("prefillLengthThreshold: 32", "prefillLengthThreshold: 2020-13-45"))
     await wait_until(lambda: "edit refused, the last good policy stays:\n    not YAML: month must be" in run.text(), "the refusal")
     path.write_text(good)
-    await wait_until(lambda: "policy updated" in run.text(), "the news")
+    await wait_until(lambda: "policy updated" in run.text(), "the line")
     assert run.states() == ["ready", "ready"]
 
 

@@ -1,4 +1,4 @@
-"""What is known of a worker from its process and its record."""
+"""Facts of a worker from its process and its record."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -50,8 +50,8 @@ def test_state_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_state_dir() == tmp_path / "pdcluster"
     monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert default_state_dir() == Path("/home/someone/.local/state/pdcluster")
+    monkeypatch.setenv("HOME", "/home/user")
+    assert default_state_dir() == Path("/home/user/.local/state/pdcluster")
 
 
 def test_replaced_file_leaves_no_other(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `pdctl up` decides before it starts anything: the port."""
+"""Decision of `pdctl up` before it starts anything: the port."""
 
 import socket
 from collections.abc import Callable

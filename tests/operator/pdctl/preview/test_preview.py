@@ -1,4 +1,4 @@
-"""What applying a file would do: fields and their effects, the revision, pools, accelerators, refusals."""
+"""Effects of applying a file: fields, the revision, pools, accelerators, refusals."""
 
 from dataclasses import replace
 from typing import Any
@@ -91,7 +91,6 @@ def test_what_makes_no_revision_is_told_so(name: str):
         (at("spec.autoscale.tolerance", 0.2), "spec.autoscale.tolerance", Effect.ASLEEP),
         (at("spec.service.port", 9000), "spec.service.port", Effect.SERVICE),
         (at("spec.service.apiKeySecret", "keys"), "spec.service.apiKeySecret", Effect.REVISION),
-        (at("spec.monitoring.alerts", False), "spec.monitoring.alerts", Effect.OBJECTS),
         (at("spec.networkPolicy.enabled", False), "spec.networkPolicy.enabled", Effect.OBJECTS),
         (at("spec.rollout.drainTimeoutSeconds", 60), "spec.rollout.drainTimeoutSeconds", Effect.LATER),
         (at("spec.discovery.etcd.image", "etcd:2"), "spec.discovery.etcd.image", Effect.ETCD),
@@ -188,7 +187,7 @@ def autoscaled(decode: dict[str, Any], **autoscale: Any) -> PDCluster:
 
 
 def decided_to(cluster: PDCluster, prefill: int, decode: int) -> Observed:
-    """What runs after the autoscaler decided on these sizes, and all followed."""
+    """State after the autoscaler decided on these sizes, and all followed."""
     numbers, revision = {"prefill": prefill, "decode": decode}, revision_of(cluster.spec)
     record = {"mode": "On", "replicas": [{"role": role, "pool": "cpu", "replicas": number} for role, number in numbers.items()]}
     return replace(

@@ -1,4 +1,4 @@
-"""Late binding: who is asked, who is chosen, what is given back."""
+"""Late binding: the workers asked, the one chosen, the credits given back."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""How long a prefill worker is waited for, and how a wait ends."""
+"""Waits for a prefill worker: their length, and their end."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ class Waiting:
         self.patience = PrefillPatience(self.clock, lambda: self.load)
 
     def seconds(self, count: int) -> int:
-        """How many of so many seconds it is patient."""
+        """Count of so many seconds for which it is patient."""
         for passed in range(count):
             self.clock.advance(1.0)
             try:

@@ -1,4 +1,4 @@
-"""What a decode worker does with a request by its priority: takes, degrades, sheds, demotes or refuses it."""
+"""Treatment of requests by priority at a decode worker: taken, degraded, shed, demoted or refused."""
 
 import asyncio
 from collections.abc import Sequence

@@ -274,10 +274,10 @@ async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatc
 
 
 async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
-    """[V8]: before the engine hears of it, and until those that wait have their first token."""
+    """[V8]: before the engine gets it, and until those that wait have their first token."""
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(admission=AdmissionPolicy(max_queued_tokens=25))
-    dispatcher.admit([prompt_of(1000)])  # nobody waits
+    dispatcher.admit([prompt_of(1000)])  # no prompt waits
     waiting = asyncio.create_task(collect(dispatcher, "local"))
     while not engine.inputs:
         await asyncio.sleep(0)
@@ -310,7 +310,7 @@ def long_prompts(worker: Worker) -> tuple[int, int]:
         (0, [FIRST, DONE], "auto", (1, 1)),
         (0, [PeerError("gone")], "auto", (1, 0)),
         (0, [FIRST, PeerError("gone")], "auto", (1, 0)),
-        (0, [FIRST, DONE], "local", (0, 0)),  # the client's own wish says nothing about the cluster
+        (0, [FIRST, DONE], "local", (0, 0)),  # the client's own choice says nothing about the cluster
         (11, [FIRST, DONE], "auto", (0, 0)),  # a short prompt: nothing to offload
         (11, [FIRST, DONE], "remote", (1, 1)),
     ],
@@ -344,7 +344,7 @@ async def test_a_long_prompt_without_a_prefill_worker_is_counted_as_local(
 
 
 async def reported(worker: Worker, engine: ScriptedEngine) -> None:
-    """The engine has told that a quarter of its blocks is in use."""
+    """The engine has reported that a quarter of its blocks is in use."""
     engine.say(stats(free_blocks=48))
     while client_of(worker).stats is None:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Where requests go when an engine stands still: the prefill worker's, a peer's, or ours."""
+"""Requests of a stalled engine: the prefill worker's, a peer's, or ours."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -34,7 +34,7 @@ from tests.worker.dispatch.ingress.ingresses import DecodePeer
 
 EPOCH = b"e" * 16
 SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))
-STALLED = RequestError("the engine of this worker stands still", status=503, code="engine_stalled")
+STALLED = RequestError("the engine of this worker has stalled", status=503, code="engine_stalled")
 
 
 class SilentPeer(RecordingPeer):
@@ -126,7 +126,7 @@ async def test_prefill_without_progress_after_the_first_token_keeps_it(
 
 @pytest.mark.usefixtures("hurried")
 async def test_forced_prefill_without_progress_is_a_clear_error(dispatcher: DecodeDispatcher, worker: Worker) -> None:
-    with pytest.raises(RequestError, match=r"prefill worker failed.*has not got on for 2\.0 s") as caught:
+    with pytest.raises(RequestError, match=r"prefill worker failed.*has made no progress for 2\.0 s") as caught:
         await collect(dispatcher, "remote")
 
     assert (caught.value.status, caught.value.code, outcomes(worker)) == (503, "prefill_failed", {"stalled": 1.0})
@@ -157,14 +157,14 @@ async def test_engine_that_stalls_ends_a_remote_prefill_wherever_it_waits(
     asked = asyncio.create_task(collect(dispatcher, "remote"))
     for _ in range(20):
         await asyncio.sleep(0)
-    client_of(worker).stall("it stands still")
+    client_of(worker).stall("it has stalled")
 
     with pytest.raises(EngineStalledError):
         await asked
     assert worker.credit_queue.num_requests == 0
     assert outcomes(worker) == ({"cancelled": 1.0} if waits_for in ("the first token", "the KV") else {})
     await asyncio.sleep(0)
-    assert engine.inputs[-1:] == [Abort("r")]  # what it holds is given back once it gets on
+    assert engine.inputs[-1:] == [Abort("r")]  # what it holds is given back once it recovers
 
 
 def make_ingress(worker: Worker, *peers: DecodePeer) -> Ingress:
@@ -177,7 +177,7 @@ async def ask(ingress: Ingress) -> list[int]:
 
 
 async def test_ingress_of_a_stalled_engine_relays_what_comes(worker: Worker, engine: ScriptedEngine) -> None:
-    client_of(worker).stall("it stands still")
+    client_of(worker).stall("it has stalled")
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
 
     assert await ask(make_ingress(worker, peer)) == [5]
@@ -185,8 +185,8 @@ async def test_ingress_of_a_stalled_engine_relays_what_comes(worker: Worker, eng
 
 
 async def test_ingress_of_a_stalled_engine_without_a_peer_says_so(worker: Worker) -> None:
-    client_of(worker).stall("it stands still")
-    with pytest.raises(EngineStalledError, match="it stands still") as caught:
+    client_of(worker).stall("it has stalled")
+    with pytest.raises(EngineStalledError, match="it has stalled") as caught:
         await ask(make_ingress(worker))
 
     assert (caught.value.status, caught.value.retry_after_seconds, worker.active) == (503, 1, 0)
@@ -197,7 +197,7 @@ async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_st
     asked = asyncio.create_task(ask(make_ingress(worker, peer)))
     while not client_of(worker)._mailboxes:
         await asyncio.sleep(0)
-    client_of(worker).stall("it stands still")
+    client_of(worker).stall("it has stalled")
 
     assert await asked == [5]
 
@@ -210,7 +210,7 @@ async def begun(worker: Worker, engine: ScriptedEngine, *peers: DecodePeer) -> l
         async for generated in tokens:
             made.append(generated.token.token_id)
             if len(made) == 1:
-                client_of(worker).stall("it stands still")
+                client_of(worker).stall("it has stalled")
     return made
 
 
@@ -228,7 +228,7 @@ async def test_ingress_request_with_a_token_ends_with_a_clean_error_when_no_engi
 
 
 async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(worker: Worker) -> None:
-    client_of(worker).stall("it stands still")
+    client_of(worker).stall("it has stalled")
     with pytest.raises(RequestError) as caught:
         await ask(make_ingress(worker, DecodePeer(STALLED)))
 

@@ -138,14 +138,14 @@ async def test_an_engine_loads_until_it_says_that_it_serves_or_dies(client: Engi
 
 
 async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(client: EngineClient, wire: Wire) -> None:
-    """Its counters would be added a second time, for those of its rank begin anew, and its blocks are no choice any more."""
+    """Its counters would be added a second time, since those of its rank begin again, and its blocks are no choice any more."""
     told: list[object] = []
     client.on_stats.append(told.append)
     client.on_blocks.append(told.append)
     wire.say(stats(free_blocks=1))
     while not told:
         await asyncio.sleep(0)
-    client.fail("it stands still")
+    client.fail("it has stalled")
     wire.say(stats(free_blocks=2), BlockEvents([b"a"], [], 1))
     while not wire.arriving.empty():
         await asyncio.sleep(0)

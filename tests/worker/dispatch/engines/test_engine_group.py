@@ -85,7 +85,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    """Of two; pauses take no time."""
+    """A group of two; pauses take no time."""
     pauses: list[float] = []
     sleep = asyncio.sleep
 
@@ -160,7 +160,7 @@ async def test_every_process_is_told_of_and_told_to_load_those_that_come_again_t
 
 async def test_engine_that_is_killed_is_started_again(scene: Scene) -> None:
     await scene.load()
-    scene.group.kill(scene.group.engines.first, "it stands still")
+    scene.group.kill(scene.group.engines.first, "it has stalled")
     again = await scene.child(2)
     again.load()
     await until(lambda: scene.serving == [0, 1])
@@ -215,7 +215,7 @@ async def test_kill_of_an_engine_that_was_replaced_is_for_nothing(scene: Scene) 
     scene.children[0].end()
     (await scene.child(2)).load()
     await until(lambda: scene.serving == [0, 1])
-    scene.group.kill(old, "it stands still")
+    scene.group.kill(old, "it has stalled")
 
     assert scene.serving == [0, 1]
 

@@ -163,7 +163,7 @@ async def test_health_of_a_worker_says_which_engine_does_not_serve(scene: Scene)
 async def test_worker_says_which_engines_serve_in_metrics_and_to_its_record(scene: Scene) -> None:
     said: list[str] = []
     scene.worker.on_engines = lambda: said.append("changed")
-    scene.clients[1].stall("it stands still")
+    scene.clients[1].stall("it has stalled")
     scene.worker.engines_changed()
 
     def up(rank: int) -> float:
@@ -187,10 +187,10 @@ async def test_record_of_a_worker_with_one_engine_names_no_engines() -> None:
 
 
 async def test_worker_whose_engines_all_stand_still_is_stalled(scene: Scene) -> None:
-    scene.clients[0].stall("it stands still")
+    scene.clients[0].stall("it has stalled")
     assert (scene.worker.load().state, scene.worker.takes_new) == ("ready", True)
 
-    scene.clients[1].stall("it stands still")
+    scene.clients[1].stall("it has stalled")
     assert (scene.worker.load().state, scene.worker.takes_new) == ("stalled", False)
     with pytest.raises(EngineStalledError):
         scene.open("r")
@@ -206,7 +206,7 @@ async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_
         while not any(script.inputs for script in scene.scripts):
             await asyncio.sleep(0)
         chosen = 0 if scene.scripts[0].inputs else 1
-        scene.clients[chosen].stall("it stands still")
+        scene.clients[chosen].stall("it has stalled")
         while not scene.scripts[1 - chosen].inputs:
             await asyncio.sleep(0)
         scene.scripts[1 - chosen].say(Tokens([Token("r~1", 5, finish_reason="length")]))

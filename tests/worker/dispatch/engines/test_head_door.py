@@ -1,4 +1,4 @@
-"""Who gets through the door of a head: certificates, hellos and frames that are wrong, and one engine too many."""
+"""Connections to a head: certificates, hellos and frames that are wrong, and one engine too many."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""When an engine stands still: sequences of looks, answers and steps, worked out by hand."""
+"""Stalls of an engine: sequences of looks, answers and steps, worked out by hand."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ class Watched:
         return self.watch.look(MARGIN)
 
 
-def test_watch_engine_that_answers_nothing_stalls_after_the_margin_and_is_lost_after_as_long_again() -> None:
+def test_watch_silent_engine_stalls_after_the_margin_and_is_lost_after_as_long_again() -> None:
     assert Watched().looks(9) == [*["well"] * 4, *["stalled"] * 4, "lost"]
 
 
@@ -128,7 +128,7 @@ def test_watch_idle_engine_that_answers_is_well_for_ever() -> None:
 
 def test_watch_engine_that_answers_with_work_and_makes_no_step_stalls() -> None:
     watched = Watched()
-    first = watched.answered([Pong(7, BUSY)] * 3)  # of which the first tells of steps
+    first = watched.answered([Pong(7, BUSY)] * 3)  # of which the first reports steps
     second = watched.answered([Pong(7, BUSY)] * 3)
 
     assert (first, second) == (["well"] * 3, ["well", "stalled", "stalled"])
@@ -150,7 +150,7 @@ def test_watch_engine_that_gets_on_again_is_well() -> None:
     watched.looks(6)
 
     assert watched.answered([Pong(1, BUSY), Pong(2, BUSY)]) == ["well", "well"]
-    assert watched.looks(4)[-1] == "stalled"  # and counts anew
+    assert watched.looks(4)[-1] == "stalled"  # and counts again
 
 
 @pytest.mark.parametrize("asleep_seconds", [10.0, 3600.0])

@@ -20,7 +20,7 @@ def spec(request_id: str = "r") -> RequestSpec:
 
 
 def token_at(spec: RequestSpec, position: int) -> Token:
-    """What every worker would draw there: by the position alone."""
+    """Token that every worker would draw there: by the position alone."""
     reason = "length" if position == MAX_TOKENS - 1 else None
     return Token(spec.request_id, 10 + position, -0.5 * position, finish_reason=reason, cached_tokens=position, queue_seconds=0.1)
 

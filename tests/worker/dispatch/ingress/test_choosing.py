@@ -320,7 +320,7 @@ async def test_requests_that_end_or_are_given_up_leave_no_account(worker: Worker
 
 
 async def test_choice_goes_by_the_newest_report_of_each_worker(worker: Worker) -> None:
-    """What was made of a report is kept until the next one, and no longer."""
+    """Candidates made of a report are kept until the next one, and no longer."""
     peers = [NamedPeer("a"), NamedPeer("b", Load(num_running=3))]
     chooser = choosing(worker, peers)
     assert choose(chooser, spec("r1")) == "a"

@@ -1,4 +1,4 @@
-"""Which decode worker runs a request, and what happens when that worker fails."""
+"""Choice of the decode worker that runs a request, and what happens when that worker fails."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -120,7 +120,7 @@ async def test_move_without_anyone_left_is_a_clean_error(worker: Worker, engine:
     tokens = ingress.generate([spec()], "auto")
     async with aclosing(tokens):
         await anext(tokens)
-        worker.engines.first.client.stall("it stands still")
+        worker.engines.first.client.stall("it has stalled")
         with pytest.raises(RequestError, match="was lost: reset"):
             await anext(tokens)
 
@@ -214,7 +214,7 @@ async def test_request_leaves_a_draining_worker_between_two_tokens(worker: Worke
     assert (made, second.outputs, first.num_open) == (WHOLE, [[10, 11]], 0)
 
 
-@pytest.mark.parametrize("is_off", [True, False], ids=["off", "nobody"])
+@pytest.mark.parametrize("is_off", [True, False], ids=["off", "no peer"])
 async def test_request_stays_at_a_draining_worker(worker: Worker, engine: ScriptedEngine, is_off: bool) -> None:
     first, second = Model("a"), Model("b")
     second.load = Load(num_running=1)
@@ -295,7 +295,7 @@ async def test_request_that_is_preempted_again_and_again_moves_to_a_worker_with_
     await until(lambda: Abort("r") in engine.inputs)  # it held the request still
 
 
-@pytest.mark.parametrize(("num_preemptions", "free_blocks"), [(1, 64), (2, 3)], ids=["seldom", "no room"])
+@pytest.mark.parametrize(("num_preemptions", "free_blocks"), [(1, 64), (2, 3)], ids=["rarely", "no room"])
 async def test_preempted_request_waits_for_blocks(worker: Worker, engine: ScriptedEngine, num_preemptions: int, free_blocks: int) -> None:
     peer = with_room(free_blocks)
 

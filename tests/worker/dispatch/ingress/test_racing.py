@@ -1,4 +1,4 @@
-"""A request that runs on two workers until its first token: who wins, what the loser leaves, and when none races."""
+"""A request that runs on two workers until its first token: the winner, what the loser leaves, and cases without a race."""
 
 import asyncio
 import doctest

@@ -1,4 +1,4 @@
-"""What transformers says about a model: asked once, kept, and no more believed than our decoder's own logits."""
+"""Answers of transformers about a model: asked once, kept, and trusted less than our decoder's own logits."""
 
 import json
 import logging
@@ -113,10 +113,11 @@ import sys
 from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.model_config import ModelConfig
 from pdcluster_worker.model.runner import open_runner
-model, engine = ModelConfig(name="m", path={str(question.path)!r}, dtype="float32"), EngineConfig(num_blocks=8, threads=1)
-runner, _, _ = open_runner(model, engine)
+model = ModelConfig(name="m", path={str(question.path)!r}, dtype="float32")
+runner, _, _ = open_runner(model, EngineConfig(num_blocks=8, threads=1))
 assert runner.forward.code == "decoder"
-print([name for name in ("transformers", "torch._dynamo", "torch.distributed.tensor") if name in sys.modules])
+heavy = ("transformers", "torch._dynamo", "torch.distributed.tensor")
+print([name for name in heavy if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env={**os.environ})
     assert done.stdout == "[]\n"
@@ -156,7 +157,7 @@ def test_nothing_is_asked_for_an_engine_with_ranks(ranks, question, kept):
 
 
 def test_what_is_asked_early_is_what_an_engine_asks_that_shares_its_worker(question):
-    """Each with its share of the threads: another question would be asked anew."""
+    """Each with its share of the threads: another question would be asked again."""
     put(question, answer(question))
     engine = EngineConfig(num_blocks=8, threads=4, data_parallel_size=2)
     model = ModelConfig(name="m", path=str(question.path), dtype="float32")

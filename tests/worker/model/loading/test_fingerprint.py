@@ -1,4 +1,4 @@
-"""Fingerprints tell weights apart, whatever the file format, and ignore where a folder came from."""
+"""Fingerprints distinguish weights, whatever the file format, and ignore where a folder came from."""
 
 import json
 import shutil

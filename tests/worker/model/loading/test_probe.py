@@ -1,4 +1,4 @@
-"""The dry run refuses what configs do not tell, and reads the KV geometry off the layers."""
+"""The dry run refuses what configs do not state, and reads the KV geometry off the layers."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Every kind of model that we do not run is refused with the reason, from its config where the config tells."""
+"""Every kind of model that we do not run is refused with the reason, from its config where the config states it."""
 
 import json
 import shutil

@@ -132,10 +132,11 @@ else:
         operations = operations_of(together, step)
         _, all_rows = run(operations, step, together)
         alone = step.plan.__class__(
-            1, 1, 300, *(getattr(step.plan, name)[:1] for name in ("token_ids", "positions", "slots")),
+            *(1, 1, 300),
+            *(getattr(step.plan, name)[:1] for name in ("token_ids", "positions", "slots")),
             *(getattr(step.plan, name)[:1] for name in ("firsts", "lengths", "contexts", "seats")),
-            step.plan.tables, step.plan.sample_at[:1],
-        )  # fmt: skip
+            *(step.plan.tables, step.plan.sample_at[:1]),
+        )
 
         _, row = run(
             operations,

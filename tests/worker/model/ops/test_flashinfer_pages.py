@@ -1,4 +1,4 @@
-"""What FlashInfer is given, and when it is not asked.  FlashInfer itself needs a GPU."""
+"""Arguments that FlashInfer gets, and batches without it.  FlashInfer itself needs a GPU."""
 
 import pytest
 import torch

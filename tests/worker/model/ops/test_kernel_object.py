@@ -1,4 +1,4 @@
-"""Which kernels a process gets: the best that the CPU runs, the one that is asked for, or none and a reason."""
+"""Kernels that a process gets: the best that the CPU runs, the one that is asked for, or none and a reason."""
 
 import ctypes
 import platform

@@ -93,7 +93,7 @@ def test_graph_computes_decodes_of_its_size_alone() -> None:
 
 
 def test_example_plan_has_the_places_of_a_padded_one() -> None:
-    """What a graph is captured with and what it is run with."""
+    """Plan that a graph is captured with, and the one it is run with."""
     copy = make_copy()
     example = copy.place(example_plan(8, longest=64))
     places = {name: getattr(example, name).data_ptr() for name in (*KEPT, "seats", "tables")}

@@ -1,4 +1,4 @@
-"""What cannot be divided is refused before any rank is asked, and a rank's death breaks the step."""
+"""Models that cannot be divided are refused before any rank is asked, and a rank's death breaks the step."""
 
 import os
 import signal

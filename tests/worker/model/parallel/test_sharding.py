@@ -124,7 +124,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
 
 
 def rows_of(plan: StepPlan) -> list[tuple[int, ...]]:
-    """What each row computes: token, position, slot, blocks and whether it is sampled."""
+    """Inputs of each row: token, position, slot, blocks and whether it is sampled."""
     found = []
     for first, length, context, seat in zip(plan.firsts, plan.lengths, plan.contexts, plan.seats, strict=True):
         for row in range(int(first), int(first + length)):

@@ -29,7 +29,7 @@ def rows_for(vocab_size, *samplings):
 
 
 def weights_of(logits, temperature=1.0, min_p=0.0):
-    """Of one row, as the sampler has them, as a list."""
+    """Weights of one row, as the sampler has them, as a list."""
     row = logits.view(1, -1)
     inverse = torch.tensor([1 / temperature], dtype=torch.float32)
     weights = token_weights(row, row.amax(1), inverse)[0].tolist()

@@ -1,4 +1,4 @@
-"""Which worker each policy takes, and the rules around all of them: pinned, session, hotspot prevention."""
+"""Worker that each policy takes, and the rules around all of them: pinned, session, hotspot prevention."""
 
 import doctest
 import importlib

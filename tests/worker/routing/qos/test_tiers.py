@@ -1,4 +1,4 @@
-"""Which priority a request has, and the objectives that hold for it."""
+"""Priority of a request, and its objectives."""
 
 import pytest
 

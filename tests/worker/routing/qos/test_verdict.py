@@ -1,4 +1,4 @@
-"""What becomes of a request under load [O6] [O7]."""
+"""Verdicts on requests under load [O6] [O7]."""
 
 from math import inf
 

@@ -1,4 +1,4 @@
-"""What the constraint on a whole answer lets through, by the grammar library itself."""
+"""Texts that the constraint on a whole answer allows, by the grammar library itself."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Grammar:
         return xgrammar.GrammarMatcher(self._compiler.compile_structural_tag(constraint.text))
 
     def takes(self, constraint: Constraint | None, text: str) -> bool:
-        """Whether an answer may be this text and end after it."""
+        """Return whether an answer may be this text and end after it."""
         matcher = self.matcher(constraint)
         return all(self._allows(matcher, token_id) and matcher.accept_token(token_id) for token_id in [*self.ids(text), 258])
 

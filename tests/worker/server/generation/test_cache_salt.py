@@ -1,4 +1,4 @@
-"""Which requests share cached blocks: those of one API key, and of one `cache_salt` of the client's own."""
+"""Requests that share cached blocks: those of one API key, and of one `cache_salt` of the client's own."""
 
 import doctest
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What a request may say of its service: a priority by name or number, and latency objectives."""
+"""Service fields of a request: a priority by name or number, and latency objectives."""
 
 import asyncio
 import json

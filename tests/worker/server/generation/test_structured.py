@@ -1,4 +1,4 @@
-"""What a client asks of an answer's form reaches the engine as one constraint, or is a 400 that names the field."""
+"""Constraints on an answer's form reach the engine as one constraint, or are a 400 that names the field."""
 
 import json
 from typing import Any

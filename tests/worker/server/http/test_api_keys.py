@@ -130,7 +130,7 @@ def test_while_the_folder_cannot_be_read_the_last_keys_stay(mount: Mount, tmp_pa
     mount.folder.rename(tmp_path / "away")
     with caplog.at_level(logging.ERROR):
         assert (keys.reload(), keys.reload()) == (False, False)
-    assert (keys.accepts("sk-alice"), caplog.text.count("the last ones stay")) == (True, 1)
+    assert (keys.accepts("sk-alice"), caplog.text.count("keeping the last ones")) == (True, 1)
     (tmp_path / "away").rename(mount.folder)
     mount.write()
     assert keys.reload() is True

@@ -13,7 +13,7 @@ KEEP_ALIVE_SECONDS = 75
 
 
 class Timer:
-    """What call_later returns."""
+    """Timer as call_later returns one."""
 
     def __init__(self, callback, args):
         self.run = lambda: callback(*args)

@@ -1,4 +1,4 @@
-"""Which web pages of other origins may call the API: preflights without a key, and what answers say to browsers."""
+"""Web pages of other origins that may call the API: preflights without a key, and headers of answers for browsers."""
 
 import doctest
 from pathlib import Path

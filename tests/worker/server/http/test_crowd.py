@@ -1,4 +1,4 @@
-"""Which connection makes room for a newcomer, and how many this process can have."""
+"""Connection that makes room for a new one, and the most that this process can have."""
 
 import resource
 

@@ -1,6 +1,6 @@
-"""What the HTTP server bears of clients that send too much, too slowly or nothing: raw sockets, the real application.
+"""Limits of the HTTP server for clients that send too much, too slowly or nothing: raw sockets, the real application.
 
-Where a test says HUGE the client never sends that body: an answer means that nobody waited for it.
+Where a test says HUGE the client never sends that body: an answer means that the server did not wait for it.
 """
 
 import asyncio

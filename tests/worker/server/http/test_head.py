@@ -1,4 +1,4 @@
-"""HEAD says what GET says, without a body: status, headers and who needs a key."""
+"""HEAD says what GET says, without a body: status, headers and the need of a key."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Why a request went where it went: the response header, and the answer to `pdctl why --request`."""
+"""Route of a request: the response header, and the answer to `pdctl why --request`."""
 
 from pathlib import Path
 

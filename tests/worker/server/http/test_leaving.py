@@ -26,7 +26,7 @@ NUM_UNTAKEN = 8_000
 
 
 class LeavingNode:
-    """A node that is drained while `is_drained`; counts how often it was told to leave."""
+    """A node that is drained while `is_drained`; counts calls of `leave`."""
 
     def __init__(self) -> None:
         self.is_drained = True
@@ -80,7 +80,7 @@ class DrainingNode:
 
 
 class Slow:
-    """A client that has asked for NUM_UNTAKEN tokens and takes nothing of its answer, which is whole, unless it is told to."""
+    """A client that has asked for NUM_UNTAKEN tokens and reads nothing of its whole answer until `read` is called."""
 
     def __init__(self, rig, server, deaf, until) -> None:
         rig.backend.max_model_len = 1 << 30
@@ -234,7 +234,7 @@ async def test_a_client_that_reads_slowly_gets_the_whole_answer(rig, server, dea
 
 
 async def test_a_worker_has_not_drained_before_its_clients_have_taken_their_answers(node, slow, server, until):
-    """For the network of a pod goes with it, and what the kernel holds."""
+    """A pod's network goes with it, and with it what the kernel holds."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         await slow.ask()
         leaving = asyncio.create_task(process_life.leave(node, server))
@@ -341,5 +341,5 @@ async def test_a_client_that_stopped_reading_is_waited_for_once(node, rig, serve
 
     assert node.num_looks > num_looks
     assert len(since) == 1
-    assert "waited for no more" in caplog.text
+    assert "no longer waiting for" in caplog.text
     assert node.finished

@@ -1,4 +1,4 @@
-"""What the kernel's tables say of a port: real lines, wrong ones, none; a client that takes nothing; real sockets."""
+"""Connections of a port in the kernel's tables: real lines, wrong ones, none; a client that reads nothing; real sockets."""
 
 import asyncio
 import socket
@@ -116,7 +116,7 @@ class Table:
         return len(await self.unsent.connections())
 
     async def count_until(self, tx_queue: str, end: float, pace: float = REMEMBER_SECONDS) -> int:
-        """Looks like one who waits, the last time at `end`."""
+        """Poll like a drain, the last time at `end`."""
         while self.now + pace < end:
             await self.count(tx_queue, self.now + pace)
         return await self.count(tx_queue, end)
@@ -129,7 +129,7 @@ async def test_client_of_which_nothing_moves_counts_no_more_and_is_told_once(tmp
     assert await table.count_until("00000400", 1000 + STALLED_SECONDS - 1) == 1
     assert await table.count_until("00000400", 1000 + STALLED_SECONDS) == 0
     assert await table.count_until("00000400", 1000 + 2 * STALLED_SECONDS) == 0
-    assert caplog.messages == ["client takes nothing of its answer, waited for no more unsent_bytes=1024 seconds=45"]
+    assert caplog.messages == ["client reads nothing, no longer waiting for it unsent_bytes=1024 seconds=45"]
 
 
 async def test_slow_client_counts_as_long_as_it_takes_something(tmp_path, caplog) -> None:

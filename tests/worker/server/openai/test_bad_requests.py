@@ -33,7 +33,7 @@ def error_of(response) -> _Error:
 
 
 def rejections(rig) -> dict[str, float]:
-    """What is counted as refused, by reason."""
+    """Refused requests by reason, as counted."""
     samples = [sample for family in rig.metrics.request_rejected.collect() for sample in family.samples]
     return {sample.labels["reason"]: sample.value for sample in samples if sample.name.endswith("_total") and sample.value}
 

@@ -47,7 +47,8 @@ async def client(rig: Rig, model_folder) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 THINKING = "{% for m in messages %}{{ m.content }}{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content }}\n{% endfor %}"
-THINKING += "{% if add_generation_prompt %}assistant{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+THINKING += "{% if add_generation_prompt %}assistant"
+THINKING += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
 THINKING += "{{ reasoning_effort }}{% endif %}"
 
 

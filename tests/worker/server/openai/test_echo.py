@@ -1,4 +1,4 @@
-"""What a completion says of its prompt and of its tokens: echo, prompt_logprobs, ids."""
+"""Fields of a completion about its prompt and its tokens: echo, prompt_logprobs, ids."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What stands between think tags is told from the answer, however the text is cut into pieces."""
+"""Text between think tags is separated from the answer, however the text is cut into pieces."""
 
 import pytest
 from hypothesis import given

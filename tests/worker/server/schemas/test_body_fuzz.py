@@ -1,4 +1,4 @@
-"""Bodies that nobody would send: every known field with every kind of value, right ones among wrong ones, and never a 5xx.
+"""Bodies that no client sends: every known field with every kind of value, right ones among wrong ones, and never a 5xx.
 
 `test_openapi_fuzz` goes by the document that the server publishes; this goes beyond it.  The seed is
 fixed, so that a run of the suite is the same as the one before.

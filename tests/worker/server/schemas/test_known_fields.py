@@ -1,4 +1,4 @@
-"""Known fields that are not served: refused by name with the fix, or taken and passed over; one table of both."""
+"""Known fields that are not served: refused by name with the fix, or accepted without effect; one table of both."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a request may say of its route: a session, and for tests a worker, a policy and weights [Y9], [Y10]."""
+"""Route fields of a request: a session, and for tests a worker, a policy and weights [Y9], [Y10]."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""Which template renders a conversation, and what it is given."""
+"""Template that renders a conversation, and its arguments."""
 
 import json
 from pathlib import Path

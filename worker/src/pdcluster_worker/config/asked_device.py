@@ -18,7 +18,7 @@ Kind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the engine file asks for.
+    """Device that the engine file asks for.
 
     device: `engine.device`
     gpu:    the pool's type of accelerator
@@ -41,7 +41,7 @@ class Asked:
 
 
 def asked_device(config: WorkerConfig) -> Asked:
-    """What this worker's engine is asked for."""
+    """Return the device that the engine of this worker must have."""
     return Asked(config.engine.device, config.gpu, config.pool)
 
 
@@ -49,7 +49,7 @@ def check_gpu(asked: Asked, count: Callable[[], int] | None = None) -> None:
     """Raise DeviceError where cuda is asked for and the driver shows no GPU."""
     if asked.kind == "cuda" and (count or count_gpus)() == 0:
         fix = (
-            "see to the node's driver and device plugin, and that the pod is given an accelerator, "
+            "check the node's driver and device plugin, and that the pod requests an accelerator, "
             "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
         )
         raise DeviceError(f"{asked}, but no CUDA device is visible: {fix}")

@@ -1,4 +1,4 @@
-"""What each of several engines of one worker gets of the worker's settings: an even share of what they divide.
+"""Settings of each engine of a worker with several: an even share of what is the worker's.
 
 Threads, KV memory, blocks and bandwidth are the worker's and are divided; the sizes
 of a step (`maxBatchedTokens`, `maxSequences`) are each engine's own, and so are its
@@ -33,7 +33,7 @@ def share_of(config: WorkerConfig, rank: int) -> WorkerConfig:
 
 
 def has_board(engine: EngineConfig) -> bool:
-    """Whether the engines of a worker have something to tell one another."""
+    """Return whether the engines of a worker share state with one another."""
     delayer = engine.prefill_delayer
     return engine.data_parallel_size > 1 and delayer is not None and delayer.enabled
 

@@ -20,7 +20,7 @@ def document_of(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
     try:
         return yaml.safe_load(content) or {}
-    except Exception as e:  # besides YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
+    except Exception as e:  # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
         raise ConfigError(f"{path}: not YAML: {e}") from e
 
 

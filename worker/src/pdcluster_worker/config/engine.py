@@ -18,7 +18,7 @@ from pdcluster_worker.messages.engine_settings import (
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
 
 MAX_RANKS = 8
-"""Of one engine: the accelerators of one machine."""
+"""Most ranks of one engine: the accelerators of one machine."""
 
 MAX_ENGINES = 8
 """Engine processes of one worker at most: each has KV ports of its own, from `listen.kv` on."""
@@ -38,7 +38,7 @@ class ChunkScheduleConfig(Section, frozen=True):
 
 
 class PrefillDelayerConfig(Section, frozen=True):
-    """How long new prompts are held back so that they are prefilled together; see `engine.prefill_delayer`.
+    """Bounds within which new prompts are held back to be prefilled together; see `engine.prefill_delayer`.
 
     token_usage_low_watermark: below that share of used KV blocks none is held back; None = off.
     queue_min_ratio:           prompts wait until so many do, as a share of the requests that run; None = off.
@@ -120,13 +120,13 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def drafts(self) -> SpeculationConfig | None:
-        """How tokens are drafted; None = not at all."""
+        """Settings of drafting; None = tokens are not drafted."""
         own = self.speculation
         return None if own is None or own.method == "Off" else own
 
     @property
     def num_kv_ports(self) -> int:
-        """Of one engine: each rank's own; with pipeline stages rank 0's alone."""
+        """KV ports of one engine: each rank's own; with pipeline stages rank 0's alone."""
         return self.tensor_parallel_size if self.pipeline_parallel_size == 1 else 1
 
     @property
@@ -137,7 +137,7 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def scheduler_settings(self) -> SchedulerSettings:
-        """What the scheduler goes by."""
+        """Settings of the scheduler."""
         milliseconds, chunks = self.tbt_slo_milliseconds, self.chunk_schedule
         return SchedulerSettings(
             name=self.scheduler,

@@ -14,7 +14,7 @@ ReasoningParserName = Literal["auto", "none", "deepseek_r1", "qwen3"]
 
 
 class ModelConfig(Section, frozen=True):
-    """Which model.
+    """Model to serve.
 
     dtype:         auto = one for all workers of the revision (`peers.dtype`)
     chat_template: Jinja text in place of the model's own, or one of `server.text.default_templates` for requests with tools; None = its own

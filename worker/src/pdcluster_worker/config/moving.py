@@ -10,9 +10,9 @@ Moves = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
 
 class MovingPolicy(PolicySection, frozen=True):
-    """When a request that has begun goes on at another decode worker.
+    """Policy of moving a request that has begun to another decode worker.
 
-    enabled:   it moves when its worker is lost, stands still or drains; otherwise it ends in an
+    enabled:   it moves when its worker is lost, stalls or drains; otherwise it ends in an
                error, or holds the drain.
     after_preemptions: a request that its worker preempted so often moves to one with room for it;
                0 = none does.
@@ -25,7 +25,7 @@ class MovingPolicy(PolicySection, frozen=True):
 
 
 class RacingPolicy(PolicySection, frozen=True):
-    """When a request runs on two decode workers until one has made its first token.
+    """Policy of racing a request on two decode workers until one has made its first token.
 
     max_requests: most requests on either, waiting or running.
     max_ratio:    of all requests, that race at most.

@@ -49,7 +49,7 @@ class PolicyConfig(PolicySection, frozen=True):
     """The policy file.
 
     shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
-    stall_seconds: time beyond its longest step for which an engine may stand still.
+    stall_seconds: time beyond its longest step for which an engine may make no progress.
     allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where it does not.
     tenants: limits by the name of the file that holds the API key; tenant_defaults: of all others.
     """
@@ -83,7 +83,7 @@ def load_policy(path: Path) -> PolicyConfig:
     policy = converted(path, document, PolicyConfig)
     unknown = list(_unknown_fields(document, PolicyConfig))
     if unknown:
-        logger.warning("passed over unknown fields of the policy, the others are taken path=%s fields=%s", path, ",".join(unknown))
+        logger.warning("ignored unknown fields of the policy, applied the others path=%s fields=%s", path, ",".join(unknown))
     return policy
 
 

@@ -11,7 +11,7 @@ from pdcluster_worker.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""How often the file is looked at; by content, since a mounted ConfigMap swaps links without touching times that we could trust."""
+"""Period of looks at the file; by content, since a mounted ConfigMap swaps links without touching times that we could trust."""
 
 
 class PolicyFile:
@@ -30,7 +30,7 @@ class PolicyFile:
                 try:
                     on_change(self.current)
                 except Exception:
-                    logger.exception("a policy change was not applied whole path=%s", self._path)
+                    logger.exception("a policy change was applied only in part path=%s", self._path)
 
     def reload(self) -> bool:
         """Look once; True if another policy is in force now."""

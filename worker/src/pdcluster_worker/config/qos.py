@@ -9,7 +9,7 @@ from pdcluster_worker.config.section import PolicySection, Positive, Share
 Milliseconds = Annotated[float, msgspec.Meta(gt=0.0)]
 Rate = Annotated[float, msgspec.Meta(gt=0.0)]
 Tier = Literal["high", "normal", "low"]
-"""What a priority means: high below 0, normal at 0, low above."""
+"""Tier of a priority: high below 0, normal at 0, low above."""
 
 
 class SloPolicy(PolicySection, frozen=True):
@@ -20,7 +20,7 @@ class SloPolicy(PolicySection, frozen=True):
 
 
 class EarlyRejectionPolicy(PolicySection, frozen=True):
-    """What becomes of a request of low priority whose estimated TTFT or TPOT is over its SLO [O6].
+    """Treatment of requests of low priority whose estimated TTFT or TPOT is over its SLO [O6].
 
     enabled:                 estimate before any work; without it every request is taken that finds room in the queue.
     reject_on_slo_violation: refuse it; otherwise it is taken, and degraded.
@@ -37,7 +37,7 @@ class HighPriorityPolicy(PolicySection, frozen=True):
 
 
 class LowPriorityPolicy(PolicySection, frozen=True):
-    """Which waits and which workers are for requests of low priority.
+    """Waits and workers for requests of low priority.
 
     threshold_milliseconds: of waiting for the first token beside other requests; None = any wait.
     past_threshold:         Shed = a low request that waited longer is refused; Demote = a normal one becomes low.
@@ -57,7 +57,7 @@ class SmallerModelPolicy(PolicySection, frozen=True):
 
 
 class DegradationPolicy(PolicySection, frozen=True):
-    """What requests of low priority lose under load, before they are refused [O7].
+    """Limits of requests of low priority under load, before they are refused [O7].
 
     at_pressure:       the share of its SLO at which an estimate counts as load.
     max_tokens:        most output tokens; None = as many as asked for.
@@ -72,7 +72,7 @@ class DegradationPolicy(PolicySection, frozen=True):
 
 
 class EstimationPolicy(PolicySection, frozen=True):
-    """How the time until a request is complete is estimated, and what deadlines of clients do.
+    """Estimates of the time until a request is complete, and the effect of clients' deadlines.
 
     estimator:               ema = the averages of `early_rejection` alone; rwt, loadAware: see `routing.waiting_time`.
     allow_client_deadline:   whether `pdcluster.deadline_ms` of a request counts; it is refused where it does not.
@@ -95,7 +95,7 @@ class EstimationPolicy(PolicySection, frozen=True):
 
 
 class TenantPolicy(PolicySection, frozen=True):
-    """What the requests with one API key may use of the service; None = no limit.
+    """Limits of the requests with one API key; None = no limit.
 
     Each ingress worker lets through an even share (`routing.qos.tenants`).  Each choice of each prompt is a request.
 

@@ -68,7 +68,7 @@ class SloFeedbackPolicy(PolicySection, frozen=True):
 
 
 class OffloadPolicy(PolicySection, frozen=True):
-    """Which prompts go to a prefill worker; see `routing.offload`.
+    """Bounds of prompts that go to a prefill worker; see `routing.offload`.
 
     prefill_length_threshold and the three below it are the numbers of [O1].
     length_thresholds: in place of the first, of decode workers with these accelerators.
@@ -104,7 +104,7 @@ class PrefillScorePolicy(PolicySection, frozen=True):
 
 
 class CreditPolicy(PolicySection, frozen=True):
-    """How far ahead of its engine a prefill worker accepts work.
+    """Bound of the work that a prefill worker accepts ahead of its engine.
 
     In tokens: batches_ahead * maxBatchedTokens.
     """
@@ -120,7 +120,7 @@ class LatencyClass(PolicySection, frozen=True):
 
 
 class PrefillQueuePolicy(PolicySection, frozen=True):
-    """Which prompts a prefill worker lets in together, and how long it waits; see `routing.batching`.
+    """Groups of prompts that a prefill worker lets in together, and their waits; see `routing.batching`.
 
     mode:             immediate = each as soon as there is room; latencyFirst = after a window that
                       grows with the load; throughputFirst = min_prompts together, or after

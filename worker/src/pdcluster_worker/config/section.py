@@ -1,4 +1,4 @@
-"""What every section of the worker's two files is, and the kinds of numbers that fields hold."""
+"""Base of every section of the worker's two files, and the kinds of numbers that fields hold."""
 
 from typing import Annotated
 

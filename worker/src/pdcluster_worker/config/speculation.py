@@ -8,13 +8,13 @@ from pdcluster_worker.config.section import Positive, Section
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 
 MOST_DRAFTS = 16
-"""Of one request in a step; each is a row of the step, right or wrong."""
+"""Most drafts of one request in a step; each is a row of the step, right or wrong."""
 
 DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)]
 
 
 class SpeculationConfig(Section, frozen=True):
-    """How tokens are drafted on decode and mixed workers.
+    """Settings of drafting tokens on decode and mixed workers.
 
     method:                Off = not at all; ngram = from the request's own tokens [V30]; draft = by a smaller model.
     draft_model:           folder of that model, whose tokens must be the model's own; for draft.
@@ -45,7 +45,7 @@ class SpeculationConfig(Section, frozen=True):
 
     @property
     def settings(self) -> SpeculationSettings:
-        """What the engine goes by."""
+        """Settings for the engine."""
         return SpeculationSettings(
             num_tokens=self.num_tokens,
             lookup_max=self.prompt_lookup_max,

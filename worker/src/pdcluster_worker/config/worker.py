@@ -25,7 +25,7 @@ NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
 
 
 class ListenConfig(Section, frozen=True):
-    """Where to listen; port 0 = any free port, announced in etcd.
+    """Addresses to listen on; port 0 = any free port, announced in etcd.
 
     head:     where headless engines on other hosts join (docs/parallel.md); None = none may
     api_keys: folder of files that each hold one key which clients may present; None = no key is asked for
@@ -90,7 +90,7 @@ class WorkerConfig(Section, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who this worker is, from the downward API (or `pdctl`)."""
+    """Identity of this worker, from the downward API (or `pdctl`)."""
 
     pod: str
     namespace: str
@@ -121,7 +121,7 @@ _RETIRED: Mapping[str, Mapping[str, Any]] = {
     "": {"tensorParallel": 1},
     "engine": {"kvCacheDtype": "auto", "transport": "tcp"},
 }
-"""Fields that had one value, by section.  The engine file of a workload is never rendered anew: one that is older has them."""
+"""Fields that had one value, by section.  The engine file of a workload is never rendered again, so an older one has them."""
 
 
 def _without_retired(document: Any) -> Any:

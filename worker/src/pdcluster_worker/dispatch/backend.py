@@ -1,4 +1,4 @@
-"""What the HTTP side sees of this worker, from before its engine has loaded until after it has died."""
+"""The worker as its HTTP side sees it, from before its engine has loaded until after it has died."""
 
 from collections.abc import AsyncGenerator
 
@@ -43,16 +43,16 @@ class WorkerBackend:
         return self.alive() or (self.waits_for if self._node is None else self._node.problem())
 
     def alive(self) -> str | None:
-        """None while engines load or one gets on, else why none does."""
+        """None while engines load or one makes progress, else the reason why none does."""
         problem = self._engines.problem if len(self._engines) else None
         return problem if problem is None or self._engines.is_stalled else f"the engine stopped: {problem}"
 
     def shortfall(self) -> str | None:
-        """Which engines do not serve while others do; None when all or none serve."""
+        """Engines that do not serve while others do; None when all or none serve."""
         return self._engines.shortfall
 
     def draining(self) -> bool:
-        """Whether the next request of a client should go to another worker."""
+        """True if a client should send its next request to another worker."""
         if self._engines.is_stalled:
             return True
         return self._node is not None and self._node.worker.state in ("draining", "drained")

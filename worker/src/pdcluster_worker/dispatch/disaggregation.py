@@ -1,6 +1,6 @@
-"""What a worker's record says about disaggregation, and when it is worth a write.
+"""State of disaggregation in a worker's record, and the moments at which it is written.
 
-Every worker of the revision watches every record, so a record is written seldom: refused pairs at the next look, figures
+Every worker of the revision watches every record, so a record is written rarely: refused pairs at the next look, figures
 at most every `FIGURES_SECONDS` and only when they say something new, for which they are rounded.  Pure but for what it is
 given; the loop that looks is `node`'s.
 """
@@ -12,7 +12,7 @@ from pdcluster_worker.peers.records import Disaggregation, RefusedPeer
 from pdcluster_worker.routing.prefill_share import PrefillShare
 
 LOOK_SECONDS = 5.0
-"""Between two looks, so the most seldom write of refused pairs: many that come at once are one write."""
+"""Seconds between two looks, and so between two writes of refused pairs: many that come at once are one write."""
 
 FIGURES_SECONDS = 30.0
 
@@ -23,10 +23,10 @@ MAX_REASON = 400
 """Characters of one reason: a record is read by every worker."""
 
 _STEP = 0.05
-"""Of the share of remote prefills."""
+"""Step to which the share of remote prefills is rounded."""
 
 _SAME = 0.25
-"""A number that differs by no more than this part of the one stated is no news."""
+"""A number that differs by no more than this part of the one stated is not written again."""
 
 
 class Disaggregating:

@@ -1,4 +1,4 @@
-"""Whether this worker takes its leave, and how far it is: ready, draining, drained.
+"""Drain state machine of this worker: ready, draining, drained.
 
 Level-triggered: the state follows from what is wanted now (the operator's
 command, which comes and goes, or the end of the process, which stays) and from
@@ -7,7 +7,7 @@ follow each other, and a drained worker is draining again while something that
 slipped in runs.  What a state means for requests and peers is the caller's.
 
 When the last request has ended its answer may still be on the way: the worker
-has drained when its clients have taken all.  Who these are is seen once, when the
+has drained when its clients have taken all.  The set of these is read once, when the
 last request has ended: what is sent later, such as refusals and scrapes, holds
 nothing, however much of it there is.
 """
@@ -22,13 +22,16 @@ from pdcluster_worker.peers.records import WorkerState
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.1
-"""How often a draining worker looks whether it is done: what holds it lies in several rooms, and none of them knows of a drain."""
+"""Period of checks while a worker drains: what holds it lies in several rooms, and none of them reports to the drain."""
 
 UNSENT_CHECK_SECONDS = 0.5
-"""The same while only clients hold it that read slowly, for to ask the kernel costs more."""
+"""The same while only clients hold it that read slowly, since asking the kernel costs more."""
 
 FOLLOW_SECONDS = 5.0
-"""How often clients are looked at while requests run: whose whole answer has lain untaken since then is not waited for anew after them."""
+"""Period of checks of clients while requests run.
+
+A connection whose whole answer has stayed untaken since such a check is not waited for again.
+"""
 
 MOST_FAILURES = 90
 """So many looks in a row that fail, for 45 s, are the last."""
@@ -38,7 +41,7 @@ class Drain:
     """One per worker, which is ready at first.
 
     num_holding: how many things must end before the worker may go.
-    announce:    told of each new state, at once.
+    announce:    called with each new state, at once.
     untaken:     names of the connections whose clients have yet to take something of their answers.
     """
 
@@ -60,12 +63,12 @@ class Drain:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the worker should leave."""
+        """True if the worker should drain."""
         return self._is_commanded or self._is_ending
 
     @property
     def num_holding(self) -> int:
-        """What a worker that should leave still waits for; 0 for one that should not."""
+        """Number of requests and clients that a draining worker waits for; 0 while it is not to drain."""
         return self._num_holding() + len(self._untaken or ()) if self.is_wanted else 0
 
     def command(self, present: bool) -> None:
@@ -120,27 +123,33 @@ class Drain:
             await asyncio.sleep(UNSENT_CHECK_SECONDS if self._untaken or self._num_failures else CHECK_SECONDS)
 
     async def _look_at_clients(self) -> None:
-        """See who has yet to take something; while requests run that only tells whoever is asked how long nothing has moved."""
+        """Look which clients have yet to take something.
+
+        While requests run the result only records, in the kernel reader, since when nothing has moved.
+        """
         self._is_answer_void = bool(self._num_holding())
         untaken = await self._ask()
         if not self._is_answer_void and untaken is not None:  # else something slipped in, or the command was withdrawn: `look` saw it
             if self._untaken is None and untaken:
-                logger.info("clients have yet to take the end of their answers clients=%d", len(untaken))
+                logger.info("waiting for clients to receive the end of their answers clients=%d", len(untaken))
             self._untaken = untaken if self._untaken is None else self._untaken & untaken
             self.look()
 
     async def _ask(self) -> frozenset[str] | None:
-        """Who has yet to take something; None = cannot be seen now, and nobody when that lasts: else the drain would never be over."""
+        """Connections whose clients have yet to take something; None = not readable now.
+
+        Empty after MOST_FAILURES failures in a row, or the drain would never end.
+        """
         self._asked_seconds = asyncio.get_running_loop().time()
         try:
             untaken = await self._ask_untaken()
         except Exception:  # such as no thread to be had
             self._num_failures += 1
             if self._num_failures == 1:
-                logger.exception("cannot see what clients have yet to take, tried again up to %d times", MOST_FAILURES)
+                logger.exception("cannot read the unsent bytes of connections, retrying up to %d times", MOST_FAILURES)
             if self._num_failures < MOST_FAILURES:
                 return None
-            logger.warning("cannot see what clients have yet to take, they are waited for no more")
+            logger.warning("cannot read the unsent bytes of connections, no longer waiting for clients")
             untaken = frozenset()
         self._num_failures = 0
         return untaken

@@ -1,4 +1,4 @@
-"""What peers may ask of this worker: implements `peers.service.WorkerHandler` for each role."""
+"""Serve the calls of peers: implements `peers.service.WorkerHandler` for each role."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -46,7 +46,7 @@ class Handler:
 
     @property
     def asks_for_credit(self) -> bool:
-        """Whether a prefill needs a credit: where KV is handed over, hardly anything is computed."""
+        """True if a prefill needs a credit; handing over KV computes hardly anything and needs none."""
         return isinstance(self._work, PrefillDispatcher)
 
     def hello(self) -> Hello:

@@ -44,11 +44,11 @@ logger = logging.getLogger(__name__)
 _NO_GEOMETRY = KVGeometry(num_kv_heads=0, head_dim=0, num_layers=0, block_size=0, dtype="")
 
 GRPC_GRACE_SECONDS = 1.0
-"""After a drain no call of ours is open; this bounds a peer that keeps its streams."""
+"""Grace of the gRPC server: after a drain no call of ours is open; this bounds a peer that keeps its streams."""
 
 
 def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
-    """What this worker tells in a handshake; its operations where it promises equal bits."""
+    """Handshake of this worker; with its operations where it promises equal bits."""
     return Hello(
         *(worker_id, config.role, facts.geometry, facts.weights, config.revision),
         tensor_parallel_size=facts.device.tensor_parallel_size,
@@ -61,7 +61,7 @@ def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
 
 
 def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
-    """What a router tells: it has neither KV nor weights."""
+    """Handshake of a router, which has neither KV nor weights."""
     return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=config.model.name)
 
 
@@ -129,7 +129,7 @@ class Node:
         return self._directory.num_ingresses()
 
     def absence(self) -> str:
-        """Why no decode peer takes new work."""
+        """Reason why no decode peer takes new work."""
         return self._directory.absence()
 
     def _on_peer(self, peer: Peer) -> None:
@@ -190,7 +190,7 @@ class Node:
                 self._discovery.update(self._record)
 
     def problem(self) -> str | None:
-        """Why this worker is not ready; None when it is.  Latches: an etcd that goes away later changes nothing."""
+        """Reason why this worker is not ready; None when it is.  Latches: an etcd that goes away later changes nothing."""
         if self.worker.state != "ready":
             return f"this worker is {self.worker.state}"
         return None if self._discovery.registered_once else self._discovery.problem
@@ -225,7 +225,7 @@ class Node:
         self._service.desk.push(self._ledger.set_policy(policy, self._batch_tokens()))
 
     def _batch_tokens(self) -> int:
-        """Of one step of all engines."""
+        """Token budget of one step, of all engines together."""
         return self._config.engine.max_batched_tokens * max(1, len(self.worker.engines))
 
     def _credit_limit(self) -> int:
@@ -245,7 +245,7 @@ class Node:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it is told to leave and nothing holds it."""
+        """True if the worker drains and has nothing left to finish."""
         return self._drain.state == "drained"
 
     def _announce(self, state: WorkerState) -> None:
@@ -256,7 +256,7 @@ class Node:
         self._promise(self.worker.takes_new)
 
     def on_stall(self, engine: Engine, is_stalled: bool) -> None:
-        """Promise nothing while no engine gets on: who waits for a credit asks another worker."""
+        """Promise nothing while no engine makes progress, so that requests that wait for a credit ask another worker."""
         if is_stalled:
             if not any(other.serves for other in self.worker.engines if other is not engine):
                 self._promise(False)

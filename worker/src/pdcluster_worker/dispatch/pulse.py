@@ -1,9 +1,9 @@
-"""Feels an engine's pulse: pings it, and acts on what `stall_watch` makes of its answers.
+"""Watch one engine for stalls: send pings, and act on the verdicts of `stall_watch`.
 
 An engine that stalls leaves every choice at once: its requests fail, `/health`
-and `/ready` say why, and peers hear of it.  One that gets on again serves as
-before.  One that is lost is killed, which ends its worker: whoever supervises
-the worker (the kubelet, `pdctl`) starts it anew.
+and `/ready` say why, and its load report says so to peers.  One that recovers serves as
+before.  One that is lost is killed, which ends its worker: the supervisor of
+the worker (the kubelet, `pdctl`) restarts it.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Pulse:
-    """Of one engine of a worker, from its being ready.
+    """Watch over one engine of a worker, from the moment it is ready.
 
-    on_change:  told of the engine and whether it stalls, before its requests fail, and when it gets on again.
-    is_leaving: whether the worker is to end, which an engine that stands still does not hold up.
+    on_change:  called with the engine and True before the requests of a stall fail, and False when it recovers.
+    is_leaving: True if the worker is to end; a stalled engine does not delay that.
     """
 
     def __init__(self, worker: Worker, engine: Engine, on_change: Callable[[Engine, bool], None], is_leaving: Callable[[], bool]) -> None:
@@ -45,13 +45,13 @@ class Pulse:
         condition = watch.look(worker.policy.stall_seconds)
         if condition == "stalled" and client.stalled is None:
             self._on_change(self._engine, True)
-            client.stall(f"the engine of this worker stands still: {self._reason()}")
+            client.stall(f"the engine of this worker has stalled: {self._reason()}")
             longest = watch.longest_step_seconds
             self._tell("engine stalled reason=%s longest_step_seconds=%.1f", self._reason(), longest)
         if condition == "well" and client.stalled is not None:
             client.recover()
             self._on_change(self._engine, False)
-            self._tell("engine gets on again")
+            self._tell("engine makes progress again")
         return condition == "lost" or (condition == "stalled" and self._is_leaving())
 
     def _tell(self, message: str, *values: object) -> None:

@@ -1,4 +1,4 @@
-"""What the HTTP side sees of a router: a worker without an engine, which gives every request to a decode worker.
+"""A router as its HTTP side sees it: a worker without an engine, which sends every request to a decode worker.
 
 It serves from its registration on, whether decode workers are there or not:
 models stay listed, and a request that finds no decode worker waits for one as
@@ -48,7 +48,7 @@ class RouterBackend:
         self._look()
 
     def ready(self) -> str | None:
-        """None when requests may come, else why not; without decode workers too, for they may come back."""
+        """None when requests may come, else why not; without decode workers too, since they may come back."""
         return "not registered in etcd yet" if self._node is None else self._node.problem()
 
     def alive(self) -> str | None:
@@ -56,13 +56,13 @@ class RouterBackend:
         return None
 
     def shortfall(self) -> str | None:
-        """Why no decode worker takes requests; None while one does."""
+        """Reason why no decode worker takes requests; None while one does."""
         if self._node is None or self._arrived.is_set():
             return None
         return f"no decode worker takes requests: {self._node.absence()}"
 
     def draining(self) -> bool:
-        """Whether the next request of a client should go to another router."""
+        """True if a client should send its next request to another router."""
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
     def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:

@@ -1,4 +1,4 @@
-"""What dispatch knows of this worker, and what every request on it needs: engine, peers, policy, metrics.
+"""State of this worker that every request on it needs: engine, peers, policy, metrics.
 
 Kept up to date by `processes.server_process`; read by `decoding` and `prefilling`.
 """
@@ -27,7 +27,7 @@ from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.routing.waiting import ASKING_HEADS, CreditQueue
 
 REPORT_SECONDS = 1.0
-"""How often peers hear of our load (docs/architecture.md, 'Discovery')."""
+"""Seconds between two reports of our load to peers (docs/architecture.md, 'Discovery')."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Occupancy:
 
 
 NO_DECODE_WORKER_SECONDS = 2
-"""Until a client of a router may try again: about as long as discovery and handshake of a worker that comes back take."""
+"""Delay before a client of a router may try again: about as long as discovery and handshake of a returning worker take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engineless:
-    """What a router has in place of an engine's facts.
+    """Facts of a router, in place of an engine's.
 
     worker_id:  its name for peers.
     block_size: of the KV blocks of its revision's workers.
@@ -69,9 +69,9 @@ class Worker:
     estimation:    of waiting times, see `dispatch.estimation`.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
-    has_ended:     nothing is taken any more, for the process is about to end.
-    on_request:    told of each request that begins.
-    on_engines:    told when an engine begins to serve or no longer does.
+    has_ended:     nothing is taken any more, because the process is about to end.
+    on_request:    called when a request begins.
+    on_engines:    called when an engine begins to serve or stops.
     share:         where long prompts of this decode worker were prefilled.
     occupancy:     how busy it is, as its load says.
     pair_rates:    how fast KV moves to this decode worker.
@@ -148,14 +148,14 @@ class Worker:
         self.metrics.long_prompts.labels("remote" if is_remote else "local").inc()
 
     def note_transfer(self, num_bytes: int, seconds: float) -> None:
-        """A KV transfer from here is acknowledged.  seconds: with a write under way; 0 = too short to tell."""
+        """A KV transfer from here is acknowledged.  seconds: with a write under way; 0 = too short to measure."""
         if seconds > 0:
             self.sent_bytes_per_second = num_bytes / seconds
             gauge = self.metrics.kv_transfer_bytes_per_second
             gauge.labels(self.engine_ready.transport).set(self.sent_bytes_per_second)
 
     def transfer_seconds(self, key: str, num_tokens: int) -> float:
-        """What their KV is expected to take from that prefill worker to here; 0 = not measured."""
+        """Expected seconds of moving their KV from that prefill worker to here; 0 = not measured."""
         num_bytes = num_tokens * kv_bytes_per_token(self.engine_ready.geometry)
         return self.pair_rates.seconds(key, num_bytes)
 
@@ -163,7 +163,7 @@ class Worker:
     def request(self) -> Iterator[None]:
         """Count a request in, and out at the end.
 
-        A draining worker takes it too, for who sent it had not heard yet.  Raises RequestError 503 from one that has ended.
+        A draining worker takes it too: its sender had no report of the drain yet.  Raises RequestError 503 from one that has ended.
         """
         if self.has_ended:
             raise self.refusal()
@@ -175,7 +175,7 @@ class Worker:
             self.active -= 1
 
     def refusal(self) -> RequestError:
-        """What a client is told that should go to another worker."""
+        """Error for a client that should use another worker."""
         if self.state == "ready" and self.engineless is not None:
             reason = f"no decode worker takes requests now ({self.engineless.absence()}): retry later"
             return RequestError(reason, status=503, code="no_decode_worker", retry_after_seconds=NO_DECODE_WORKER_SECONDS)
@@ -186,7 +186,7 @@ class Worker:
 
     @property
     def takes_new(self) -> bool:
-        """Whether it runs what comes now: it does not drain, and an engine of it serves."""
+        """True if new requests run here: the worker does not drain, and an engine of it serves."""
         return self.state == "ready" and self.engines.problem is None
 
     def engines_changed(self) -> None:
@@ -201,7 +201,7 @@ class Worker:
             listener.set()
 
     def announce(self, state: WorkerState) -> None:
-        """Take another state; peers that listen hear of it at once."""
+        """Take another state; peers that listen get a report at once."""
         self.state = state
         self.tell()
 
@@ -273,7 +273,7 @@ class Worker:
     def _waiting_for_blocks(self) -> tuple[int, int]:
         """The part of the credit queue that waits for this worker and not for prefill, in requests and tokens.
 
-        Those that had a credit and found no blocks; and all behind them once nobody is left at the head who may ask for a credit.
+        Counts requests that had a credit and found no blocks, and all behind them when no request at the head may ask for a credit.
         """
         queue = self.credit_queue
         if self._room and all(head in self._room for head in queue.heads(ASKING_HEADS)):

@@ -1,4 +1,4 @@
-"""Which requests can never run here, and why; each fails alone, with a message that names the limit and the fix."""
+"""Refuse requests that can never run here; each fails alone, with a message that names the limit and the fix."""
 
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.window import ceil_div, most_blocks
@@ -7,7 +7,7 @@ from pdcluster_worker.messages.requests import Target
 
 
 def refusal(request: Request, settings: EngineSettings, num_more: int) -> str | None:
-    """Why this new request is refused for good; None when it is accepted.
+    """Reason why this new request is refused for good; None when it is accepted.
 
     num_more: tokens beyond the known ones that need room from the start.
     """
@@ -24,7 +24,7 @@ def refusal(request: Request, settings: EngineSettings, num_more: int) -> str | 
 
 
 def too_large(num_tokens: int, settings: EngineSettings) -> str | None:
-    """Why that many tokens of one request can never be held here; None when they can."""
+    """Reason why one request of that many tokens never fits here; None when it fits."""
     needed = most_blocks(num_tokens, settings)
     if needed <= settings.num_blocks:
         return None

@@ -56,12 +56,12 @@ class AfterDrafts:
 
     @property
     def request_id(self) -> str:
-        """Of the request."""
+        """Id of the request."""
         return self.request.request_id
 
     @property
     def sampling(self) -> Sampling:
-        """Of the request."""
+        """Sampling parameters of the request."""
         return self.request.sampling
 
     @property
@@ -76,7 +76,7 @@ class AfterDrafts:
 
 
 SamplePlace = Request | AfterDrafts
-"""After which tokens one is sampled."""
+"""Tokens after which one is sampled."""
 
 
 def sample_places(item: Scheduled) -> list[SamplePlace]:

@@ -1,4 +1,4 @@
-"""Who owns each KV block: the five states of docs/architecture.md, 'Who owns a block'.
+"""Ownership of every KV block: the five states in docs/architecture.md.
 
     free --allocate--> in use --release--> free, or cached when it has a hash
     cached --allocate (its hash is dropped) or acquire (a prefix hit)--> in use
@@ -18,7 +18,7 @@ from pdcluster_worker.engine.prefix_cache import PrefixCache
 
 
 class BlockState(IntEnum):
-    """Where a block stands."""
+    """State of a block."""
 
     FREE = 0
     CACHED = 1
@@ -134,7 +134,7 @@ class BlockPool:
         self.check_free(range(len(self._free)), bytearray(self.num_blocks))
 
     def count_states(self, block_ids: range) -> list[int]:
-        """How many of these blocks are in each state, by `BlockState`."""
+        """Count these blocks in each state, by `BlockState`."""
         states = self._states[block_ids.start : block_ids.stop]
         return [states.count(state) for state in BlockState]
 
@@ -168,7 +168,7 @@ class BlockPool:
         ref_count, hashed = self._ref_counts[block_id], self.prefix_cache.check_block(block_id)
         assert (block_id in self._cached) == (state is BlockState.CACHED), f"block {block_id} is {state.name} in the wrong queue"
         if state is BlockState.IN_USE:
-            assert ref_count > 0, f"block {block_id} is in use by nobody"
+            assert ref_count > 0, f"block {block_id} has no reference"
             return
         assert ref_count == (state is BlockState.RECEIVING), f"block {block_id} is {state.name} with {ref_count} holders"
         assert hashed == (state is BlockState.CACHED), f"block {block_id} is {state.name}, hashed={hashed}"

@@ -2,8 +2,8 @@
 
 Guarantees that at least one token is always computed (at most (N-1)//block_size
 hit blocks [V15]), that only full, computed blocks get a hash, and that a request
-which was admitted never lacks a block for its prompt [V7].  Who is admitted when
-is `engine.scheduler`'s and `engine.receiving`'s business.
+which was admitted never lacks a block for its prompt [V7].  Admission is decided
+by `engine.scheduler` and `engine.receiving`.
 
 Where every layer of the model has a window, blocks that have left it are given
 back and the null block stands in their place.  Such a request takes the blocks
@@ -22,7 +22,7 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a request would take.
+    """Blocks that a request would take.
 
     first_block: index in its table of the first block that it holds; the window has left others.
     hits:        prefix blocks that it would share, in order, from `first_block` on.
@@ -121,7 +121,7 @@ class BlockTables:
         return max(own, self.pool.num_available - others - self.pool.num_shares)
 
     def has_room_for_next(self, requests: Iterable[Request]) -> bool:
-        """Whether each of these finds a block for its next token, so that none is taken from another."""
+        """Return whether each of these finds a block for its next token, so that none is preempted."""
         size = self._block_size
         num_short = sum(request.num_scheduled_tokens >= len(request.block_table) * size for request in requests)
         reserved = self.num_promised + self.pool.num_shares if self._growing else 0
@@ -233,6 +233,6 @@ class BlockTables:
         if first <= start:
             return
         self.pool.release(request.block_table[start:first])
-        # Another list: who copied the old one copies this one from its beginning.
+        # Another list: a copy of the old one is made again from its beginning.
         request.block_table = [self._settings.null_block] * first + request.block_table[first:]
         request.num_null_blocks = first

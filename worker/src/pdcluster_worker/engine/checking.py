@@ -1,8 +1,8 @@
 """Checks the block pool of an idle engine, a slice a turn, so that a request that comes meanwhile never waits for all of it.
 
-A walk counts who holds what, then looks at every block once after something has
+A walk counts the references of each block, then looks at every block once after something has
 happened, then rests.  What happens in the middle of a walk is no fault: it
-counts anew, goes on with the next blocks and looks at all of them once more.
+counts again, goes on with the next blocks and looks at all of them once more.
 No turn grows with the pool: one of a million blocks takes no longer.
 """
 
@@ -38,7 +38,7 @@ class PoolWalk:
 
     @property
     def is_due(self) -> bool:
-        """Whether anything has happened that was not looked at whole."""
+        """True if anything has changed since the last whole check."""
         return self._num_left > 0 or self._pool.num_moves != self._num_moves
 
     def turn(self) -> None:
@@ -81,7 +81,7 @@ class PoolWalk:
 
 
 class IdleCheck:
-    """When an idle engine takes the next turn of the walk: at most a hundredth of the time is spent on it."""
+    """Schedule of the walk's turns in an idle engine: at most a hundredth of the time is spent on it."""
 
     def __init__(self, walk: PoolWalk, clock: Callable[[], float]) -> None:
         self._walk = walk

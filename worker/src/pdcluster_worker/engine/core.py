@@ -83,7 +83,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step now would run the model; False while every request waits for blocks, a transfer or a message."""
+        """True if a step now would run the model; False while every request waits for blocks, a transfer or a message."""
         return len(self._flights) > 0 or (self._scheduler.num_requests > 0 and not self._stalled)
 
     @property

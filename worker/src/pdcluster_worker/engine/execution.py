@@ -27,7 +27,7 @@ class EngineBrokenError(RuntimeError):
 
 
 Outcome = Sample | Run | Exception | None
-"""Of one item: its token or tokens, None when it does not reach the end of its known tokens, or why it failed."""
+"""Outcome of one item: its tokens, None when it does not reach the end of its known tokens, or the error."""
 
 
 _OWN_FAULTS = ("no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar")
@@ -38,7 +38,7 @@ _OWN_FAULTS = ("no_token_left", "unknown_token_ids", "outside_grammar", "slow_gr
 class _Submitted:
     """A batch.
 
-    given:   what the runner has of it; None = nothing yet, for an earlier one failed.
+    given:   what the runner has of it; None = nothing yet, because an earlier one failed.
     failure: of its submission.
     """
 
@@ -149,7 +149,7 @@ class Executor:
         if len(failures) < num_alive:
             self._num_failed_steps = 0
         elif len(failures) >= 2 and _are_alike(failures) and reasons[0] not in _OWN_FAULTS:
-            # A lone item tells nothing: it may be the request's fault, so it neither counts nor
+            # A lone item proves nothing: it may be the request's fault, so it neither counts nor
             # clears the count; nor does a batch of requests that are all at fault.
             self._num_failed_steps += 1
             if self._num_failed_steps >= MAX_FAILED_STEPS:

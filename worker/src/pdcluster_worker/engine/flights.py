@@ -61,7 +61,7 @@ class Flights:
 
     @property
     def is_full(self) -> bool:
-        """Whether the oldest must be waited for before another is submitted."""
+        """True if the oldest must be waited for before another is submitted."""
         return len(self._queue) >= self._depth
 
     def submit(self, batch: Batch, started: float) -> None:
@@ -97,7 +97,7 @@ class Flights:
         return Landing(flight, living, gone, landed)
 
     def times(self, landing: Landing) -> StepTimes:
-        """What a step took, once its outcomes are dealt with: steps that overlap share no second."""
+        """Times of a step, once its outcomes are handled: steps that overlap share no second."""
         ended = landing.landed if self._queue else self._clock()
         step = ended - max(landing.flight.started, self._free_seconds)
         model = landing.landed - max(landing.flight.submitted, self._landed_seconds)

@@ -1,4 +1,4 @@
-"""What the engine says of one token that it has sampled."""
+"""Message of the engine about one token that it has sampled."""
 
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.engine.request import Request

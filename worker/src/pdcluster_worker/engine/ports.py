@@ -1,4 +1,4 @@
-"""What the pure engine needs of the world: a model to run and a transport for KV blocks.
+"""Ports of the pure engine: a model to run and a transport for KV blocks.
 
 `model` and `transfer` implement these protocols; `engine` never imports them.
 Every call is made from the engine's one thread and returns without waiting for
@@ -32,7 +32,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Of an item with drafts: the drafts that were sampled, then the token after them; at least one."""
+    """Tokens of an item with drafts: the drafts that were sampled, then the token after them; at least one."""
 
     samples: tuple[Sample, ...]
 
@@ -43,7 +43,7 @@ def failed_row(reason: RowFailure, message: str, param: str | None = None) -> Re
 
 
 RowOutcome = Sample | Run | RequestError | None
-"""Of one item: its token or tokens, why it failed, or None where its known tokens are not all computed."""
+"""Outcome of one item: its tokens, the error, or None where its known tokens are not all computed."""
 
 
 def verified(drafts: Sequence[int], rows: Sequence[Sample | RequestError]) -> Sample | Run | RequestError:
@@ -66,7 +66,7 @@ def verified(drafts: Sequence[int], rows: Sequence[Sample | RequestError]) -> Sa
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Where the time of one step went: making inputs, the forward pass, sampling."""
+    """Seconds of one step by part: making inputs, the forward pass, sampling."""
 
     inputs: float = 0.0
     forward: float = 0.0
@@ -82,7 +82,7 @@ class StepSeconds:
 
 @dataclass(slots=True)
 class GrammarCounts:
-    """What was done for constraints.
+    """Counts of work on constraints.
 
     requests: that have one, by its kind.  hits: those of them whose grammar was compiled, or being compiled, before.
     compiles: (outcome, seconds) of each, outcome: compiled or failed.
@@ -101,14 +101,14 @@ class Grammars(Protocol):
         ...
 
     def open(self, request: Request) -> bool | RequestError:
-        """Whether tokens may be sampled for this request from now on, until `ModelRunner.forget`.
+        """Return whether tokens may be sampled for this request from now on, until `ModelRunner.forget`.
 
-        False: not yet; it never waits.  An error: the constraint cannot be compiled, and why.
+        False: not yet; it never waits.  An error: the constraint cannot be compiled, with the reason.
         """
         ...
 
     def take_counts(self) -> GrammarCounts:
-        """What was done since the last call."""
+        """Counts since the last call."""
         ...
 
 
@@ -117,7 +117,7 @@ class ModelRunner(Protocol):
 
     @property
     def grammars(self) -> Grammars:
-        """Of the requests that have a constraint; a batch holds none of them that is not open."""
+        """Grammars of the requests that have a constraint; a batch holds only open ones."""
         ...
 
     @property
@@ -127,7 +127,7 @@ class ModelRunner(Protocol):
 
     @property
     def seconds(self) -> StepSeconds:
-        """Of the last `wait` that returned."""
+        """Times of the last `wait` that returned."""
         ...
 
     def submit(self, batch: Batch) -> None:
@@ -161,11 +161,11 @@ class Drafter(Protocol):
     """Guesses the next tokens of requests, from all of their known ones."""
 
     def may_follow(self, request: Request) -> bool:
-        """Whether there may be drafts once the step under way has given one token more."""
+        """Return whether there may be drafts once the step under way has given one more token."""
         ...
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """For each request at most so many tokens, to follow its known ones; none where there is no guess."""
+        """Draft for each request at most so many tokens, to follow its known ones; none where there is no guess."""
         ...
 
     def forget(self, request_id: str) -> None:
@@ -203,7 +203,7 @@ class KVMemory(Protocol):
 class BlocksSent:
     """The peer acknowledged these source blocks of this epoch: they are no longer read.
 
-    at: the engine's clock when that happened; the engine may hear of it a whole step later.
+    at: the engine's clock when that happened; the engine may see it a whole step later.
     """
 
     epoch: bytes
@@ -273,7 +273,10 @@ class Transport(Protocol):
         ...
 
     def checksum(self, epoch: bytes) -> int | None:
-        """Of all blocks sent so far under this epoch, in write order (see `transfer.layout`); None when verification is off."""
+        """Checksum of all blocks sent so far under this epoch, in write order (see `transfer.layout`).
+
+        None when verification is off.
+        """
         ...
 
     def forget(self, epoch: bytes) -> None:
@@ -285,7 +288,7 @@ class Transport(Protocol):
         ...
 
     def poll(self) -> list[TransferEvent]:
-        """What happened since the last call, in order; never waits."""
+        """Events since the last call, in order; never waits."""
         ...
 
     def close(self) -> None:

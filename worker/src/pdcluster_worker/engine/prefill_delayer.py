@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 Status = Literal["none", "mixed", "all"]
-"""Which engines could prefill now."""
+"""Number of engines that could prefill now."""
 
 Reason = Literal["", "delay", "token_watermark", "wait_timeout", "wait_success", "no_wait"]
 
@@ -22,7 +22,7 @@ REMEMBERED_BATCHES = 16
 """Prefill batches whose largest is what a batch of prompts is expected to be [S6]."""
 
 PAUSE_SECONDS = 0.02
-"""Of a delayed engine with nothing to run, until its next pass; about a short step."""
+"""Pause of a delayed engine with nothing to run, until its next pass; about a short step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class DelayerSettings:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What one engine says about its pass [S2].
+    """State of one engine in one scheduling pass [S2].
 
     prefillable:     it could compute a prompt now.
     below_watermark: and its KV usage is below the watermark [S5].
-    max_prefill:     prompts in its largest prefill batch of late.
+    max_prefill:     prompts in its largest recent prefill batch.
     timed_out:       it has waited for the longest time.
     """
 
@@ -88,12 +88,12 @@ class Pressure:
 
     @property
     def prefillable(self) -> bool:
-        """Whether a prompt could be computed: one that has begun, or a new one that finds a seat."""
+        """True if a prompt could be computed: one that has begun, or a new one that finds a seat."""
         return self.is_continuing or (self.num_waiting > 0 and self.num_running < self.max_running)
 
 
 class Board(Protocol):
-    """Where engines of one worker read what the others said; nothing here waits."""
+    """Board on which the engines of one worker share their states; nothing here waits."""
 
     def publish(self, state: RankState) -> None:
         """Say what is so now."""
@@ -104,7 +104,7 @@ class Board(Protocol):
         ...
 
     def others(self) -> list[RankState]:
-        """What the other engines said last, unless that is old."""
+        """Last states of the other engines, unless they are old."""
         ...
 
 
@@ -112,18 +112,18 @@ class OwnBoard:
     """That of a lone engine."""
 
     def publish(self, state: RankState) -> None:
-        """There is nobody to read it."""
+        """Do nothing: no other engine reads it."""
 
     def withdraw(self) -> None:
-        """There is nobody to read it."""
+        """Do nothing: no other engine reads it."""
 
     def others(self) -> list[RankState]:
-        """There are none."""
+        """Empty: a lone engine has no others."""
         return []
 
 
 def status_of(ranks: Sequence[RankState]) -> Status:
-    """Which of these could prefill.
+    """Number of these engines that could prefill: all, some (mixed) or none.
 
     >>> status_of([RankState(True), RankState(True)]), status_of([RankState(True), RankState(False)]), status_of([RankState(False)])
     ('all', 'mixed', 'none')
@@ -134,7 +134,7 @@ def status_of(ranks: Sequence[RankState]) -> Status:
 
 
 def negotiate(settings: DelayerSettings, wait: Wait | None, ranks: Sequence[RankState], max_running: int, now: float) -> Verdict:
-    """The verdict of one pass over what all engines say, this one among them.
+    """The verdict of one pass over the states of all engines, this one among them.
 
     wait: of the passes before; its bounds end any delay.
     """
@@ -153,12 +153,12 @@ def negotiate(settings: DelayerSettings, wait: Wait | None, ranks: Sequence[Rank
 
 
 def _has_no_seats(ranks: Sequence[RankState], max_running: int) -> bool:
-    """Whether the fullest engine lacks seats for the largest batch of prompts [S4]."""
+    """Return whether the fullest engine lacks seats for the largest batch of prompts [S4]."""
     return max_running - max(rank.running for rank in ranks) < max(rank.max_prefill for rank in ranks)
 
 
 def _queue_is_short(settings: DelayerSettings, ranks: Sequence[RankState]) -> bool:
-    """Whether fewer prompts wait than are worth a batch beside those that run [S4]."""
+    """Return whether fewer prompts wait than are worth a batch beside those that run [S4]."""
     running = max(rank.running for rank in ranks)
     if settings.queue_min_ratio is None or running == 0:
         return False
@@ -174,7 +174,7 @@ def _is_over(settings: DelayerSettings, wait: Wait | None, now: float) -> bool:
 
 @dataclass(slots=True)
 class DelayerCounts:
-    """What has happened since it was last taken [S7].
+    """Counts since they were last taken [S7].
 
     outcomes: (status, allowed, reason, executed) of passes.
     waits:    (passes, seconds) before prompts that were let in and computed.
@@ -236,7 +236,7 @@ class PrefillDelayer:
         return min(PAUSE_SECONDS, max(0.0, self._wait.since + self._settings.max_delay_seconds - now))
 
     def take_counts(self) -> DelayerCounts:
-        """What has happened since the last call."""
+        """Counts since the last call."""
         counts, self._counts = self._counts, DelayerCounts()
         return counts
 

@@ -1,8 +1,8 @@
-"""Which block holds which hash [V14], and what changed since anyone last asked [V19].
+"""Map of block hashes to blocks [V14], and its changes since they were last read [V19].
 
 Guarantees a one-to-one map: a second block with the same content stays
-unhashed, so a hash names one block and a block one hash.  Who holds a block,
-and when it is reused, is `engine.block_pool`'s business.
+unhashed, so a hash names one block and a block one hash.  The holders of a block,
+and its reuse, are the business of `engine.block_pool`.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class PrefixCache:
         _note(block_hash, self._removed, self._stored)
 
     def tell_all(self) -> None:
-        """Let the next events tell everything, for a reader that has missed some."""
+        """Make the next events a snapshot, for a reader that has missed some."""
         self._is_cleared = True
         self._stored = dict.fromkeys(self._block_ids)
         self._removed = {}

@@ -26,7 +26,7 @@ class Transfer:
     """One epoch on the receiving side.
 
     targets:       blocks that the peer writes, in order.
-    done:          what the peer said when all was written; None before, and for ever when the request was given up.
+    done:          what the peer said when all was written; None before; stays None when the request was given up.
     given_up:      the request is gone or computes elsewhere: the targets are quarantined.
     fence_seconds: the clock when the fence was asked for; None before.
     """
@@ -49,7 +49,7 @@ class Arrival:
 
 
 def random_epoch() -> bytes:
-    """One that nobody can guess."""
+    """Random, so that no peer can guess it."""
     return secrets.token_bytes(EPOCH_BYTES)
 
 
@@ -107,14 +107,14 @@ class Receiver:
         return ReceiveReady(request.request_id, transfer.epoch, request.num_computed_tokens, list(targets))
 
     def expects(self, request_id: str, epoch: bytes) -> Request | None:
-        """The request that this epoch fills, while nobody has said how it ended; None for a stale message."""
+        """Request that this epoch fills, until its end is reported; None for a stale message."""
         transfer = self._by_request.get(request_id)
         if transfer is None or transfer.epoch != epoch or transfer.done is not None:
             return None
         return transfer.request
 
     def finish(self, message: ReceiveDone, now: float) -> None:
-        """The peer says that all is written; `fenced` tells what came of it."""
+        """The peer reports that all is written; `fenced` returns the result."""
         transfer = self._by_request[message.request_id]
         transfer.done = message
         self._fence(transfer, now)

@@ -1,4 +1,4 @@
-"""What an engine reports of itself: statistics when something has changed, and changes of its prefix cache.
+"""Reports of an engine: statistics when something has changed, and changes of its prefix cache.
 
 Gauges are read from those that own the state, at the moment of a report.
 When the engine takes a turn, and whether it is idle, is `engine.core`'s to say.
@@ -24,7 +24,7 @@ STATS_INTERVAL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the gauges are read from; delayer: None where no prefill is delayed."""
+    """Owners of the state behind the gauges; delayer: None where no prefill is delayed."""
 
     scheduler: Scheduler
     receiver: Receiver
@@ -54,7 +54,7 @@ class Reporter:
         self._num_overdue = 0
 
     def report(self, *, idle: bool) -> list[EngineOutput]:
-        """What there is to say now.  idle: no step is due, so statistics are not held back."""
+        """Messages that are due now.  idle: no step is due, so statistics are not held back."""
         events = self._parts.pool.prefix_cache.take_events()
         outputs: list[EngineOutput] = [] if events is None else [events]
         now = self._clock()

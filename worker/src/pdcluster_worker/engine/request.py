@@ -11,7 +11,7 @@ UNDATED_SECONDS = 60.0
 
 
 class Status(Enum):
-    """Where a request stands.  PREEMPTED is WAITING that has run before; SENDING has its first token and waits for acknowledgements."""
+    """Status of a request.  PREEMPTED is WAITING that has run before; SENDING has its first token and waits for acknowledgements."""
 
     WAITING = "waiting"
     RECEIVING = "receiving"
@@ -105,5 +105,5 @@ class Request:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the log probabilities of its prompt are still to be said, so that all of it must be computed here."""
+        """True while log probabilities of its prompt are missing, so that all of it must be computed here."""
         return self.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt_tokens

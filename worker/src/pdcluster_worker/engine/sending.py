@@ -29,11 +29,11 @@ class Send:
     next_index:    first one not yet queued.
     held:          source blocks under a reference of this send, and the clock when each was queued,
                    in that order.
-    cancelled:     we stopped it; the end of it is no news to the server.
+    cancelled:     we stopped it; its end is not reported to the server.
     first_seconds: the clock at the first write.
     busy_since:    the clock when something began to be under way; None = nothing is.
     busy_seconds:  how long something was, by when writes were acknowledged, not by when the
-                   engine heard of it: it hears nothing while the model computes.
+                   engine saw that: it reads nothing while the model computes.
     """
 
     request: Request
@@ -119,7 +119,7 @@ class Sender:
         return PrefillDone(send.request.request_id, send.num_bytes, seconds, checksum, send.busy_seconds)
 
     def ended(self, event: SendEnded) -> Request | None:
-        """No block of the epoch is read any more: release them.  The request, when the end was not our own wish."""
+        """No block of the epoch is read any more: release them.  The request, when the end came from the peer."""
         send = self._by_epoch.get(event.epoch)
         if send is None:
             return None

@@ -1,8 +1,8 @@
-"""What the engine counts about itself, and the times of a request's first token here.
+"""Statistics of the engine about itself, and the times of a request's first token here.
 
 Counters only grow, from the engine's start.  A step's duration is split between
 prefill and decode by its tokens; what it spent outside the model is overhead.
-Gauges belong to whoever owns the state and come in with `report`.
+Gauges belong to the owner of the state and come in with `report`.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from pdcluster_worker.messages.engine import EngineStats
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a batch computes; taken before the step, because its requests move on.
+    """Work of a batch; taken before the step, because its requests move on.
 
     num_requests:       items of the batch.
     num_tokens:         all tokens of the batch.
@@ -94,7 +94,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """What became of drafts, by position among those of one request in a step.
+    """Counts of drafts, by position among those of one request in a step.
 
     drafted, accepted: of each position, how many drafts were verified there, and how many were right.
     """
@@ -151,7 +151,7 @@ class Counters:
         self.batches.append(work.size)
 
     def report(self, gauges: Gauges) -> EngineStats:
-        """The message for the server; the lists of steps and batches start anew."""
+        """The message for the server; the lists of steps and batches start empty again."""
         steps, self.steps = self.steps, []
         batches, self.batches = self.batches, []
         return EngineStats(
@@ -205,7 +205,7 @@ def with_constraints(stats: EngineStats, counts: GrammarCounts) -> EngineStats:
 
 
 class FirstTokens:
-    """When each live request was first scheduled here, until it has its first token from here."""
+    """Time when each live request was first scheduled here, until it has its first token from here."""
 
     def __init__(self) -> None:
         self._scheduled_seconds: dict[str, float | None] = {}

@@ -1,4 +1,4 @@
-"""When a request ends by its own tokens [V11]; stop strings are found by the server, which then aborts."""
+"""Ends of a request by its own tokens [V11]; stop strings are found by the server, which then aborts."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from pdcluster_worker.messages.requests import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a request ended; stop_reason: the stop token id that ended it, if one did."""
+    """Reason why a request ended; stop_reason: the stop token id that ended it, if one did."""
 
     reason: FinishReason
     stop_reason: int | None = None
 
 
 def check_stop(request: Request, max_model_len: int) -> Finish | None:
-    """Whether the last token ends the request: end of sequence, then stop ids (neither before min_tokens), then length."""
+    """Return the end that the last token causes: end of sequence, then stop ids (neither before min_tokens), then length."""
     sampling, last = request.sampling, request.tokens[-1]
     is_heeded = not sampling.ignore_eos and request.num_output_tokens >= sampling.min_tokens
     # Under a constraint it is sampled too early, or though ignored, only where nothing else can follow.
@@ -29,7 +29,7 @@ def check_stop(request: Request, max_model_len: int) -> Finish | None:
 
 
 def ends_by_length(request: Request, max_model_len: int, num_more: int) -> bool:
-    """Whether the request is at its length limit once it has `num_more` further tokens, whatever they are."""
+    """Return whether the request is at its length limit once it has `num_more` further tokens, whatever they are."""
     num_tokens = len(request.tokens) + num_more
     # What a peer goes on with ends by the peer's length, which its max_tokens keeps to.
     is_full = request.target is None and num_tokens >= max_model_len

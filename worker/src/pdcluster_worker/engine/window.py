@@ -48,7 +48,7 @@ def most_blocks(num_tokens: int, settings: EngineSettings) -> int:
 def most_tokens(settings: EngineSettings) -> int | None:
     """Most tokens of one request that the KV blocks can hold; None: any number of them.
 
-    One block is spared, for what a peer hands over needs room for one token more.
+    One block is spared: KV that a peer hands over needs room for one token more.
 
     >>> from dataclasses import replace
     >>> settings = EngineSettings(4, 4, max_batched_tokens=8, max_sequences=1, max_model_len=99, window=6)

@@ -18,7 +18,7 @@ from pdcluster_worker.logs import start_logging
 from pdcluster_worker.machine.early_end import end_on_sigterm
 
 ATTEMPTS = 10
-"""Failures in a row without one new byte: some five minutes, after which whoever started this may see that it failed."""
+"""Failures in a row without one new byte: some five minutes, after which the program ends and its caller sees the failure."""
 
 
 def main() -> int:

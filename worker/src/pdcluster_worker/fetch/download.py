@@ -73,7 +73,7 @@ class Download:
 
 
 def bytes_of(folder: Path, file: RemoteFile) -> int:
-    """How much of a file is here already."""
+    """Bytes of a file that are here already."""
     for path in (folder / file.name, folder / f"{file.name}.part"):
         if path.exists():
             return path.stat().st_size

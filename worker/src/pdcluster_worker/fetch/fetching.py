@@ -77,7 +77,7 @@ def _download(hub: Hub, listing: Listing, folder: Path, files: Sequence[RemoteFi
 
 
 def _rank(error: BaseException) -> int:
-    """What a person must look at comes before what may pass, and both before what only followed."""
+    """Rank of an error: first those that need a user, then those that may pass, last those that only followed."""
     return 2 if isinstance(error, StoppedError) else 1 if isinstance(error, HubError) else 0
 
 

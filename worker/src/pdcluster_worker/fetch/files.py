@@ -1,4 +1,4 @@
-"""Which files of a repository a worker needs: PURE.
+"""Choose the files of a repository that a worker needs: PURE.
 
 Config, tokenizer, chat template and safetensors at the root of the repository;
 not the same weights in other formats, not subfolders of other runtimes.

@@ -34,11 +34,11 @@ class Wanted:
 
     @property
     def work(self) -> Path:
-        """Where it is made."""
+        """Folder in which the result is made."""
         return self.target.parent / f".{self.target.name}.partial"
 
     def is_there(self) -> bool:
-        """Whether an earlier run has finished.  Raises FetchError when the folder holds something else."""
+        """Return whether an earlier run has finished.  Raises FetchError when the folder holds something else."""
         try:
             held = json.loads((self.target / MARKER).read_text())
             commit, is_same = held["commit"], (held["repo"], held["revision"]) == (self.repo, self.revision)
@@ -97,7 +97,7 @@ def check_space(folder: Path, missing_bytes: int) -> None:
 
 
 def meaning(error: OSError, folder: Path) -> str:
-    """What the file system refused, in words."""
+    """Describe an error of the file system."""
     if error.errno in _NO_SPACE:
         return f"no space is left in {folder.parent}: give the volume more space"
     if error.errno in _NOT_OURS:

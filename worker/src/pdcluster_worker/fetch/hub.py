@@ -1,7 +1,7 @@
 """The Hugging Face hub: what a repository holds, and the bytes of a file from any position on.
 
 Every way in which the hub can fail is one of two errors: FetchError, which a
-person must look at, and HubError, after which it is tried again.  HF_ENDPOINT
+user must fix, and HubError, after which it is tried again.  HF_ENDPOINT
 and HF_TOKEN are huggingface_hub's own settings.
 """
 
@@ -30,7 +30,7 @@ _TRY_AGAIN = frozenset({408, 425, 429})
 
 @dataclass(frozen=True)
 class Listing:
-    """What a revision holds now.  commit: the one that the revision's name stands for."""
+    """Files of a revision now.  commit: the one that the revision's name stands for."""
 
     commit: str
     files: tuple[RemoteFile, ...]

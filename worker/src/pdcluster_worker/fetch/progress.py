@@ -1,4 +1,4 @@
-"""How far a download is, as a log line every few seconds."""
+"""Log the progress of a download, a line every few seconds."""
 
 import logging
 import threading

@@ -27,16 +27,16 @@ from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM, Constraint
 logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 20.0
-"""For one constraint; a schema of 500 properties takes about one."""
+"""Most seconds for one constraint; a schema of 500 properties takes about one."""
 
 NUM_PROCESSES = 2
 """So that one constraint that takes all its time does not hold up all others."""
 
 RETRY_SECONDS = 30.0
-"""For so long a constraint at which a compile process died or took too long is not tried again."""
+"""Time for which a constraint is not tried again after a compile process died or took too long at it."""
 
 MOST_BYTES = 256 << 20
-"""Of compiled grammars that are kept for later requests, some megabytes each."""
+"""Most bytes of compiled grammars that are kept for later requests, some megabytes each."""
 
 MOST_ENTRIES = 1024
 """Constraints that are remembered."""
@@ -102,7 +102,7 @@ class GrammarBook:
         return True
 
     def follower(self, request: Request) -> Follower:
-        """Of a request that is open."""
+        """Follower of a request that is open."""
         return self._followers[request.request_id]
 
     def forget(self, request_id: str) -> None:
@@ -113,7 +113,7 @@ class GrammarBook:
             del self._entries[key]
 
     def take_counts(self) -> GrammarCounts:
-        """What was done since the last call."""
+        """Counts since the last call."""
         counts, self._counts = self._counts, GrammarCounts()
         counts.compiles, self._compiles = self._compiles, []
         return counts

@@ -16,10 +16,10 @@ from pdcluster_worker.grammar.wire import LENGTH_BYTES, Answer, Compiled, Opened
 from pdcluster_worker.messages.constraint import Constraint
 
 START_SECONDS = 60.0
-"""For the process to import what it needs and read the vocabulary."""
+"""Time for the process to import its modules and read the vocabulary."""
 
 MOST_ANSWER_BYTES = 128 << 20
-"""Of a compiled grammar as text; one of 200 properties has 25 MB over 150,000 tokens."""
+"""Longest text of a compiled grammar; one of 200 properties has 25 MB over 150,000 tokens."""
 
 
 class CompileError(Exception):

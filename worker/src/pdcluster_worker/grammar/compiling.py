@@ -48,7 +48,7 @@ def main(folder: Path, vocab_size: int) -> int:
 
 def _open(folder: Path, vocab_size: int) -> tuple[Forms | None, Answer]:
     native = library()
-    # No token ends an answer by itself: a matcher is told what ends its own.
+    # No token ends an answer by itself: a matcher gets the ends of its own.
     vocabulary = native.TokenizerInfo(read_vocabulary(folder, vocab_size), 0, vocab_size, [], False)
     return Forms(native, vocabulary, vocab_size), Opened(str(vocabulary.serialize_json()))
 

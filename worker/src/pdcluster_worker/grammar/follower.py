@@ -1,4 +1,4 @@
-"""Where one answer stands in its grammar: fed the tokens that it has, and asked which may come next.
+"""Position of one answer in its grammar: fed its tokens, it returns those that may come next.
 
 A follower goes by the output alone: it catches up with whatever tokens a request
 has, made here or elsewhere, once or again after a preemption or a move, and it
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pdcluster_worker.engine.request import Request
 
 MOST_SECONDS = 2.0
-"""Of a core, beside those of each token."""
+"""Most core seconds of an answer, beside those of each token."""
 
 SECONDS_PER_TOKEN = 0.1
-"""Of a core; most grammars take less than a thousandth of a second, long repetitions of characters up to 0.07."""
+"""Core seconds per token; most grammars take less than a thousandth of a second, long repetitions of characters up to 0.07."""
 
 MOST_AT_ONCE = 0.2
 """Seconds of a core for one token; a grammar that can be read in many ways takes more with each."""
@@ -47,7 +47,7 @@ class Follower:
         return len(self._fed)
 
     def new_tokens(self, request: Request) -> list[int]:
-        """The tokens of its output that it has not been fed; all of them where it was fed others, and it begins anew."""
+        """The tokens of its output that it has not been fed; all of them where it was fed others, and it begins again."""
         num_fed, first = len(self._fed), request.num_prompt_tokens
         if num_fed > request.num_output_tokens or (num_fed and request.tokens[first + num_fed - 1] != self._fed[-1]):
             self._matcher.reset()
@@ -63,7 +63,7 @@ class Follower:
                 raise OutsideError(f"token {token_id} at place {len(self._fed) - 1} of the output is not in the grammar")
 
     def fill(self, words: NDArray[np.int32], guessed: Sequence[int] = ()) -> bool:
-        """Which tokens may come after what was fed and these guessed ones; whether any are barred.
+        """Fill in the tokens that may follow what was fed and these guessed ones; return whether any are barred.
 
         words: a bit for each token, the first in the lowest; filled where this returns True.
         Guessed tokens that the grammar does not have, or that come after its end, bar nothing: what
@@ -86,7 +86,7 @@ class Follower:
                 self._matcher.rollback(num_taken)
 
     def spend(self, seconds: float, at_once: float) -> None:
-        """It took so long to follow just now, and for one token.  Raises SlowError once that is too long."""
+        """Add the time that following took just now, in all and for one token.  Raises SlowError once it is too long."""
         self._seconds += seconds
         if at_once > MOST_AT_ONCE or self._seconds > MOST_SECONDS + SECONDS_PER_TOKEN * len(self._fed):
             raise SlowError(
@@ -95,7 +95,7 @@ class Follower:
             )
 
     def count_fitting(self, guessed: Sequence[int]) -> int:
-        """How many of these guessed tokens the grammar takes, one after another; nothing changes."""
+        """Count how many of these guessed tokens the grammar takes, one after another; changes nothing."""
         num_taken = 0
         for token_id in guessed:
             if self._matcher.is_terminated() or not self._matcher.accept_token(token_id, False):

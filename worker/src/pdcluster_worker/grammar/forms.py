@@ -15,7 +15,7 @@ from pdcluster_worker.grammar.tags import prepared_tag
 from pdcluster_worker.messages.constraint import Constraint
 
 MOST_WHITE_SPACE = 20
-"""Between two parts of a JSON text: a model that has nothing to say must not fill its answer with blanks."""
+"""Most white space between two parts of a JSON text: a model without an answer must not fill it with blanks."""
 
 _LARK = re.compile(r"^\s*\??start\s*:(?!:=)", re.MULTILINE)
 _ANY_OBJECT = '{"type":"object"}'
@@ -85,7 +85,7 @@ class Forms:
             raise FormError(f"in a schema of the structural tag: {e}") from e
 
     def _place(self, prepared: Prepared, error: RuntimeError) -> str:
-        """What is wrong, with the innermost schema that is refused by itself."""
+        """Describe the fault, with the innermost schema that is refused by itself."""
         for place, part in sorted(prepared.nodes, key=lambda node: -len(node[0])):
             if "$ref" in part:
                 continue
@@ -97,7 +97,10 @@ class Forms:
 
 
 _JSON = (True, None, None, False, MOST_WHITE_SPACE, False)
-"""Of xgrammar's functions on schemas: any white space, so no indent and no separators; not its strict mode; properties in order."""
+"""Arguments of xgrammar's functions on schemas.
+
+Any white space, so no indent and no separators; not its strict mode; properties in order.
+"""
 
 
 def literal(text: str) -> str:

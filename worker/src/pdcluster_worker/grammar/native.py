@@ -34,5 +34,5 @@ def library() -> Any:
 
 
 def complaint(error: Exception) -> str:
-    """What xgrammar says is wrong, in one line."""
+    """Complaint of xgrammar, in one line."""
     return " ".join(_WHERE.sub("", str(error)).split())

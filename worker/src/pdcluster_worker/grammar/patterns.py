@@ -12,14 +12,14 @@ _PLAIN = r'[^\x00-\x1f"\\]'
 """A character that a string has as it is."""
 
 MOST_REPEATED = 128
-"""Of one character in a pattern; with more xgrammar takes 50 ms for a mask over a vocabulary of 150,000."""
+"""Most repetitions of one character in a pattern; with more xgrammar takes 50 ms for a mask over a vocabulary of 150,000."""
 
 _PIECE = re.compile(r"\[(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL)
 _MEANT = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\f": "\f", r"\v": "\v", r"\"": '"', r"\\": "\\"}
 
 
 def of_length(least: int, most: int | None) -> str:
-    """Of strings with so many characters; None = any number.  Each bound is at most MOST_REPEATED.
+    """Pattern of strings with so many characters; None = any number.  Each bound is at most MOST_REPEATED.
 
     xgrammar's own bounds let control characters pass.
 

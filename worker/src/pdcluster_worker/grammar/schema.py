@@ -263,7 +263,7 @@ def _bound_texts(found: Node) -> None:
 
 
 def _are_bounds(least: Any, most: Any) -> bool:
-    """Whether xgrammar has nothing to say against them, and a pattern can have them."""
+    """Return whether xgrammar accepts them and a pattern can express them."""
     is_right = isinstance(least, int) and (most is None or (isinstance(most, int) and least <= most))
     return is_right and max(least, most or 0) <= MOST_REPEATED
 
@@ -272,7 +272,7 @@ _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties"
 
 
 def _is_closed(part: Node, place: Pointer) -> bool:
-    """Whether an object's properties are all that it may have, though it does not say."""
+    """Return whether an object's properties are all that it may have, though it does not say so."""
     if "properties" not in part or any(name in part for name in _OPENERS) or "allOf" in place:
         return False
     required = part.get("required", [])

@@ -9,7 +9,8 @@ from pdcluster_worker.grammar.schema import prepare
 def prepared_tag(text: str, most_white_space: int) -> str:
     """A structural tag to compile.  Raises SchemaError for a schema in it, ValueError for what is no JSON.
 
-    >>> print(prepared_tag('{"format":{"type":"json_schema","json_schema":{"multipleOf":2,"type":"integer"}}}', 9))
+    >>> tag = {"format": {"type": "json_schema", "json_schema": {"multipleOf": 2, "type": "integer"}}}
+    >>> print(prepared_tag(json.dumps(tag), 9))
     {"format": {"type": "json_schema", "json_schema": {"type": "integer"}, "max_whitespace_cnt": 9}}
     """
     return json.dumps(_prepared(json.loads(text), most_white_space))

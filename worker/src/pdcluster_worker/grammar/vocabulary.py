@@ -13,7 +13,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.token_bytes import reader_for
 
 NO_TEXT = b""
-"""Of control tokens, and of ids beyond the tokenizer's: never part of an answer."""
+"""Text of control tokens, and of ids beyond the tokenizer's: never part of an answer."""
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:

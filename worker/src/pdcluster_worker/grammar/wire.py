@@ -1,4 +1,4 @@
-"""What an engine and its compile process say to one another: frames of msgpack over a pair of pipes.
+"""Messages between an engine and its compile process: frames of msgpack over a pair of pipes.
 
 A process first says Opened or Wrong; then it answers each constraint by Compiled or Wrong.
 """
@@ -10,7 +10,7 @@ import msgspec
 from pdcluster_worker.messages.constraint import Constraint
 
 LENGTH_BYTES = 8
-"""Of the number before each frame: its bytes, the least significant first."""
+"""Length of the number before each frame: its bytes, the least significant first."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
@@ -27,7 +27,7 @@ class Compiled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Wrong(msgspec.Struct, frozen=True, tag=True):
-    """Why a constraint cannot be compiled: where in its text, and what is wrong there."""
+    """Reason why a constraint cannot be compiled, and its place in the text."""
 
     message: str
 

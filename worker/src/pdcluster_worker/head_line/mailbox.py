@@ -35,11 +35,11 @@ from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput
 
 CONNECT_SECONDS = 60.0
-"""For how long a head that does not answer is tried: it may be starting itself."""
+"""Time for which a head that does not answer is tried: it may be starting itself."""
 
 CLOSE_SECONDS = 2.0
 UNSENT_BYTES = 64 << 20
-"""More than that which the head has not taken, and it is as good as gone."""
+"""Bytes that the head has not taken, above which it counts as gone."""
 
 _RETRY_SECONDS = 1.0
 
@@ -145,7 +145,7 @@ class HeadMailbox:
                 self._frames.append(await asyncio.wait_for(read_frame(self._reader), SILENCE_SECONDS))
                 self.wake()
         except TimeoutError:
-            self._lose(f"it has said nothing for {SILENCE_SECONDS:.0f} s")
+            self._lose(f"it has sent nothing for {SILENCE_SECONDS:.0f} s")
         except LineError as e:
             self._lose(str(e))
         await self._hang_up()
@@ -155,7 +155,7 @@ class HeadMailbox:
             return
         write_frame(self._writer, data)
         if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES:
-            self._lose("it takes nothing any more")
+            self._lose("it reads nothing any more")
 
     def _lose(self, reason: str) -> None:
         self._lost = self._lost or reason

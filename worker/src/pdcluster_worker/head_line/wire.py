@@ -1,7 +1,7 @@
-"""What goes over the line: a hello, an answer, then frames of engine messages; all within mutual TLS of the cluster.
+"""Protocol of the line: a hello, an answer, then frames of engine messages; all within mutual TLS of the cluster.
 
 A frame is its length in 4 bytes and so many bytes, FRAME_BYTES at most.  Both ends
-show the cluster's certificate: who has none gets no further than TLS.
+show the cluster's certificate: a process without one gets no further than TLS.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.errors import WorkerError
 
 FRAME_BYTES = 64 << 20
-"""More than any list of messages: a request of a million tokens takes 5 MB."""
+"""Longest frame, above any list of messages: a request of a million tokens takes 5 MB."""
 
 HELLO_BYTES = 64 << 10
 HELLO_SECONDS = 5.0
@@ -22,7 +22,7 @@ SILENCE_SECONDS = 60.0
 """Without a frame of the head for that long it is gone: it pings every second."""
 
 SERVER_NAME = "worker.pdcluster"
-"""What the certificate of every worker of a cluster says."""
+"""Name in the certificate of every worker of a cluster."""
 
 VERSION = 1
 _LENGTH_BYTES = 4
@@ -33,7 +33,7 @@ class LineError(WorkerError):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a headless engine says first.  node: its name; address: where peers reach its KV port."""
+    """First message of a headless engine.  node: its name; address: where peers reach its KV port."""
 
     version: int
     cluster: str
@@ -44,7 +44,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the head says to it.  refused: why it may not serve; else dtype: what it computes in."""
+    """Reply of the head.  refused: reason why it may not serve; else dtype: the one to compute in."""
 
     dtype: str = ""
     refused: str = ""
@@ -56,7 +56,7 @@ decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 def server_context(tls: TLSConfig) -> ssl.SSLContext:
-    """Of the head: it asks for a certificate of the cluster's authorities."""
+    """Context of the head: it asks for a certificate of the cluster's authorities."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
     context.load_cert_chain(tls.certificate, tls.key)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -64,7 +64,7 @@ def server_context(tls: TLSConfig) -> ssl.SSLContext:
 
 
 def client_context(tls: TLSConfig) -> ssl.SSLContext:
-    """Of a headless engine."""
+    """Context of a headless engine."""
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=tls.ca)
     context.load_cert_chain(tls.certificate, tls.key)
     return context

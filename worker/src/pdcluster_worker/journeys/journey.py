@@ -25,7 +25,7 @@ LIFETIME = (
 """Events of every request in their order [D1]; a local prefill has no migration."""
 
 MAX_EVENTS = 128
-"""Of one journey: a choice has some ten or twenty, and a client may ask for a thousand choices."""
+"""Most events of one journey: a choice has some ten or twenty, and a client may ask for a thousand choices."""
 
 _current: ContextVar["Journey | None"] = ContextVar("journey", default=None)
 
@@ -69,7 +69,7 @@ class Journey:
         return next((event for event in reversed(self.events) if event.name in names), None)
 
     def take(self) -> tuple[Note, ...]:
-        """What was noted here since the last call, for the worker that asked; seconds count from the beginning."""
+        """Events noted here since the last call, for the worker that asked; seconds count from the beginning."""
         fresh = self.events[self._num_taken :]
         self._num_taken = len(self.events)
         return tuple(Note(_told(event.name), event.seconds - self.began_seconds, event.facts) for event in fresh if not event.worker)

@@ -17,10 +17,10 @@ KEPT = 2048
 """Journeys: some minutes of a busy ingress, in about 4 MiB; 128 MiB where clients ask for many choices."""
 
 MAX_ROUTE_CHARACTERS = 2000
-"""Of the response header: proxies take 4 KiB of one at least."""
+"""Longest response header: proxies take 4 KiB of one at least."""
 
 UNKEPT_STATUSES = frozenset({401, 404, 405})
-"""Of answers to requests that no route took: any stranger can send them, and would push out the journeys of others."""
+"""Statuses of answers to requests that no route took: any client can send them, and would push out other journeys."""
 
 _HEX = re.compile("[0-9a-f]{32}")
 _UNSAFE = re.compile(r"[^\x21-\x7e]+")
@@ -76,7 +76,7 @@ class Journeys:
 
 
 def _key(request_id: str) -> str:
-    """What all ids of one client's request share.
+    """Common part of all ids of one client's request.
 
     >>> _key("cmpl-" + 32 * "a" + "-0") == _key(32 * "a"), _key("r1")
     (True, 'r1')
@@ -109,7 +109,7 @@ def _safe(value: object) -> str:
 
 
 def as_json(journey: Journey) -> dict[str, Any]:
-    """What `pdctl why --request` shows.  seconds: since the beginning."""
+    """Journey as `pdctl why --request` shows it.  seconds: since the beginning."""
     events = [
         {"name": event.name, "seconds": round(event.seconds - journey.began_seconds, 6), "worker": event.worker, "facts": event.facts}
         for event in journey.in_order()

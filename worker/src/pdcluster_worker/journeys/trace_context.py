@@ -1,6 +1,6 @@
 """The W3C trace context of the running task: what came in, and from a trace's beginning on what goes out.
 
-Held as the text of the header `traceparent`; who makes spans of it is `tracing`'s business.
+Held as the text of the header `traceparent`; `tracing` makes spans of it.
 """
 
 import re
@@ -19,7 +19,7 @@ _context: ContextVar[tuple[str, str]] = ContextVar("trace context", default=("",
 
 
 def enter(parent: str, state: str = "") -> None:
-    """Take a context for the running task and those it starts.  A parent that is none is passed over, with its state."""
+    """Take a context for the running task and those it starts.  An invalid parent is ignored, with its state."""
     valid = bool(_FORM.fullmatch(parent)) and (not parent.startswith("00") or len(parent) == 55)
     _context.set((parent, _kept(state)) if valid else ("", ""))
 

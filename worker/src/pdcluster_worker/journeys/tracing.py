@@ -58,7 +58,7 @@ class Phase:
 
 
 def phases_of(journey: Journey) -> Iterator[Phase]:
-    """What this worker did of a journey, in the order in which it ended.
+    """Phases of a journey on this worker, in the order in which they ended.
 
     >>> journey = Journey("r", [Event("decode_worker", 10.5, {"rule": "p"}), Event("credit", 12.0, {"waited_seconds": 1.0})], 10.0)
     >>> [(phase.name, phase.begin_seconds, phase.end_seconds) for phase in phases_of(journey)]
@@ -83,7 +83,7 @@ def phases_of(journey: Journey) -> Iterator[Phase]:
 
 
 def endpoint_in(environment: Mapping[str, str]) -> str | None:
-    """Where traces go by the environment; None = nowhere."""
+    """Endpoint of traces by the environment; None = none."""
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none"
     found = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     return None if is_off or not found else found
@@ -167,7 +167,7 @@ class Tracing:
         if self._num_pending >= MAX_PENDING:
             self._num_left_out += 1
             if self._num_left_out == 1:
-                logger.warning("traces are left out, for they cannot be made as fast as requests end")
+                logger.warning("traces are left out: they cannot be made as fast as requests end")
             return
         self._num_pending += 1
         self._thread.submit(self._complete, span, journey, _now_of(journey))
@@ -212,5 +212,5 @@ def _now_of(journey: Journey) -> float:
 
 
 def _nanoseconds(journey: Journey, seconds: float) -> int:
-    """Of the wall clock, for a moment of the monotonic one."""
+    """Wall clock of a moment of the monotonic clock."""
     return round((journey.began_unix + seconds - journey.began_seconds) * 1e9)

@@ -1,4 +1,4 @@
-"""How many CPU threads the model may use: the least of the cgroup limit and the scheduler's affinity mask.
+"""Number of CPU threads the model may use: the least of the cgroup limit and the scheduler's affinity mask.
 
 torch alone counts the host's cores, which in a container with a smaller limit
 means throttling.  Parsing is pure; `available_threads` is the one reader of

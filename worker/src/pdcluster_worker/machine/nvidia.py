@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of this process's first GPU, through its own libraries: no torch, no memory of the device.
+"""Report of the NVIDIA driver on this process's first GPU, through its own libraries: no torch, no memory of the device.
 
 Where a library or a call fails there is nothing to say: a node without a GPU is no error here.
 """

@@ -1,4 +1,4 @@
-"""How the model's threads wait for one another: asleep, or spinning for a moment where the cores are theirs alone.
+"""Choose how the model's threads wait for one another: asleep, or spinning for a moment where the cores are theirs alone.
 
 An OpenMP team joins hundreds of times in a step.  Asleep, each join costs 60 us;
 spinning costs 2 to 4 us.  But a thread that spins on a core that another worker
@@ -41,5 +41,5 @@ def own_cores(environment: Mapping[str, str], limits: list[float]) -> float:
 
 
 def spins(threads: int, own: float) -> bool:
-    """Whether several threads have a core of their own each."""
+    """Return whether several threads have a core of their own each."""
     return 1 < threads <= own

@@ -1,4 +1,4 @@
-"""What constrains the text of an answer, as it travels with a request.
+"""Constraint on the text of an answer, as it travels with a request.
 
 The text is checked by the server that takes the request, and compiled by each
 engine that samples under it.
@@ -11,10 +11,10 @@ import msgspec
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
 
 CONSTRAINT_PARAM = "constraint"
-"""What an engine calls the part of a request that it cannot compile."""
+"""Name in errors of the part of a request that an engine cannot compile."""
 
 MAX_CONSTRAINT_CHARACTERS = 131_072
-"""Of a constraint's text; OpenAI's limit on the names and values of a schema is 120,000."""
+"""Longest text of a constraint; OpenAI's limit on the names and values of a schema is 120,000."""
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):

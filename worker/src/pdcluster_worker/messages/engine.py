@@ -15,7 +15,7 @@ from pdcluster_worker.messages.facts import Device, KVGeometry
 from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 
 RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar"]
-"""Why one row of a batch has no token.
+"""Reason why one row of a batch has no token.
 
 not_finite:        its logits are NaN or infinite.
 no_token_left:     its sampling excludes every token.
@@ -138,7 +138,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
-    """What one step made; of a request whose drafts were right several tokens, in order."""
+    """Tokens of one request from one step; several, in order, when its drafts were right."""
 
     tokens: list[Token]
 
@@ -166,7 +166,7 @@ class PrefillDone(msgspec.Struct, frozen=True, tag=True):
     num_bytes: int
     seconds: float  # from the first write to the last acknowledgement
     checksum: int | None = None
-    busy_seconds: float = 0.0  # part of `seconds` with a write under way; 0 = too short to tell
+    busy_seconds: float = 0.0  # part of `seconds` with a write under way; 0 = too short to measure
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
@@ -199,7 +199,7 @@ class BlockEvents(msgspec.Struct, frozen=True, tag=True):
     """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are [V19].
 
     sequence:   1 for the first of an engine, then one more for each: a reader that misses one knows.
-    is_cleared: whatever was told before is void; `stored` is the whole cache.
+    is_cleared: all earlier events are void; `stored` is the whole cache.
     """
 
     stored: list[bytes]

@@ -43,7 +43,7 @@ class ChunkSchedule:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """Which scheduler, and what it goes by.
+    """Choice of a scheduler, and its settings.
 
     policy:                       fcfs = by arrival; priority = lower first, ties by arrival [V6];
                                   preemptive = by priority too, and a waiting request takes the
@@ -65,13 +65,13 @@ class SchedulerSettings:
 
     @property
     def computes_whole_prompts(self) -> bool:
-        """Whether a prompt is never cut, so that a step must have room for the longest."""
+        """True if a prompt is never cut, so that a step must have room for the longest."""
         return not self.chunked_prefill or self.name in WHOLE_PROMPT_SCHEDULERS
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationSettings:
-    """How tokens are drafted, to be verified by the next step.
+    """Settings of drafting tokens, to be verified by the next step.
 
     num_tokens:            most drafts of one request in a step.
     lookup_max, lookup_min: most and fewest last tokens that an n-gram match is looked for with [V30].
@@ -132,7 +132,7 @@ class EngineSettings:
 
 
 def wrong_fields(scheduler: SchedulerSettings, max_batched_tokens: int) -> str:
-    """Which field is for another scheduler, or does not fit; empty when none is."""
+    """Field that belongs to another scheduler, or does not fit; empty when none does."""
     name, chunks = scheduler.name, scheduler.chunk_schedule
     if name != "sarathi":
         for field_name, given in (
@@ -155,7 +155,7 @@ def wrong_fields(scheduler: SchedulerSettings, max_batched_tokens: int) -> str:
 
 
 def wrong_sizes(scheduler: SchedulerSettings, max_batched_tokens: int, max_model_len: int) -> str:
-    """Why this scheduler cannot serve requests of `max_model_len` tokens; empty when it can [V9]."""
+    """Reason why this scheduler cannot serve requests of `max_model_len` tokens; empty when it can [V9]."""
     if scheduler.computes_whole_prompts and max_batched_tokens < max_model_len:
         how = f"scheduler {scheduler.name}" if scheduler.chunked_prefill else "chunkedPrefill: false"
         return (

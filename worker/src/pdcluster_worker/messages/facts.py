@@ -1,4 +1,4 @@
-"""What a worker states of itself: its device, its KV geometry, and what a pair of workers compares."""
+"""Facts that a worker states of itself: its device, its KV geometry, and those that a pair of workers compares."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class KVGeometry(msgspec.Struct, frozen=True):
-    """What two workers must share, field for field, before KV blocks may move between them.
+    """Layout of KV that two workers must share, field for field, before blocks may move between them.
 
     The cache is `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`.
     """
@@ -20,7 +20,7 @@ class KVGeometry(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an engine computes on.
+    """Device that an engine computes on.
 
     kind: cpu or cuda
     name: of the processor or the accelerator, as it names itself
@@ -41,7 +41,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What one worker tells of itself in the handshake.  geometry: of all its ranks together; weights is a fingerprint.
+    """Facts of one worker in the handshake.  geometry: of all its ranks together; weights is a fingerprint.
 
     operations: what it computes by, such as "cpu amx", where engine.batchInvariant promises
                 equal bits; empty where nothing is promised.

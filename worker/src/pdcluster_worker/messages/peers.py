@@ -9,17 +9,17 @@ from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 from pdcluster_worker.messages.requests import Token
 
 PrefillMode = Literal["auto", "local", "remote"]
-"""Where a client wants the prefill: its extension field `pdcluster.prefill`."""
+"""Place where a client wants the prefill: its extension field `pdcluster.prefill`."""
 
 PrefillPlace = Literal["local", "remote"]
-"""Where the first token was made."""
+"""Place where the first token was made."""
 
 
 Fact = str | int | float | bool
 
 
 class Note(msgspec.Struct, frozen=True, gc=False):
-    """What a worker has decided or done about a request of a peer; seconds: of the reader's `time.monotonic`.
+    """Decision or action of a worker about a request of a peer; seconds: of the reader's `time.monotonic`.
 
     worker: its pod; "" on the way out.
     """
@@ -46,11 +46,11 @@ class Generated(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker tells its peers about itself about once a second; fields as in worker.proto.
+    """Load of a worker, as it reports it to its peers about once a second; fields as in worker.proto.
 
     state:                that of its record, or stalled.
     progress:             grows with each step of its engine and each byte of KV that it has sent.
-    longest_step_seconds: of its engine of late.
+    longest_step_seconds: of its engine, recently.
     credit_tokens:        of a prefill worker: promised, or in hand.
     """
 
@@ -86,7 +86,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What one worker tells another in the handshake; weights is a fingerprint, `facts` is what is compared.
+    """Handshake of one worker with another; weights is a fingerprint, `facts` is what is compared.
 
     operations: see `PeerFacts`.
     max_model_len, vocab_size: limits of a request; 0 of a router.

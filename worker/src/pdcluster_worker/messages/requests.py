@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How tokens are chosen and when a request ends; the whole sampling state, so any worker can go on with it.
+    """Sampling parameters and ends of a request; the whole sampling state, so any worker can continue it.
 
     Randomness is counter-based: the token at `position` (prompt and output
     together) is drawn from (seed, position) alone.  The ingress draws `seed`
@@ -70,7 +70,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a prefill worker writes KV: the decode engine's private blocks, under one epoch.
+    """Target of a prefill worker's KV writes: the decode engine's private blocks, under one epoch.
 
     addresses: host:port of its KV ports, each for an even share of the KV heads, in their order.
     block_ids: the decode side's blocks for the tokens from `cached_tokens` on, in order;

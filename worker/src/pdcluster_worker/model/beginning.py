@@ -1,4 +1,4 @@
-"""How a forward pass begins, and how many batches a runner takes at once for that.
+"""Ways to begin a forward pass, and the number of batches that a runner takes at once for that.
 
 A GPU computes while its host goes on, and so does a thread of its own on a CPU;
 there a second batch is taken meanwhile.  Where neither is wanted the pass is done

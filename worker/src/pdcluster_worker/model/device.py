@@ -19,7 +19,7 @@ from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import Device
 
-NEVER_RUN = "never run on a GPU by its makers"
+NEVER_RUN = "not tested on a GPU by the project"
 """Stands wherever a cuda device is named, until `make gpu-check` has passed on one and this line goes."""
 
 _OLD_DRIVER = "too old"
@@ -28,7 +28,7 @@ _OLD_DRIVER = "too old"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the machine and its torch have.
+    """Facts of the machine and its torch.
 
     cpu:   name of the processor
     built: version of CUDA that torch was built for; None = it was built without
@@ -95,14 +95,14 @@ def parse_cpu_name(cpuinfo: str) -> str | None:
 
 
 def _refusal(facts: Facts) -> str | None:
-    """Why there is no CUDA, and the fix; None = there is."""
+    """Reason why there is no CUDA, and the fix; None = there is."""
     if facts.built is None:
         return "torch of this image is built without CUDA: use the worker image's cuda variant"
     if facts.fault is not None and _OLD_DRIVER in facts.fault:
         old = f"the node's driver is too old for CUDA {facts.built} of this image"
         return f"{old}: update the driver"
     if facts.fault is not None or not facts.gpu:
-        fix = "see to the node's driver and device plugin, and that the pod is given an accelerator"
+        fix = "check the node's driver and device plugin, and that the pod requests an accelerator"
         return f"no CUDA device is visible: {fix}"
     if not facts.triton:
         return "Triton, which makes the kernels, is not in this image: use the worker image's cuda variant"

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _cuda: Any = torch.cuda  # its classes have no types
 
 STEP_BYTES_PER_TOKEN = 512 << 10
-"""What a step takes besides weights and KV blocks for a token of its budget: an estimate, not measured."""
+"""Memory of a step beside weights and KV blocks, per token of its budget: an estimate, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def open_cache(
 
 
 def device_memory(engine: EngineConfig, device: torch.device, weight_bytes: int) -> DeviceMemory:
-    """Of a GPU, as an engine finds it.
+    """Memory of a GPU, as an engine finds it.
 
     Of several engines each has a share of the device, whatever the others hold at this moment.
     """

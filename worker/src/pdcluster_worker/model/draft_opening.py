@@ -82,7 +82,7 @@ def open_draft_runner(model: ModelConfig, division: Division, device: str) -> tu
 
 
 def make_drafter(engine: EngineConfig, opened: tuple[Runner, int] | None, info: ModelInfo) -> Drafter | None:
-    """What drafts; None where nothing does.  info: of the engine's own model."""
+    """Make the drafter; None where drafting is off.  info: of the engine's own model."""
     if engine.drafts is None:
         return None
     if opened is None:

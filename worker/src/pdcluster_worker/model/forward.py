@@ -12,10 +12,10 @@ class Forward(Protocol):
     """One model over one KV cache."""
 
     code: str
-    """Whose code computes the layers, for the log and /version: "decoder" or "transformers"."""
+    """Code that computes the layers, for the log and /version: "decoder" or "transformers"."""
 
     operations: Operations
-    """That it computes by."""
+    """Operations that it computes by."""
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Compute one step and store its keys and values.  Returns [R, vocab_size] float32, a row for each of `plan.sample_at`."""

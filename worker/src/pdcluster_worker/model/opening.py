@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_model(question: Question, block_size: int, asked: Asked | None = None) -> LoadedModel:
-    """Load a model.  asked: what was asked early; another question is asked anew.
+    """Load a model.  asked: what was asked early; another question is asked again.
 
     Raises ModelError with the reason when it is missing or cannot be served.
     """

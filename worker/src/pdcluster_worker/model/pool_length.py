@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 LEAST_TOKENS = 2
-"""Of a request: one of its prompt and one of its answer."""
+"""Fewest tokens of a request: one of its prompt and one of its answer."""
 
 
 def fit_length(info: ModelInfo, cache: KVCache | DeviceKVCache | RanksDeviceCache, engine: EngineConfig) -> ModelInfo:

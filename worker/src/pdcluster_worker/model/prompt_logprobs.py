@@ -49,7 +49,7 @@ def prompt_rows(batch: Batch) -> list[PromptRow]:
 
 
 class PromptLogprobs:
-    """What has been computed of the prompts of live requests, by position."""
+    """Log probabilities computed so far for the prompts of live requests, by position."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank

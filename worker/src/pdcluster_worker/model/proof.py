@@ -26,10 +26,10 @@ LONG, SHORT = 21, 6
 """Tokens of the two sequences, where the cache holds them; the last of each is a decode step."""
 
 BLOCK_SIZE = 16
-"""Of the cache of transformers' logits; they do not depend on it."""
+"""Block size of the cache for transformers' logits; they do not depend on it."""
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}
-"""Of the logits, relative to their size: what rounding in another order leaves, with room."""
+"""Largest difference of the logits, relative to their size: the rounding of another order, with room."""
 
 
 def wanted(loaded: LoadedModel) -> Tensor:

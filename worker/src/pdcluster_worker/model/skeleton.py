@@ -29,7 +29,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Form(msgspec.Struct, frozen=True, tag=True):
-    """What our decoder must know of a module besides its weights.
+    """Form of a module, as our decoder reads it beside its weights.
 
     weights:         names of its parameters, as in its files; a tied head is none of them.
     epsilon:         of all its norms.
@@ -50,7 +50,7 @@ class Form(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoForm(msgspec.Struct, frozen=True, tag=True):
-    """Why the model is loaded by transformers' code."""
+    """Reason why the model is loaded by transformers' code."""
 
     reason: str
 

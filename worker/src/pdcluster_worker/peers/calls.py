@@ -85,7 +85,7 @@ async def unary(start: "Callable[[], grpc.aio.UnaryUnaryCall[Any, ReplyT]]") -> 
 async def replies(start: "Callable[[], StreamingCall[ReplyT]]") -> AsyncGenerator[ReplyT, None]:
     """The answers of the streaming call that `start` makes; closing the iterator cancels it.  Raises PeerError or RequestError.
 
-    The call is made here, for a channel that was closed meanwhile refuses it: that too is the peer's end.
+    The call is made here, because a channel that was closed meanwhile refuses it: that too is the peer's end.
     """
     call: StreamingCall[ReplyT] | None = None
     try:

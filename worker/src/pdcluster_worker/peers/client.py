@@ -37,7 +37,7 @@ ReplyT = TypeVar("ReplyT")
 OutputT = TypeVar("OutputT")
 
 Wants = asyncio.Queue[pb.CreditRequest | None]
-"""What goes out on a Credits stream; None ends it."""
+"""Messages out on a Credits stream; None ends it."""
 
 PeerState = Literal["connecting", "ready", "refused", "lost"]
 
@@ -50,7 +50,7 @@ _PLACES: dict[str, PrefillPlace] = {"local": "local", "remote": "remote"}
 
 @dataclass(frozen=True)
 class PeerEvents:
-    """Whom to tell; plain functions that must not block.
+    """Callbacks of a peer: plain functions that must not block.
 
     on_credit: (peer, request id, granted); not granted = queued there, a grant follows.
     on_lost:   the peer was ready and is no more: all its answers and grants are void.
@@ -110,14 +110,14 @@ class Peer:
 
     @property
     def max_batched_tokens(self) -> int:
-        """Of one step of all its engines; 0 = unknown."""
+        """Token budget of one step of all its engines; 0 = unknown."""
         return 0 if self.hello is None else self.hello.max_batched_tokens
 
     async def leave(self) -> None:
         """Let go of a worker that is no member any more: end the streams and every call, but not those to one that has drained.
 
         That one has sent every answer before etcd says that it is gone, but we may not have read them yet.  Any other may hang,
-        with a connection that answers pings for ever.
+        with a connection that goes on answering pings.
         """
         has_drained = "drained" in (self.record.state, self.load.state)
         await self._end_streams()
@@ -145,7 +145,7 @@ class Peer:
     # --- what dispatch asks of it -----------------------------------------------------------------
 
     def prefix_match(self, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks of `hashes` its prefix cache holds, as far as is known here."""
+        """Leading blocks of `hashes` that its prefix cache holds, as far as is known here."""
         return self._here.index.match(self.key, hashes)
 
     def want(self, request_id: str, tokens: int, priority: int) -> None:
@@ -201,7 +201,7 @@ class Peer:
         return Line(self.record.grpc_address, self._here.credentials.channel)
 
     async def _show_newest_certificate(self) -> None:
-        """A channel shows what it was opened with, for ever: after a change of certificates a new connection needs a new one."""
+        """Open a channel; it shows the certificate that it was opened with, so a new certificate needs a new channel."""
         if self._line.credentials is not self._here.credentials.channel:
             old, self._line = self._line, self._open()
             await old.close()
@@ -221,7 +221,7 @@ class Peer:
                 if self.state == "ready" and clock() - began > LAST_BACKOFF_SECONDS:
                     delay = FIRST_BACKOFF_SECONDS  # a connection that served is no reason to wait long
                 self._on_broken(e)
-            except Exception as e:  # a fault of ours must not lose this peer for ever: say it, and start over
+            except Exception as e:  # a fault of ours must not lose this peer: log it, and start over
                 logger.exception("peer failed pod=%s", self.key)
                 self._on_broken(e)
             await asyncio.sleep(delay)
@@ -268,7 +268,7 @@ class Peer:
             async with aclosing(replies(lambda: self._line.stub.Watch(request))) as reports:
                 async for report in reports:
                     arrival = order.arrival(report.sequence)
-                    if arrival is Arrival.ASK_ANEW:
+                    if arrival is Arrival.ASK_SNAPSHOT:
                         logger.info("watch gap peer=%s sequence=%d", self.key, report.sequence)
                         break
                     if arrival is Arrival.TAKE:

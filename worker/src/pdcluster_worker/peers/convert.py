@@ -70,7 +70,7 @@ def geometry_to_proto(geometry: KVGeometry) -> pb.KVGeometry:
 
 
 def geometry_from_proto(message: pb.KVGeometry) -> KVGeometry:
-    """KV geometry; any values, for the pair check compares them."""
+    """KV geometry; any values, since the pair check compares them."""
     return KVGeometry(message.num_kv_heads, message.head_dim, message.num_layers, message.block_size, message.dtype, message.kind)
 
 
@@ -195,7 +195,7 @@ def _time(name: str, seconds: float) -> float:
 
 
 def target_to_proto(target: Target) -> pb.Target:
-    """Where KV is to be written."""
+    """Encode the target of KV writes."""
     return pb.Target(
         epoch=target.epoch,
         engine_id=target.engine_id,
@@ -206,7 +206,7 @@ def target_to_proto(target: Target) -> pb.Target:
 
 
 def target_from_proto(message: pb.Target) -> Target:
-    """Where KV is to be written.  Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids."""
+    """Decode the target of KV writes.  Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids."""
     _require(len(message.epoch) == EPOCH_BYTES, f"epoch has {len(message.epoch)} bytes instead of {EPOCH_BYTES}")
     _require(bool(message.engine_id), "engine_id of the target is empty")
     _require(0 < len(message.addresses) <= MAX_RANKS, f"the target has {len(message.addresses)} addresses, not 1 to {MAX_RANKS}")
@@ -263,7 +263,7 @@ def token_from_proto(request_id: str, message: pb.Token) -> Token:
 
 
 def degraded_from_proto(said: Iterable[str]) -> tuple[str, ...]:
-    """What a request lost, as far as a header can say it."""
+    """Losses of a request, as far as a header can carry them."""
     return tuple(what for what in said if _LOSS.fullmatch(what))[:_MAX_LOSSES]
 
 

@@ -2,7 +2,7 @@
 
 Every want is answered at once; a grant that comes later goes to the stream of
 the peer that it names, and a group that waits for company when it is due.  When a stream ends, the peer's wants and unused grants
-end with it.  Who is granted is the ledger's rule (`routing.credits`).
+end with it.  The ledger chooses the grants (`routing.credits`).
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class CreditDesk:
         self.push(self._ledger.finish(peer, request_id))
 
     def push(self, grants: Iterable[Grant]) -> None:
-        """Tell each peer of its new grants, and come back when the next group is due."""
+        """Send each peer its new grants, and return when the next group is due."""
         for grant in grants:
             self._answer(grant, True)
         if self._timer is not None:

@@ -56,7 +56,7 @@ class Directory:
     def num_ingresses(self) -> int:
         """Workers that clients' requests come to, this one included: routers where there are any, else decode and mixed ones.
 
-        Those that drain are left out, for they get no new connections.
+        Those that drain are left out: they get no new connections.
         """
         ready = [record.role for pod, record in self._members.items() if record.state == "ready" and pod != self._pod]
         here = self._here.hello.role
@@ -70,7 +70,7 @@ class Directory:
         return {pod: reason for pod, reason in reasons.items() if reason is not None}
 
     def absence(self) -> str:
-        """Why no decode or mixed worker takes new work, worker by worker."""
+        """Reason why no decode or mixed worker takes new work, worker by worker."""
         members = [record for _, record in sorted(self._members.items()) if record.role in _DECODING]
         if not members:
             return "none is registered"
@@ -79,7 +79,7 @@ class Directory:
         return ", ".join(said) + (f", and {more} more" if more > 0 else "")
 
     def _standing(self, record: WorkerRecord) -> str:
-        """What keeps new work from a member, in a word or, if refused, a reason."""
+        """State that keeps new work from a member: a word or, if refused, a reason."""
         if record.state != "ready" or not record.engine_id:
             return record.state if record.engine_id else "loading the model"
         peer = self._peers.get(record.pod)
@@ -104,7 +104,7 @@ class Directory:
         self._count()
 
     async def probe(self, record: WorkerRecord) -> bool:
-        """Whether the worker answers a handshake as the engine of its record, within HANDSHAKE_SECONDS."""
+        """Return whether the worker answers a handshake as the engine of its record, within HANDSHAKE_SECONDS."""
         channel = open_channel(record.grpc_address, self._here.credentials.channel)
         try:
             hello = convert.hello_to_proto(self._here.hello)
@@ -126,7 +126,7 @@ class Directory:
         self._count()
 
     def _needs(self, record: WorkerRecord) -> bool:
-        # Without an engine id its engine is still loading: there is nobody to shake hands with.
+        # Without an engine id its engine is still loading: no handshake is possible.
         if record.pod == self._pod or not record.engine_id:
             return False
         here = self._here.hello.role

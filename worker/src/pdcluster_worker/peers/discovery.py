@@ -1,9 +1,9 @@
-"""This worker's record in etcd, and the membership that etcd tells.
+"""This worker's record in etcd, and the membership that etcd reports.
 
 One session at a time: lease, record, listing, watches from the listing's
 revision.  Whatever breaks (a call, a watch, the lease, an etcd that came back
 empty or as another cluster) ends the session, and the next one registers and
-lists anew, at the next endpoint, after a back-off.  Between sessions nothing
+lists again, at the next endpoint, after a back-off.  Between sessions nothing
 changes: last known members stay, for an outage of any length.  When a member
 leaves is `membership`'s rule.
 """
@@ -27,7 +27,7 @@ FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 2.0
 
 RECHECK_SECONDS = 2.0
-"""How often members whose keys are gone are probed: about as long as a probe may take, and short against a lease."""
+"""Period of probes of members whose keys are gone: about as long as a probe may take, and short against a lease."""
 
 CALL_SECONDS = 5.0
 """Bound of one call to etcd; never longer than the lease."""
@@ -35,7 +35,7 @@ CALL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryKeys:
-    """Where to look: `records.workers_prefix` and `records.command_key` of this worker.
+    """Keys to watch: `records.workers_prefix` and `records.command_key` of this worker.
 
     pinned: values that a revision agrees on, by key: written where an etcd that came back empty lacks them.
     """
@@ -47,7 +47,7 @@ class DiscoveryKeys:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryEvents:
-    """Whom to tell, and whom to ask.  The callbacks are plain functions and must not block.
+    """Callbacks of discovery: plain functions that must not block.
 
     on_members: all members by pod, this worker included, after every change.
     on_drain:   whether the drain command is present, after every change; absent at first.
@@ -60,7 +60,7 @@ class DiscoveryEvents:
 
 
 class Discovery:
-    """One per worker.  Raises ConfigError when etcd's TLS files cannot be used; later changes of them that cannot are passed over.
+    """One per worker.  Raises ConfigError when etcd's TLS files cannot be used; later changes of them that cannot be used are ignored.
 
     problem:         why etcd does not serve this worker now; None while a session lives.
     registered_once: latches at the first registration.
@@ -120,7 +120,7 @@ class Discovery:
         except EtcdError as e:
             return str(e)
         except Exception as e:
-            # A fault of ours must not leave this worker out of etcd for ever: say it, and start over.
+            # A fault of ours must not keep this worker out of etcd: log it, and start over.
             logger.exception("discovery failed")
             return f"{type(e).__name__}: {e}"
         return "the session ended"
@@ -156,7 +156,7 @@ class Discovery:
                 logger.warning("etcd has another value key=%s here=%r there=%r", key, value, found)
 
     async def _take_leave(self, etcd: Etcd, lease_id: int) -> None:
-        """Write the last record, for who was drained needs no probe, and revoke the lease; both best effort."""
+        """Write the last record, since a drained worker needs no probe, and revoke the lease; both best effort."""
         try:
             if self._record_changed.is_set():
                 await self._put_record(etcd, lease_id)
@@ -179,7 +179,7 @@ class Discovery:
 
     def _report_problem(self, problem: str) -> None:
         if problem != self.problem:
-            logger.warning("not served by %s members_kept=%d", problem, len(self._membership.records))
+            logger.warning("etcd does not serve this worker members_kept=%d reason=%s", len(self._membership.records), problem)
         self.problem = problem
 
     # --- parts of a session: each runs until it raises EtcdError -----------------------------------
@@ -196,7 +196,7 @@ class Discovery:
 
     async def _watch_workers(self, etcd: Etcd, from_revision: int) -> None:
         async for events in etcd.watch(self._keys.workers_prefix, from_revision):
-            for event in events:  # one by one: a last word is told before the end that may come with it
+            for event in events:  # one by one: the last change of a record is reported before its deletion
                 self._apply(self._on_worker(event))
 
     async def _watch_command(self, etcd: Etcd, from_revision: int) -> None:
@@ -225,7 +225,7 @@ class Discovery:
         try:
             await etcd.put(self._own_key(), encode_record(self._record), lease_id)
         except BaseException:
-            self._record_changed.set()  # nobody knows whether it was written
+            self._record_changed.set()  # unknown whether it was written
             raise
 
     def _own_key(self) -> str:

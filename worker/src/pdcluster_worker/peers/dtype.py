@@ -1,4 +1,4 @@
-"""What `dtype: auto` stands for: one answer for all workers of a revision, however their CPUs differ.
+"""Agree on the meaning of `dtype: auto`: one answer for all workers of a revision, however their CPUs differ.
 
 The first worker of a revision that asks says what its CPU computes natively, and etcd keeps that; every later one takes it,
 for KV moves only between workers of one dtype.  Which is best depends on the CPU: bfloat16 is several times faster than
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 async def agreed_dtype(config: DiscoveryConfig, key: str, proposal: DType, report: Callable[[str], None]) -> DType:
-    """What the revision computes in: as etcd has it under `key`, or the proposal, which is then kept there.
+    """Return the dtype of the revision: the value of `key` in etcd, or the proposal, which is then stored there.
 
-    Asks until etcd answers.  report: told why it does not, each time that it says something new.
+    Asks until etcd answers.  report: called with the reason of a failure, each time that it changes.
     Raises ConfigError when the key holds anything else than a dtype.
     """
     tls = None if config.tls is None else EtcdCredentials(config.tls)

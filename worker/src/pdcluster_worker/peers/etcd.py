@@ -21,7 +21,7 @@ from pdcluster_worker.peers.status import cancelled_here
 
 ResponseT = TypeVar("ResponseT")
 
-# A connection is made anew after every failure, so it must not inherit another one's back-off from gRPC's shared pool.
+# A new connection is made after every failure, so it must not inherit another one's back-off from gRPC's shared pool.
 # All records of a cluster are one message, which may be more than the 4 MiB that gRPC takes by itself: thousands of workers
 # that each name the peers that they refuse.
 _OPTIONS = (
@@ -81,7 +81,7 @@ class Etcd:
         await self._channel.close(None)
 
     async def read(self, key: str) -> Listing:
-        """What is there now, read through the quorum."""
+        """Read what is there now, through the quorum."""
         request = rpc.RangeRequest(key=key.encode(), range_end=_range_end(key))
         response = await self._call(self._kv.Range, request)
         values = {kv.key.decode(errors="replace"): kv.value for kv in response.kvs}
@@ -92,7 +92,7 @@ class Etcd:
         await self._call(self._kv.Put, rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
 
     async def create(self, key: str, value: bytes) -> bytes:
-        """Write a key without a lease unless it is there; returns its value, whoever wrote it."""
+        """Write a key without a lease unless it is there; returns its value, also when another worker wrote it."""
         raw = key.encode()
         absent = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=raw, create_revision=0)
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=raw, value=value))

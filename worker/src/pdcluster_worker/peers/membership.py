@@ -1,4 +1,4 @@
-"""Who is a member: etcd's word, doubted when it says that a member is gone.
+"""Keep the members of a cluster: by etcd, which is doubted when it reports that a member is gone.
 
 A member joins or changes by etcd's word alone.  It leaves only when etcd says
 that its key is gone *and* it no longer answers a probe: an etcd that came back

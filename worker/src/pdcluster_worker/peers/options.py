@@ -41,5 +41,5 @@ CHANNEL_OPTIONS: Options = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),  # also the bound of one connection attempt
     ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.enable_retries", 0),  # who tries again, and where, is dispatch's decision
+    ("grpc.enable_retries", 0),  # a retry, and where, is dispatch's decision
 ]

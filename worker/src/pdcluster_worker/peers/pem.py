@@ -1,4 +1,4 @@
-"""PEM files of one end of a TLS connection, read anew while the worker runs.
+"""PEM files of one end of a TLS connection, read again while the worker runs.
 
 The files are checked when they are read, key against certificate included:
 gRPC itself would find out only when the first peer connects, and say little.
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PemPaths:
-    """Where the files are.  setting: the section of the engine file that names them; certificate and key come together or not at all."""
+    """Paths of the files.  setting: the section of the engine file that names them; certificate and key come together or not at all."""
 
     setting: str
     ca: str

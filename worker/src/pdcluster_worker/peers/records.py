@@ -1,4 +1,4 @@
-"""What a worker says about itself in etcd, and under which keys.
+"""Records of workers in etcd, and their keys.
 
 The only place where discovery keys are built or read (contract: docs/architecture.md,
 'Contracts'; the operator's side is held to it by `tests/contract`).  A value
@@ -33,7 +33,7 @@ class RefusedPeer(msgspec.Struct, frozen=True):
 
 
 class Disaggregation(msgspec.Struct, frozen=True):
-    """How prefill and decode work together, as one worker sees it (`dispatch.disaggregation`).
+    """State of prefill and decode together, as one worker sees it (`dispatch.disaggregation`).
 
     transport:        that moves KV blocks.
     refused:          prefill workers that this decode worker may not use, the first few; num_refused: all of them.
@@ -120,7 +120,7 @@ def pod_of(key: str) -> str:
 
 
 def dtype_key(namespace: str, name: str, revision: str) -> str:
-    """What `dtype: auto` stands for in a revision: written once, by its first worker."""
+    """Key of the meaning of `dtype: auto` in a revision: written once, by its first worker."""
     return f"{ROOT}/{namespace}/{name}/dtypes/{revision}"
 
 

@@ -34,7 +34,7 @@ class Refusals:
         return reason
 
     def reason(self, engine_id: str) -> str | None:
-        """Why the pair with that engine is refused; None if it is not."""
+        """Reason why the pair with that engine is refused; None if it is not."""
         return self._reasons.get(engine_id)
 
     def _remember(self, theirs: Hello, reason: str, label: str) -> None:

@@ -11,7 +11,7 @@ from pdcluster_worker.proto.worker_pb2_grpc import add_WorkerServicer_to_server
 
 
 async def start_grpc(service: WorkerService, host: str, port: int, credentials: Credentials) -> tuple[grpc.aio.Server, int]:
-    """Serve on `port` (0: any free one); returns the server, to be ended by its `stop(grace_seconds)`, and the port.
+    """Listen on `port` (0: any free one); returns the server, to be ended by its `stop(grace_seconds)`, and the port.
 
     Raises ConfigError when the address cannot be used.
     """

@@ -2,7 +2,7 @@
 
 It refuses what is not meant for this engine, what has no credit and what no
 worker of ours would send, and ends the handler's iterator the moment a call is
-cancelled.  What a request's tokens are is the handler's business; who is
+cancelled.  What a request's tokens are is the handler's business; which want is
 granted a credit is the ledger's.
 """
 
@@ -32,7 +32,7 @@ _MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}
 
 
 class WorkerHandler(Protocol):
-    """What `dispatch` does for peers.  Its iterators may raise RequestError, and are closed when their call ends."""
+    """Calls that `dispatch` serves for peers.  Its iterators may raise RequestError, and are closed when their call ends."""
 
     @property
     def engine_id(self) -> str:
@@ -46,7 +46,7 @@ class WorkerHandler(Protocol):
 
     @property
     def asks_for_credit(self) -> bool:
-        """Whether a prefill needs a credit of the ledger."""
+        """True if a prefill needs a credit of the ledger."""
         ...
 
     def hello(self) -> Hello:
@@ -80,7 +80,7 @@ class WorkerService(WorkerServicer):
         self._refusals = refusals
 
     async def Handshake(self, request: pb.Hello, context: Context) -> pb.Hello:  # noqa: N802
-        """Note a mismatch, and tell our facts in any case: the other side compares too."""
+        """Note a mismatch, and answer with our facts in any case: the other side compares too."""
         mine = self._handler.hello()
         async with answering(context):
             self._refusals.check(mine, _parsed(convert.hello_from_proto, request))
@@ -132,7 +132,9 @@ class WorkerService(WorkerServicer):
                     self.desk.finish(peer, spec.request_id)
                     await context.write(pb.PrefillReply(first_token=convert.token_to_proto(reply)))
 
-    async def Credits(self, request_iterator: AsyncIterator[pb.CreditRequest], context: Context) -> None:  # type: ignore[override]  # noqa: N802
+    async def Credits(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.CreditRequest], context: Context
+    ) -> None:
         """Serve one decode worker's wants until its stream ends."""
         async with answering(context):
             first = await anext(aiter(request_iterator), pb.CreditRequest())

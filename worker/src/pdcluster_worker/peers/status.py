@@ -3,7 +3,7 @@
 An error that carries our metadata is the request's own and comes out as it went
 in; every other end of a call is the peer's and becomes PeerError.  gRPC's
 asyncio API raises CancelledError also when the *other* side cancelled a call:
-`cancelled_here` tells the two apart, or a peer could cancel our tasks.
+`cancelled_here` distinguishes the two, or a peer could cancel our tasks.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def answering(context: Context) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(e))
     except PeerError as e:
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(e)[:_MAX_MESSAGE])
-    except grpc.aio.BaseError as e:  # the call is over: our server stops, or the peer is gone; nobody would hear a status
+    except grpc.aio.BaseError as e:  # the call is over: our server stops, or the peer is gone; a status would reach no caller
         logger.info("call ended reason=%s", e)
     except Exception:
         logger.exception("call failed")
@@ -69,7 +69,7 @@ async def answering(context: Context) -> AsyncIterator[None]:
 
 
 def error_of(error: grpc.aio.AioRpcError) -> PeerError | RequestError:
-    """What the end of a call means to its caller."""
+    """Error of the caller for the end of a call."""
     message = error.details() or error.code().name
     trailing: Iterable[tuple[str, bytes | str]] = cast(Any, error.trailing_metadata()) or ()
     for key, value in trailing:
@@ -79,7 +79,7 @@ def error_of(error: grpc.aio.AioRpcError) -> PeerError | RequestError:
 
 
 def cancelled_here() -> bool:
-    """Whether the CancelledError in hand is this task's own cancellation."""
+    """Return whether the CancelledError in hand is this task's own cancellation."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

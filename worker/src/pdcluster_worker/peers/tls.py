@@ -1,8 +1,8 @@
 """TLS of the connections that a worker has: mutual with the other workers of its cluster, and to an etcd that speaks it.
 
 Both ends show a certificate and accept only those of the authorities in their
-CA file, so a stranger gets no further than the handshake.  All files are read
-anew while the worker runs: new handshakes, of either side, go by the newest
+CA file, so any other process gets no further than the handshake.  All files are read
+again while the worker runs: new handshakes, of either side, go by the newest
 good files, and connections that stand are left alone.  A cluster changes its
 authority by accepting two for a while.
 """
@@ -16,11 +16,11 @@ from pdcluster_worker.config.worker import EtcdTLSConfig, TLSConfig
 from pdcluster_worker.peers.pem import Pem, PemFiles, PemPaths
 
 CHECK_SECONDS = 5.0
-"""How often the files are looked at; little beside the minute or two in which a kubelet changes a mounted Secret."""
+"""Period of looks at the files; little beside the minute or two in which a kubelet changes a mounted Secret."""
 
 
 class Credentials:
-    """Who we are to the workers that connect to us (`server`), and to those that we connect to (`channel`).
+    """Certificates that we show to the workers that connect to us (`server`), and to those that we connect to (`channel`).
 
     Raises ConfigError naming the setting, the file and the reason when the files cannot be used at the start.
     """
@@ -30,7 +30,7 @@ class Credentials:
         self.channel = _channel(self._files.current)
 
     def server(self) -> grpc.ServerCredentials:
-        """For one server: gRPC keeps in them what it was last given."""
+        """Credentials of one server: gRPC keeps in them what it was last given."""
         shown = self._files.current
 
         def newer() -> Any:
@@ -59,13 +59,13 @@ class Credentials:
 
 
 class EtcdCredentials:
-    """What etcd is shown; raises ConfigError like `Credentials`."""
+    """Certificates that etcd is shown; raises ConfigError like `Credentials`."""
 
     def __init__(self, config: EtcdTLSConfig) -> None:
         self._files = PemFiles(PemPaths("discovery.tls", config.ca, config.certificate, config.key))
 
     def channel(self) -> grpc.ChannelCredentials:
-        """For one connection, from the files as they are now or were when they were last good."""
+        """Credentials of one connection, from the files as they are now or were when they were last good."""
         self._files.reload()
         return _channel(self._files.current)
 

@@ -1,4 +1,4 @@
-"""The engine process: wires model, transfer and the pure core, and runs schedule -> execute -> update until told to stop.
+"""The engine process: wires model, transfer and the pure core, and runs schedule -> execute -> update until it is stopped.
 
 The loop never waits for the server process: it takes what has arrived, steps,
 and sends what came of it.  With nothing to do it sleeps in the kernel until a
@@ -56,7 +56,7 @@ from pdcluster_worker.transfer.tcp_port import TcpSettings
 logger = logging.getLogger(__name__)
 
 RANK_GRACE_SECONDS = 0.7
-"""For the engine's last words when one of its ranks is gone; then the process ends, whatever it waits for."""
+"""Time for the engine's last message when one of its ranks is gone; then the process ends, whatever it waits for."""
 
 
 class EngineMailbox(Protocol):
@@ -161,7 +161,7 @@ def run(config_path: Path, address: str, place: EnginePlace, asked: Asked | None
 def run_headless(config_path: Path, head: str | None) -> int:
     """Run one engine for the worker at `head`, host:port, until that is gone.
 
-    Returns the exit status: 0 told to stop, 1 the head is gone or refuses, 2 and 3 as `run`.
+    Returns the exit status: 0 stopped by a message, 1 the head is gone or refuses, 2 and 3 as `run`.
     """
     host, _, port = (head or "").rpartition(":")
     if not host or not port.isdigit():
@@ -192,7 +192,7 @@ def run_headless(config_path: Path, head: str | None) -> int:
 
 
 def _dtype(mailbox: Mailbox) -> DType | None:
-    """What the first message says to compute in; None where it says to stop."""
+    """Dtype that the first message asks for; None where it says to stop."""
     first = next(iter(mailbox.receive(None)))
     return first.dtype if isinstance(first, Begin) else None
 

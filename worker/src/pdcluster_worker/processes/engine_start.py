@@ -14,7 +14,7 @@ def run(config_path: Path, address: str, place: EnginePlace) -> int:
     """Run one engine against this ZMQ address; returns the exit status (`processes.engine_process.run`)."""
     die_with_parent()
     asked = None
-    with contextlib.suppress(ConfigError):  # the engine says it where it is heard
+    with contextlib.suppress(ConfigError):  # the engine reports it where a user sees it
         asked = ask_early(share_of(load_worker_config(config_path), place.rank))
     from pdcluster_worker.processes import engine_process
 

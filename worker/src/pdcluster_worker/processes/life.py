@@ -1,4 +1,4 @@
-"""What the server processes of all roles share: the files that they re-read, their signals, and how they leave.
+"""Common parts of the server processes of all roles: files that they re-read, signals, and the end.
 
 The order of a start is `processes.server_process`'s and `processes.router_process`'s business.
 """
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 HTTP_DRAIN_SECONDS = 5.0
-"""For what is open beside requests, such as a body that is still on its way here."""
+"""Time for what is open beside requests, such as a body that is still on its way here."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """What is re-read while the worker runs."""
+    """Files that are re-read while the worker runs."""
 
     credentials: Credentials
     policy: PolicyFile
@@ -39,7 +39,7 @@ class Files:
 
     @property
     def tenant_of(self) -> TenantOfKey:
-        """Whose a client's key is; None = no key is asked for."""
+        """Tenant of a client's key; None = no key is asked for."""
         return self.api_keys.tenant_of if self.api_keys.required else None
 
     def watch(self, on_policy: Callable[[PolicyConfig], None]) -> "list[asyncio.Task[None]]":
@@ -78,7 +78,7 @@ async def leave(node: Node, http: HttpServer) -> None:
 
 
 async def unless(stop: asyncio.Event, step: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-    """Wait for a step of the start; None when the worker is told to stop before that."""
+    """Wait for a step of the start; None when the worker gets a signal to stop before that."""
     doing, stopping = asyncio.create_task(step), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What the engines of one worker tell one another, in shared memory: read at once, never waited for.
+"""State that the engines of one worker share in memory: read at once, never waited for.
 
 Each engine writes its own line: when, and its state in one aligned word of 8 bytes,
 so that no reader sees half of one.  A line that is older than STALE_SECONDS says
@@ -20,7 +20,7 @@ _MOST = (1 << 16) - 1
 
 
 def create_board(size: int) -> int:
-    """Memory for so many engines, as a file descriptor to be inherited; nobody has said anything yet."""
+    """Memory for so many engines, as a file descriptor to be inherited; no engine has written yet."""
     descriptor = os.memfd_create("pdcluster-ranks")
     os.ftruncate(descriptor, size * _LINE_WORDS * _WORD_BYTES)
     return descriptor

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Until rank 0 is gone; the exit status is 1 after a failure, which rank 0 has heard of."""
+    """Until rank 0 is gone; the exit status is 1 after a failure, which rank 0 was sent."""
     die_with_parent()
     start_logging()
     descriptors = [int(argument) for argument in sys.argv[1:]]

@@ -1,6 +1,6 @@
 """The process of a router: HTTP, dispatch and peers as in every worker, and no engine.
 
-Order: HTTP first, then gRPC, then etcd.  It ends when told by SIGTERM or SIGINT
+Order: HTTP first, then gRPC, then etcd.  It ends on SIGTERM or SIGINT
 and the last request is done (status 0); a SIGINT after the first signal does not
 wait (0 too: nothing of a router's own is lost).  torch is never imported here.
 """

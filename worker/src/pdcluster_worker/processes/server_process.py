@@ -2,13 +2,13 @@
 
 Order: HTTP first (so that a taken port is said at once and probes answer while
 weights load), then for `dtype: auto` a question to etcd, then the engines are
-told to load, then gRPC, then etcd.  It ends when told by
+sent the message to load, then gRPC, then etcd.  It ends on
 SIGTERM or SIGINT and the last request is done, whatever the drain command says
 meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
 were wrong, or 3 if it could not have the device that it was asked for).  One that
-stands still for good is killed; the answers that peers give through here are
+does not recover from a stall is killed; the answers that peers give through here are
 then waited for (1).  A SIGINT after the first signal does not wait; a
-SIGTERM changes nothing, as a container runtime that starts anew sends it once more
+SIGTERM changes nothing, as a container runtime that is restarted sends it once more
 to a worker that is on the way.  The lease is revoked either way.
 """
 
@@ -60,10 +60,10 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 SERVER_NICENESS = 10
-"""Of the server process below its engine, which was 14 % faster so on two cores; it still gets its turn at every step."""
+"""Niceness of the server process below its engine, which was 14 % faster so on two cores; it still gets its turn at every step."""
 
 _REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
-"""What an engine process means that ends with one of these statuses."""
+"""Error of an engine process that ends with one of these statuses."""
 
 RELAYED_SECONDS = 60.0
 """At most, after an engine was killed, for the answers that peers give through this worker."""
@@ -140,7 +140,7 @@ class ServerProcess:
         return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
-        """What the engine computes in: the model's setting, or for `auto` what the revision has agreed on."""
+        """Dtype of the engine: the model's setting, or for `auto` the one that the revision has agreed on."""
         config, loading = self._config, backend.waits_for
         # Every GPU that CUDA still knows multiplies bfloat16 natively.
         native: DType = "bfloat16" if asked_device(config).kind == "cuda" else read_native_dtype()
@@ -159,7 +159,7 @@ class ServerProcess:
         return dtype
 
     def _occupancy(self, gpu: Callable[[], GpuUse | None] | None) -> Occupancy:
-        """How busy this worker is: by its GPU's driver, else by its engines' steps."""
+        """Measure of how busy this worker is: by its GPU's driver, else by its engines' steps."""
         use = gpu() if gpu is not None else None
         if use is None:
             return Occupancy(self._engine_metrics.busy_ratio())

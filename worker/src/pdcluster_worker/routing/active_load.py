@@ -1,4 +1,4 @@
-"""What this ingress has sent to each worker, between the worker's own reports [Y12].
+"""Charges for requests that this ingress has sent to each worker, between the worker's own reports [Y12].
 
 A request is charged when it is chosen for a worker: its prompt's uncached
 tokens until the first token, its KV blocks until it ends.  A worker's load is
@@ -80,7 +80,7 @@ class ActiveLoad:
         return True
 
     def free(self, request_id: str) -> None:
-        """It ended, whatever way; unknown ids are a no-op."""
+        """Remove the charges of an ended request; unknown ids are a no-op."""
         if (request := self._requests.pop(request_id, None)) is not None:
             self._take_away(request, request.charges)
             if not self._sent[request.worker].all.num_requests:
@@ -108,6 +108,6 @@ class ActiveLoad:
 
 
 def _renew(sent: _Sent, report: object) -> None:
-    """Start the count anew at a newer report."""
+    """Start the count again at a newer report."""
     if sent.report is not report:
         sent.report, sent.since = report, Charges()

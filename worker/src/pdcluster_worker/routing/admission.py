@@ -1,4 +1,4 @@
-"""The bounds of a worker's queue [V8]: beyond them requests are refused, unheard by the engine.
+"""The bounds of a worker's queue [V8]: beyond them requests are refused before they reach the engine.
 
 A wait that is bounded in tokens is bounded in time: the bound over the tokens
 that a worker computes in a second is the longest wait for a first token.
@@ -8,9 +8,9 @@ from pdcluster_worker.config.policy import AdmissionPolicy
 
 
 def full(policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_tokens: int) -> str | None:
-    """Why a request of `num_tokens` is not taken beside those that wait; None when it is.
+    """Reason why a request of `num_tokens` is not taken beside those that wait; None when it is.
 
-    They wait for their first token.  One that finds nobody waiting is taken whatever its size, for it would never be otherwise.
+    They wait for their first token.  With none waiting a request is taken whatever its size: it would never find more room.
     """
     if num_queued >= policy.max_queued_requests:
         return (
@@ -28,7 +28,7 @@ def full(policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_token
 def seconds_until_room(
     policy: AdmissionPolicy, num_queued: int, num_tokens: int, firsts_per_second: float, token_seconds: float | None
 ) -> float | None:
-    """How long until `full` takes the request that it has just refused, at the pace of late; None = nothing is known of it.
+    """Seconds until `full` takes the request that it has just refused, at the recent pace; None = unknown.
 
     num_queued:        requests that wait.
     num_tokens:        of their prompts and of the one that comes.

@@ -1,4 +1,4 @@
-"""Which wants are granted together, and when: a prefill worker's batch begins where its credits are given.
+"""Grants of credits in groups: a prefill worker's batch begins where its credits are given.
 
 By default every want is granted as soon as there is room.  With a window, the
 first want of a length bucket waits for company for a moment, and all that have
@@ -25,7 +25,7 @@ _NEWEST_GAP = 0.2
 
 
 class LineKey(NamedTuple):
-    """What may be granted together; lower ones go first.
+    """Group that may be granted together; lower keys go first.
 
     bucket: of its length, [O11].
     """
@@ -54,7 +54,7 @@ class Batching:
 
     @property
     def most_prompts(self) -> int | None:
-        """Of one group; None = no bound."""
+        """Most prompts of one group; None = no bound."""
         return None if self.is_immediate else self.policy.max_prompts
 
     def key(self, tokens: int, priority: int) -> LineKey:
@@ -73,7 +73,7 @@ class Batching:
         self._last_arrival = now
 
     def ripe_at(self, key: LineKey, line: FairLine, busy_ratio: float) -> float:
-        """When the group of a line is granted; -inf = at once.
+        """Time when the group of a line is granted; -inf = at once.
 
         busy_ratio: what is promised and in hand, as a share of the credit limit.
         """

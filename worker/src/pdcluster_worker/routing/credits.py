@@ -1,4 +1,4 @@
-"""The prefill side's ledger of credits: how many tokens of work it has promised, and to whom.
+"""The prefill side's ledger of credits: how many tokens of work it has promised to each peer.
 
 A request of a peer goes want -> unused grant -> work in hand -> gone.  Wants
 are granted by priority, and within one by turns of the peers in tokens
@@ -24,7 +24,7 @@ class CreditLedger:
     """Grants credits in tokens; `limit_tokens` is about one batch ahead of the engine.
 
     clock:    in seconds; only a batch window reads it.
-    on_group: told how many wants were granted together.
+    on_group: called with the number of wants that were granted together.
     """
 
     def __init__(self, limit_tokens: int, clock: Callable[[], float] = lambda: 0.0) -> None:
@@ -41,10 +41,10 @@ class CreditLedger:
         self._num_fast = 0  # grants of the fast lane in a row that overtook another want
 
     def want(self, peer: str, request_id: str, tokens: int, priority: int) -> list[Grant]:
-        """Ask for a credit.  Returns who is granted now; the request is among them, or queued.
+        """Ask for a credit.  Returns the wants granted now; the request is among them, or queued.
 
         Others are where it makes their group complete.  A repeated want changes nothing, and one
-        that has its grant is told so again.
+        that has its grant gets it again.
         Raises ValueError when `tokens` is not positive: the peer is at fault.
         """
         if tokens < 1:
@@ -59,7 +59,7 @@ class CreditLedger:
         return self.grant_due()
 
     def release(self, peer: str, request_id: str) -> list[Grant]:
-        """Give back a want or an unused grant; returns who is granted in its place.
+        """Give back a want or an unused grant; returns the wants granted in its place.
 
         Work in hand and unknown ids stay as they are.
         """
@@ -84,7 +84,7 @@ class CreditLedger:
     def finish(self, peer: str, request_id: str) -> list[Grant]:
         """Work in hand is computed, or failed: its tokens return.
 
-        Returns who is granted now; unknown ids are a no-op.
+        Returns the wants granted now; unknown ids are a no-op.
         """
         self._in_hand.pop(Grant(peer, request_id), None)
         return self.grant_due()
@@ -128,7 +128,7 @@ class CreditLedger:
 
     @property
     def due(self) -> float | None:
-        """When a group that waits for company is granted; None = none does."""
+        """Time when a group that waits for company is granted; None = none waits."""
         if self._is_stopped or self._batching.is_immediate:
             return None
         now, busy = self._clock(), self._busy_ratio()

@@ -1,6 +1,6 @@
 """The order of one sender's numbered events [V19], [Y11]: which to take, and when some are missing.
 
-Pure.  After a gap nothing is taken until the sender has told everything anew:
+Pure.  After a gap nothing is taken until the sender has sent a snapshot:
 an index that missed a removal would promise a block that is gone.
 """
 
@@ -8,16 +8,16 @@ from enum import Enum
 
 
 class Arrival(Enum):
-    """What to do with an event.
+    """Treatment of an event.
 
-    TAKE:     it is the next one, or tells everything.
-    PASS:     it was taken before, or comes while everything is awaited.
-    ASK_ANEW: events before it are missing: ask the sender to tell everything.
+    TAKE:     it is the next one, or a snapshot.
+    PASS:     it was taken before, or comes while a snapshot is awaited.
+    ASK_SNAPSHOT: events before it are missing: ask the sender for a snapshot.
     """
 
     TAKE = "take"
     PASS = "pass"
-    ASK_ANEW = "ask anew"
+    ASK_SNAPSHOT = "ask snapshot"
 
 
 class EventOrder:
@@ -28,11 +28,11 @@ class EventOrder:
         self._has_gap = False
 
     def arrival(self, number: int, *, is_whole: bool = False) -> Arrival:
-        """Note the event with this number.  is_whole: it tells everything, whatever came before."""
+        """Note the event with this number.  is_whole: it is a snapshot and needs no earlier event."""
         if number <= self._last or (self._has_gap and not is_whole):
             return Arrival.PASS
         if number > self._last + 1 and not is_whole:
             self._has_gap = True
-            return Arrival.ASK_ANEW
+            return Arrival.ASK_SNAPSHOT
         self._last, self._has_gap = number, False
         return Arrival.TAKE

@@ -77,7 +77,7 @@ class FairLine:
         self._served.pop(peer, None)
 
     def next(self) -> Want:
-        """Whose turn it is; the line must not be empty."""
+        """The want whose turn it is; the line must not be empty."""
         firsts = (next(iter(wants.values())) for wants in self._wants.values())
         return min(firsts, key=lambda want: (self._served[want.grant.peer], want.number))
 

@@ -14,7 +14,7 @@ from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 
 
 def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
-    """Why the pair is refused, naming each field with both values and the fix; None when the two match."""
+    """Reason why the pair is refused, naming each field with both values and the fix; None when the two match."""
     label = reason_label(mine, theirs)
     if label is None:
         return None

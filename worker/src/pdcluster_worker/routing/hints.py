@@ -1,4 +1,4 @@
-"""What a request says of its own route, as far as the policy allows.
+"""Routing hints of a request, as far as the policy allows.
 
 Parsed by `server.schemas.route_fields`, used by `dispatch.ingress.choosing`.
 """
@@ -10,7 +10,7 @@ from pdcluster_worker.config.routing import DecodeScorePolicy
 
 @dataclass(frozen=True, slots=True)
 class RouteHints:
-    """What one request asks for.
+    """Hints of one request.
 
     session:      what belongs together; "" = nothing.
     worker:       the one that must run it; "" = any.

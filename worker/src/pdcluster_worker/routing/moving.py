@@ -1,4 +1,4 @@
-"""Which request that has begun may go on at another decode worker, and at which one [O8].
+"""Choose requests that have begun and may continue at another decode worker, and the worker [O8].
 
 A move is a new leg of the same choice: its prompt and what it has made so far go to the next
 worker apart, so limits, penalties and draws go on by position.  Pure; what has happened to a
@@ -10,14 +10,14 @@ from typing import Literal
 from pdcluster_worker.config.moving import MovingPolicy
 
 MoveReason = Literal["lost", "stalled", "draining", "preempted"]
-"""What is the matter with the worker that a request runs on."""
+"""State of the worker that makes a request leave it."""
 
 MoveOutcome = Literal["moved", "nowhere", "refused"]
 """Another worker made the next token; none takes it; the policy does not allow it."""
 
 
 def may_move(policy: MovingPolicy, num_moves: int) -> bool:
-    """Whether a choice that has moved so often may do so once more.
+    """Return whether a choice that has moved so often may move once more.
 
     >>> may_move(MovingPolicy(), 1), may_move(MovingPolicy(), 2)
     (True, False)
@@ -26,7 +26,7 @@ def may_move(policy: MovingPolicy, num_moves: int) -> bool:
 
 
 def is_short_of_blocks(policy: MovingPolicy, num_preemptions: int) -> bool:
-    """Whether a request that its worker preempted so often had better go.
+    """Return whether a request that its worker preempted so often should move.
 
     >>> policy = MovingPolicy(after_preemptions=2)
     >>> is_short_of_blocks(policy, 1), is_short_of_blocks(policy, 2)
@@ -42,7 +42,7 @@ MIN_READ_TOKENS = 64
 
 
 def reads_kv(uncached_tokens: int) -> bool:
-    """Whether a request that moves had better read the KV of so many tokens from the worker that it left.
+    """Return whether a request that moves should read the KV of so many tokens from the worker that it left.
 
     >>> reads_kv(64), reads_kv(63)
     (True, False)
@@ -51,10 +51,10 @@ def reads_kv(uncached_tokens: int) -> bool:
 
 
 def is_held(held_tokens: int, num_tokens: int) -> bool:
-    """Whether a worker that a request left has enough of its KV to hand it over: at least half.
+    """Return whether a worker that a request left has enough of its KV to hand it over: at least half.
 
     What it lacks it computes, and it was left so that it need not.  The last tokens are lacking as
-    a rule: they fill no block, or no report has told of their block yet.
+    a rule: they fill no block, or no report has named their block yet.
 
     >>> is_held(48, 90), is_held(48, 97)
     (True, False)
@@ -63,7 +63,7 @@ def is_held(held_tokens: int, num_tokens: int) -> bool:
 
 
 def has_room(free_blocks: int, needed_blocks: int) -> bool:
-    """Whether a worker takes a request that is short of blocks elsewhere: with as many left over.
+    """Return whether a worker takes a request that is short of blocks elsewhere: with as many left over.
 
     With just its own it would soon be preempted there, or preempt others.
 

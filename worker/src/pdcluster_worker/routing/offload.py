@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pdcluster_worker.config.routing import OffloadPolicy
 
 MARGIN = 0.1
-"""By which the other side is to be faster before the rule of `measured` gives way: expectations are no better than that."""
+"""Margin by which the other side must be faster before the rule of `measured` gives way: expectations are no better than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadFacts:
-    """What a decision is made by.
+    """Inputs of a decision.
 
     prompt_tokens:    to prefill, those made so far of a moved request included.
     cached_tokens:    of them, what this worker's prefix cache holds.
@@ -54,7 +54,7 @@ class OffloadFacts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Where the prompt is computed, and what decided it."""
+    """Place where the prompt is computed, and the rule that decided it."""
 
     is_remote: bool
     reason: str
@@ -96,7 +96,7 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdic
 
 
 def takes_length(max_model_len: int, num_tokens: int) -> bool:
-    """A worker of that limit computes so many tokens and one more; 0 = it does not tell its limit."""
+    """A worker of that limit computes so many tokens and one more; 0 = its limit is unknown."""
     return max_model_len == 0 or num_tokens < max_model_len
 
 
@@ -131,7 +131,7 @@ def score(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> float:
 def _guarded(policy: OffloadPolicy, facts: OffloadFacts, verdict: Verdict) -> Verdict:
     """The rule's verdict, unless the other side is expected to be faster by MARGIN; without measurements the rule's.
 
-    The transfer counts as remote time, for the second token waits for it.
+    The transfer counts as remote time, since the second token waits for it.
 
     >>> def guarded(is_remote, local, remote, prompt_tokens=300):
     ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, local_seconds=local, remote_seconds=remote)

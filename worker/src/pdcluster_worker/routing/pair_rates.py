@@ -1,4 +1,4 @@
-"""How fast KV moves from each prefill worker to here, by the transfers that have ended.
+"""Rates at which KV moves from each prefill worker to here, by the transfers that have ended.
 
 Pure.  An average that fades, so that a link that has become slow shows within a
 few transfers.
@@ -39,7 +39,7 @@ class PairRates:
         self._rates: dict[str, float] = {}
 
     def add(self, key: str, num_bytes: int, seconds: float) -> None:
-        """Take a transfer that has ended; seconds: with a write under way, 0 = too short to tell."""
+        """Take a transfer that has ended; seconds: with a write under way, 0 = too short to measure."""
         if seconds <= 0 or num_bytes <= 0:
             return
         rate, old = num_bytes / seconds, self._rates.get(key)
@@ -48,10 +48,10 @@ class PairRates:
             del self._rates[next(iter(self._rates))]
 
     def bytes_per_second(self, key: str) -> float:
-        """Of the pair with that worker; 0 = not measured yet."""
+        """Rate of the pair with that worker; 0 = not measured yet."""
         return self._rates.get(key, 0.0)
 
     def seconds(self, key: str, num_bytes: int) -> float:
-        """What so many bytes are expected to take; 0 = not measured yet."""
+        """Seconds that so many bytes are expected to take; 0 = not measured yet."""
         rate = self._rates.get(key)
         return 0.0 if rate is None else num_bytes / rate

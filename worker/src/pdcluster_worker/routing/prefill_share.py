@@ -1,7 +1,7 @@
-"""Where the long prompts of a decode worker were prefilled lately: how many there were, and how many of them went to prefill workers.
+"""Places where the recent long prompts of a decode worker were prefilled: their number, and the share that went to prefill workers.
 
 Pure.  The window ends at the newest long prompt, not now: a worker without traffic goes on saying what it last saw, so that
-nobody takes a quiet night for a change.  Counted in slices, so that its size does not depend on the load.
+a quiet night does not look like a change.  Counted in slices, so that its size does not depend on the load.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""Which KV blocks each worker has in its prefix cache, as its events tell [Y11].
+"""Index of the KV blocks in each worker's prefix cache, by its events [Y11].
 
 One table from block hash to a set of workers, a bit each, so that one walk over
 a prompt's hashes answers for all workers.  Block hashes are chained, so only
@@ -6,7 +6,7 @@ leading blocks count as a match.  The index may lag behind a worker: it steers a
 choice and never promises a hit.  Sequence numbers are not its business: after a
 gap the subscriber takes a new snapshot.
 
-A worker that goes, or tells everything anew, gives up its bit at once; what
+A worker that goes, or sends a snapshot, gives up its bit at once; what
 bears that bit is cleared later, some with each call, and only then is the bit
 given to another worker.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 
 MAX_BLOCKS = 2_000_000
-"""Distinct blocks that an index holds unless told otherwise: 0.25 GB (docs/bench/LOG.md)."""
+"""Distinct blocks that an index holds by default: 0.25 GB (docs/bench/LOG.md)."""
 
 _CLEARED_AT_ONCE = 4096  # blocks, so that no call takes much longer than another
 _EVICTED_AT_ONCE = 4096
@@ -80,7 +80,7 @@ class PrefixIndex:
         return frozenset(block for block, mask in self._table.items() if mask & bit)
 
     def match(self, worker: str, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks of `hashes` the worker has; 0 for an unknown worker."""
+        """Leading blocks of `hashes` that the worker has; 0 for an unknown worker."""
         bit, table = self._bits.get(worker, 0), self._table
         for num_matched, block in enumerate(hashes):
             if not table.get(block, 0) & bit:
@@ -88,13 +88,13 @@ class PrefixIndex:
         return len(hashes)
 
     def match_all(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """How many leading blocks of `hashes` each worker has; workers with none are left out."""
+        """Leading blocks of `hashes` that each worker has; workers with none are left out."""
         matching, get = sum(self._bits.values()), self._table.get
         ended: list[tuple[int, int]] = []  # (bits of workers, leading blocks that they have)
         for start in range(0, len(hashes), _LOOKED_UP_AT_ONCE):
             masks = list(map(get, hashes[start : start + _LOOKED_UP_AT_ONCE], repeat(0)))
             if masks.count(masks[0]) == len(masks):
-                del masks[1:]  # all alike, as most are: the walk is in C, for this is on the way of every request
+                del masks[1:]  # all alike, as most are: the walk is in C, since every request takes it
             for offset, mask in enumerate(masks):
                 if mask & matching != matching:
                     ended.append((matching & ~mask, start + offset))

@@ -1,4 +1,4 @@
-"""Whether a request runs on two decode workers until its first token, and on which second one [O8].
+"""Choose requests that run on two decode workers until their first token, and the second worker [O8].
 
 A race costs a prompt's computation, so it is for idle workers and for a share of the requests.
 Pure: loads are given, and the share is counted in requests, not in time.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pdcluster_worker.config.moving import RacingPolicy
 
 _WHOLE = 1 - 1e-9
-"""Of a race: ten times a tenth is a little less than one."""
+"""Threshold of one race: ten times a tenth is a little less than one."""
 
 
 class RaceBudget:

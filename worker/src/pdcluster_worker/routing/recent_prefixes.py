@@ -1,7 +1,7 @@
-"""Which prefixes were sent to which worker of late: an approximate prefix index without events [Y11].
+"""Index of the prefixes that were recently sent to each worker: approximate, without events [Y11].
 
 A prompt that was sent to a worker is in its cache, or about to be, for
-`seconds`: so says the index where a worker tells no events, and where its
+`seconds`: so says the index where a worker sends no events, and where its
 events are not here yet.  It errs after an eviction, which it cannot know of.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import inf
 
 RECENT_SECONDS = 120.0
-"""How long a prefix counts as recent [Y11]."""
+"""Time for which a prefix counts as recent [Y11]."""
 
 MAX_RECENT_BLOCKS = 500_000
 """Blocks noted at most, one for each block and worker; beyond it the oldest are forgotten."""
@@ -48,7 +48,7 @@ class RecentPrefixes:
             self._forget(*self._order.popleft())
 
     def match_all(self, hashes: Sequence[bytes], now: float, within: float | None = None) -> dict[str, int]:
-        """How many leading blocks were sent to each worker of late; workers with none are left out.
+        """Leading blocks that were recently sent to each worker; workers with none are left out.
 
         within: seconds that count as late; by default, and at most, all that is kept.
         """
@@ -70,7 +70,7 @@ class RecentPrefixes:
         return len(hashes)
 
     def drop(self, worker: str, now: float) -> None:
-        """What was sent to a worker before counts no more: its cache is gone."""
+        """Forget what was sent to a worker before: its cache is gone."""
         self._dropped[worker] = now
         for key in [key for key, when in self._dropped.items() if now - when > self.seconds]:
             del self._dropped[key]

@@ -1,8 +1,8 @@
 """Choice of a prefill worker among candidates: the lowest cost, ties decided by a seeded draw [Y10].
 
 The same candidates and the same state of the generator give the same choice,
-whatever order the candidates come in.  Who is a candidate (ready, matched,
-with credit) is the caller's business.
+whatever order the candidates come in.  The caller chooses the candidates (ready, matched,
+with credit).
 """
 
 from collections.abc import Iterable, Mapping

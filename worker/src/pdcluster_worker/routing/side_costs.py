@@ -1,7 +1,7 @@
-"""What a prompt's first token is expected to take here, and at the prefill workers: the guard of the policy `measured`.
+"""Expected cost of a prompt's first token here, and at the prefill workers: the guard of the policy `measured`.
 
 For each side: the prompt tokens that wait there over the rate at which prompts were
-computed of late, the prompt's own, and what first tokens took beside that (the way to
+computed recently, the prompt's own, and what first tokens took beside that (the way to
 there, other steps), an average.  A side that has not been seen for a while gets one
 prompt as a probe, so that one that has become better is found out.  Pure: time is
 passed in.  It knows this worker's own prompts; what others have sent to the prefill
@@ -17,10 +17,10 @@ from pdcluster_worker.routing.offload import OffloadFacts, Verdict
 Side = Literal["local", "remote"]
 
 MIN_SAMPLES = 4
-"""Of a side, before it says anything."""
+"""Fewest samples of a side before its costs are known."""
 
 MANY_SAMPLES = 16
-"""Of one side, after which another that was never seen gets a probe."""
+"""Samples of one side, after which another that was never seen gets a probe."""
 
 PROBE_SECONDS = 30.0
 """Without a sample for so long a side gets a probe,"""
@@ -35,7 +35,7 @@ _KEPT = 0.9
 """Weight of all older samples at each new one."""
 
 _LEAST_SECONDS = 1e-6
-"""Of what is expected, for 0 is what was not measured."""
+"""Smallest expectation, as 0 means not measured."""
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class SideCosts:
         at.waiting[request_id] = _Sent(tokens, now, expected)
 
     def first_token(self, side: Side, request_id: str, computed_tokens: int, prefill_seconds: float | None, now: float) -> None:
-        """It has its first token.
+        """Take its first token.
 
         computed_tokens: of its prompt, those that no prefix cache had.  prefill_seconds: that it was computed for; None = not known.
         """
@@ -140,12 +140,12 @@ class SideCosts:
             at.take(computed_tokens, prefill_seconds, now)
 
     def ended(self, request_id: str) -> None:
-        """It waits no more, whatever became of it."""
+        """Drop it from those that wait."""
         for at in self._sides.values():
             at.waiting.pop(request_id, None)
 
     def wants_probe(self, side: Side, now: float) -> bool:
-        """Whether that side has not been seen for so long that a prompt goes there to measure it; True seldom."""
+        """Return whether that side was last measured so long ago that a prompt goes there to measure it; rarely True."""
         self._num_since += 1
         at = self._sides[side]
         other = self._sides["remote" if side == "local" else "local"]

@@ -1,11 +1,11 @@
 """A length threshold that follows what is measured: the policy `sloFeedback`.
 
 Two lines, seconds to the first token over uncached tokens, are kept of the
-requests that were prefilled here and elsewhere of late.  The threshold goes
+requests that were prefilled here and elsewhere recently.  The threshold goes
 where the lines cross: down while a prompt of just its length is better off
 elsewhere, up while it is better off here, one step at a time, within its
 bounds, and not at all while both are about equal (hysteresis).  Decodes that
-miss their pace lower it too, for it is the prefills here that hold them up.
+miss their pace lower it too, since the prefills here delay them.
 A side that has not been seen for a while gets one prompt as a probe, whatever
 its length: so a side that has become better is found out, at little cost.
 Pure: time is passed in.
@@ -22,10 +22,10 @@ STEP = 1.25
 """The threshold is multiplied or divided by this."""
 
 ADJUST_SECONDS = 1.0
-"""Between two steps at least: what the last one did must show first."""
+"""Shortest time between two steps: the effect of the last one must show first."""
 
 MIN_SAMPLES = 4
-"""Of a side, before its line says anything."""
+"""Fewest samples of a side before its line is used."""
 
 PROBE_SECONDS = 30.0
 """Without a sample for so long a side gets a probe; sooner while it has too few samples."""
@@ -37,7 +37,7 @@ _KEPT_OF_OLD = 0.25
 """And of those before a gap of PROBE_SECONDS, beside that."""
 
 _FLAT = 1e-4
-"""Of the squared mean length: with less variance than that no slope is read from it."""
+"""Share of the squared mean length: with less variance than that no slope is read from it."""
 
 
 class _Line:
@@ -121,7 +121,7 @@ class SloFeedback:
         return now - since >= (PROBE_SECONDS if line.is_known else PROBE_SECONDS / MIN_SAMPLES)
 
     def _direction(self, policy: SloFeedbackPolicy, current: float, now: float) -> float:
-        """What the threshold is multiplied by."""
+        """Factor of the threshold."""
         if not all(line.is_known for line in self._lines.values()):
             return 1.0
         local, remote = self._at(current)

@@ -15,7 +15,7 @@ ASKING_HEADS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a request stands (`order` is unique) and how many tokens it waits for."""
+    """Place of a request in the queue (`order` is unique) and the tokens that it waits for."""
 
     order: tuple[int, int]
     tokens: int
@@ -52,7 +52,7 @@ class CreditQueue:
         return [request_id for _, request_id in self._line[:n]]
 
     def tokens(self, request_id: str) -> int:
-        """What a waiting request waits for; KeyError for one that does not wait."""
+        """Tokens that a waiting request waits for; KeyError for one that does not wait."""
         return self._places[request_id].tokens
 
     def __contains__(self, request_id: object) -> bool:

@@ -1,7 +1,7 @@
 """The HTTP application: routes, middleware and error shapes, put together for a role.
 
 `create_app` serves generation (decode, mixed); `create_prefill_app` has health
-and metrics only, and tells a client that it came to the wrong worker.
+and metrics only, and answers a client that it came to the wrong worker.
 """
 
 import time
@@ -136,7 +136,7 @@ def create_prefill_app(
 
 @dataclass(frozen=True, slots=True)
 class _Doors:
-    """What a request passes before a route sees it."""
+    """Layers that a request passes before it reaches a route."""
 
     tenant_of: TenantOfKey
     limits: LimitsNow | None

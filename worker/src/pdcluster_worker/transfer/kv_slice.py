@@ -14,7 +14,7 @@ from pdcluster_worker.engine.ports import Fenced
 
 
 class KVSlice(NamedTuple):
-    """What one rank writes to one port under an epoch: these heads of each block."""
+    """Heads of each block that one rank writes to one port under an epoch."""
 
     epoch: bytes
     heads: range
@@ -43,7 +43,7 @@ class SliceEnded:
 
 
 SliceEvent = SliceSent | SliceEnded | Fenced
-"""Of one port.  Fenced: what it received, of the heads that it takes."""
+"""Event of one port.  Fenced: what it received, of the heads that it takes."""
 
 Emit = Callable[[SliceEvent], None]
 
@@ -61,7 +61,7 @@ class SlicePort(Protocol):
 
     @property
     def block_bytes(self) -> int:
-        """Of its heads of one block."""
+        """Bytes of its heads of one block."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class SlicePort(Protocol):
         ...
 
     def poll(self) -> list[SliceEvent]:
-        """What happened since the last call, in order."""
+        """Events since the last call, in order."""
         ...
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ def shares(num_heads: int, num_ports: int) -> list[range]:
 
 
 def routes(held: range, num_heads: int, addresses: Sequence[str]) -> list[tuple[range, str]]:
-    """Which of the held heads go to which address of the peer, whose ports share all heads.
+    """Return which of the held heads go to which address of the peer, whose ports share all heads.
 
     >>> routes(range(0, 4), 4, ["a", "b"])
     [(range(0, 2), 'a'), (range(2, 4), 'b')]

@@ -1,4 +1,4 @@
-"""What rank 0 and another rank of its engine say to each other about KV, over a socket pair.
+"""Messages between rank 0 and another rank of its engine about KV, over a socket pair.
 
 Each message is its length, 4 bytes, and its body.  Rank 0 sends Listen first, which is
 answered by Listening or Refused, and waits for Opened after each Open.  Events
@@ -73,7 +73,7 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Why it cannot be opened."""
+    """The port cannot be opened."""
 
     reason: str
 

@@ -2,7 +2,7 @@
 
 Pure.  A connection is a stranger until it has named this engine; strangers have
 seats of their own, so they take none from peers.  Where strangers fill theirs,
-a newcomer takes the place of the one that has said nothing for longest: a crowd
+a new connection takes the place of the one that has said nothing for longest: a crowd
 of silent ones cannot shut the port, and one address has only its part.
 """
 
@@ -16,7 +16,7 @@ ConnectionT = TypeVar("ConnectionT")
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """What a KV port bears.
+    """Limits of a KV port.
 
     hello_seconds:   to introduce oneself, from the first byte to the last.
     idle_seconds:    without a whole header, or within a frame without a byte; a sender that has
@@ -75,7 +75,7 @@ class Seats(Generic[ConnectionT]):
         """Its hello was right: give it a peer's seat, or say why there is none."""
         limits, address = self._limits, self._strangers.get(connection)
         if address is None:
-            return "its seat was given to a newcomer"
+            return "its seat was given to a new connection"
         if len(self._peers) >= limits.max_connections:
             return f"{limits.max_connections} are open, the limit"
         if self._peers_of[address] >= limits.max_per_address:

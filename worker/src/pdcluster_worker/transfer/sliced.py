@@ -19,7 +19,7 @@ _Peer = tuple[str, tuple[str, ...]]
 
 @dataclass(slots=True, eq=False)
 class _Slice:
-    """What one rank writes to one port of the peer."""
+    """A slice that one rank writes to one port of the peer."""
 
     part: KVSlice
     port: SlicePort

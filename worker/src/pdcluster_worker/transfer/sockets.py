@@ -1,4 +1,4 @@
-"""What both ends of a KV connection set on their sockets, and how they name socket errors."""
+"""Options that both ends of a KV connection set on their sockets, and names of socket errors."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def limit_send_wait(sock: socket.socket, seconds: int) -> None:
-    """Make a blocking send fail after `seconds` without room; reads still wait for ever."""
+    """Make a blocking send fail after `seconds` without room; reads still have no time limit."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, 0))
 
 

@@ -33,7 +33,7 @@ Message = TypeVar("Message", wire.Reply, wire.Ack)
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What all links of an engine share.
+    """Settings that all links of an engine share.
 
     frame_blocks:    most blocks of one frame.
     connect_seconds: to be connected and accepted.
@@ -79,7 +79,7 @@ class Link:
         self._sent_at = 0.0
 
     def wake(self) -> None:
-        """There is new work."""
+        """Look for new work."""
         with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
             self._waker.send(b"\0")
 
@@ -232,7 +232,7 @@ class Link:
         return message
 
     def _deadline(self, pause: float) -> float:
-        """When to look again without being woken."""
+        """Time of the next look without being woken."""
         deadlines = []
         if pause:
             deadlines.append(self._clock() + pause)
@@ -251,7 +251,7 @@ class Link:
         """True once the connection must not be written on any more.
 
         Counted from before the peer counts, and by the clock rather than by a timer: it holds also
-        when this whole process stood still.
+        when this whole process was stopped.
         """
         return not self._is_busy and self._clock() >= self._sent_at + self._settings.idle_seconds
 
@@ -287,7 +287,7 @@ class Link:
 
 
 def _skip(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What remains of `views` after their first `num_bytes`."""
+    """Rest of `views` after their first `num_bytes`."""
     index = 0
     while index < len(views) and num_bytes >= len(views[index]):
         num_bytes -= len(views[index])

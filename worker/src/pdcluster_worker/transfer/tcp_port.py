@@ -4,7 +4,7 @@ Puts together the KV port (`tcp_receiver`), the connections to peers
 (`tcp_sender`) and the epoch rules of both sides (`inbox`, `outbox`).  No call
 waits for a peer or for a thread, `close` excepted; `wake` is called from any
 thread when `poll` has something.  Confidentiality is the network's; integrity
-of who may write where is the epoch's: a secret that the receiver gave out.
+of writes is the epoch's: a secret that the receiver gave out.
 """
 
 import time
@@ -25,12 +25,12 @@ from pdcluster_worker.transfer.tcp_sender import TcpSender
 
 DEFAULT_LIMITS = PortLimits()
 PACED_FRAMES_PER_SECOND = 20
-"""Under a bandwidth cap frames shrink to this share of a second, so that the flow is even."""
+"""Frames per second under a bandwidth cap: frames shrink to this share of a second, so that the flow is even."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpSettings:
-    """What a port and its connections go by.
+    """Settings of a port and its connections.
 
     bandwidth: most bytes per second that all connections together send; 0 = no cap.
     clock:     monotonic seconds, of the sending side: the engine's.

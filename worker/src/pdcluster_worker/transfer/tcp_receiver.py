@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 JOIN_SECONDS = 5.0
 
 _ACCEPT_RETRY_SECONDS = 0.1
-_QUIET_SECONDS = 1.0  # between two lines in the log that tell of refused connections
+_QUIET_SECONDS = 1.0  # between two lines in the log about refused connections
 
 
 class TcpReceiver:
@@ -148,6 +148,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _shut(sock: socket.socket) -> None:
-    """Wake whoever waits on this socket; its own thread closes it."""
+    """Wake the thread that waits on this socket; the thread closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -12,6 +12,7 @@ from typing import Any
 from pdcluster_api.plan.autoscale.values import short
 from pdcluster_api.plan.observed.decision import Decision, Input, RecordedDecision, Step
 from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.text import shortened
 
 MAX_DECISIONS = 10
 MAX_INPUTS = 32
@@ -83,20 +84,16 @@ def write_record(record: RecordedDecision) -> dict[str, Any]:
         "replicas": [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decision.replicas.items()],
         "inputs": [_input(each) for each in decision.inputs[:MAX_INPUTS]],
         "steps": [
-            {"rule": step.rule, "subject": step.subject, "before": step.before, "after": step.after, "why": _short(step.why)}
+            {"rule": step.rule, "subject": step.subject, "before": step.before, "after": step.after, "why": shortened(step.why, MAX_TEXT)}
             for step in decision.steps[:MAX_STEPS]
         ],
-        "problems": [{"reason": each.reason, "message": _short(each.message)} for each in record.problems[:MAX_PROBLEMS]],
+        "problems": [{"reason": each.reason, "message": shortened(each.message, MAX_TEXT)} for each in record.problems[:MAX_PROBLEMS]],
     }
 
 
 def _input(each: Input) -> dict[str, Any]:
     numbers = {"value": each.value, "limit": each.limit}
     return {"subject": each.subject, "name": each.name, **{name: value for name, value in numbers.items() if value is not None}}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 
 def read_record(entry: object) -> RecordedDecision | None:

@@ -44,7 +44,7 @@ worker as many intervals.
 """
 
 MAX_GROWTH: Final = 2.0
-"""How many times its settled workers a role may ask for on account of a queue or a latency, which
+"""Multiple of its settled workers that a role may ask for because of a queue or a latency, which
 can be any number of times its threshold.
 """
 

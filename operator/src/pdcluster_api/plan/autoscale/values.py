@@ -68,7 +68,7 @@ class Sample:
 
 
 Windows = Mapping[PoolKey, Sequence[Sample]]
-"""Of every pool the rounds of the last seconds, the oldest first."""
+"""Rounds of the last seconds of every pool, the oldest first."""
 
 
 @dataclass(frozen=True)

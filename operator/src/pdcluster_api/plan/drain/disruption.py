@@ -33,7 +33,7 @@ them.
 """
 
 UNREADY_SECONDS = 600.0
-"""Most models are loaded in a few minutes, while a volume that cannot be mounted says nothing
+"""Time for a worker to become ready: most models are loaded in a few minutes, while a volume that cannot be mounted says nothing
 at all.
 """
 

@@ -8,7 +8,7 @@ the highest one that is still needed, and never below what is wanted.  When more
 are wanted again, drained pods serve again.
 
 No pod drains for workers that do not serve: while none of a role that stays is
-ready, the surplus ones of the role serve on, and those with a drain command
+ready, the surplus ones of the role keep serving, and those with a drain command
 serve again.
 
 A size that was written by hand is drift, reverted by the same rule: where it was too
@@ -32,7 +32,7 @@ READY = "ready"
 DRAINED = "drained"
 STARTING = "starting"
 DRAIN_POLL_SECONDS = 1.0
-"""While workers drain, for etcd's watches end at the workers."""
+"""Seconds between looks while workers drain: etcd's watches end at the workers."""
 
 HELD_POLL_SECONDS = 5.0
 """While etcd does not answer."""
@@ -59,7 +59,7 @@ class Shrink:
     commands: pods that get a drain command, or keep it
     draining: pods that are waited for
     unknown:  pods of which etcd would have to answer whether they are waited for
-    serving:  pods that serve on, since none of their role that stays does
+    serving:  pods that keep serving, since none of their role that stays does
     cut:      pods that go though they have not drained
     """
 
@@ -162,7 +162,7 @@ def plan_shrink(
     """One StatefulSet on its way to the wanted size.
 
     is_role_ready: False = no worker of the role that stays is ready though some are wanted: others
-                   serve on
+                   keep serving
     """
     if state is None:
         return Shrink(wanted)
@@ -249,11 +249,11 @@ def _said(shrink: Shrink, error: str | None) -> Iterator[str]:
     if shrink.draining:
         yield f"{_workers(shrink.draining)} before the pool shrinks: {_names(shrink.draining)}"
     if shrink.unknown and error is not None:
-        held = f"shrinking is held, for etcd does not say whether {_names(shrink.unknown)} still serves"
+        held = f"shrinking is held: etcd does not say whether {_names(shrink.unknown)} still serves"
         yield f"{held}; it goes on when etcd answers, or after rollout.drainTimeoutSeconds"
     if shrink.serving:
-        number = "1 worker serves" if len(shrink.serving) == 1 else f"{len(shrink.serving)} workers serve"
-        yield f"{number} on until one of the role that stays is ready: {_names(shrink.serving)}"
+        number = "1 worker keeps" if len(shrink.serving) == 1 else f"{len(shrink.serving)} workers keep"
+        yield f"{number} serving until one of the role that stays is ready: {_names(shrink.serving)}"
 
 
 def _workers(pods: tuple[str, ...]) -> str:

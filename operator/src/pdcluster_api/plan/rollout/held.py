@@ -1,7 +1,7 @@
 """Names that a roll out waits for: another owner's object has one that workers need.
 
 Pure.  Only what a worker uses, or what leads clients to it, counts: without a
-dashboard, an alert, a scaler or a budget workers start and serve all the same.
+scaler or a budget workers start and serve all the same.
 """
 
 from collections.abc import Iterable
@@ -29,10 +29,9 @@ def is_held(failures: Iterable[Failure], cluster: str) -> bool:
 
     >>> is_held([Failure("Secret chat-pdc-tls", NAME_TAKEN, "exists")], "chat")
     True
-    >>> is_held([Failure("ConfigMap chat-dashboard", NAME_TAKEN, "exists")], "chat")
+    >>> is_held([Failure("PodDisruptionBudget chat-decode-cpu", NAME_TAKEN, "exists")], "chat")
     False
     """
     # Workers find each other by their IPs, not by the names of their headless Service.
-    beside = (f"ConfigMap {cluster}-dashboard", f"Service {cluster}-workers")
     taken = [failure.object for failure in failures if failure.reason == NAME_TAKEN]
-    return any(each.partition(" ")[0] in _NEEDED and each not in beside for each in taken)
+    return any(each.partition(" ")[0] in _NEEDED and each != f"Service {cluster}-workers" for each in taken)

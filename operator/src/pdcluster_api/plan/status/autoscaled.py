@@ -17,11 +17,12 @@ from pdcluster_api.plan.observed.state import Observed, ScalerState
 from pdcluster_api.plan.result import Event
 from pdcluster_api.plan.sizes.scalers import PoolSize, together
 from pdcluster_api.plan.status.conditions import Condition
-from pdcluster_api.plan.status.fields import shortened
+from pdcluster_api.plan.status.fields import MAX_MESSAGE
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.values import MAX_REPLICAS
 from pdcluster_api.schema.workload import PoolKey
+from pdcluster_api.text import shortened
 
 FIELD = "autoscaling"
 ON, OFF = "On", "Off"
@@ -47,7 +48,7 @@ def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
 
 def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
     """Return whether a reconcile with this decision would write another status."""
-    found = {condition.type: shortened(condition.message) for condition in autoscale_conditions(spec, observed)}
+    found = {condition.type: shortened(condition.message, MAX_MESSAGE) for condition in autoscale_conditions(spec, observed)}
     before = Previous(observed.status)
     return is_new(spec, observed) or found != {
         kind: before.condition(kind).get("message") for kind in words.AUTOSCALING if before.is_true(kind)

@@ -95,7 +95,7 @@ def progress_of(ready: Condition) -> tuple[Condition, ...]:
     """Reconciling or Stalled, until all is as declared: never both, as kstatus takes the first."""
     if ready.is_true:
         return ()
-    kind = words.STALLED if ready.reason in words.NEEDS_A_PERSON else words.RECONCILING
+    kind = words.STALLED if ready.reason in words.NEEDS_ACTION else words.RECONCILING
     return (Condition(kind, is_true=True, reason=ready.reason, message=ready.message),)
 
 
@@ -179,7 +179,8 @@ def _numbers(view: RoleView) -> str:
     text = f"{view.num_target_ready} of {view.wanted} workers are ready"
     if len(view.pools) == 1:
         return text
-    return f"{text} ({', '.join(f'{pool.declared.name} {pool.num_target_ready}/{pool.wanted}' for pool in view.pools)})"
+    pools = (f"{pool.declared.name} {pool.num_target_ready}/{pool.wanted}" for pool in view.pools)
+    return f"{text} ({', '.join(pools)})"
 
 
 def _ingress(facts: Facts) -> Condition:
@@ -256,9 +257,9 @@ def _stalled(facts: Facts, cause: str) -> str:
     """
     what = f"no more workers of revision {facts.target} have become ready within rollout.progressDeadlineSeconds ({facts.deadline} s)"
     if not facts.is_given_up:
-        return f"{what}: {cause}; nothing is scaled down, {_nothing_to_go_back_to(facts)}"
+        return f"{what}: {cause}; nothing is scaled down: {_nothing_to_go_back_to(facts)}"
     serves = f" and revision {facts.current} goes on serving" if facts.num_answering else ""
-    fix = "mend that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, or apply the file of before"
+    fix = "fix that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, or apply the previous file"
     return f"{what}: {cause}; it {facts.scaled_to_0}{serves}; {fix}"
 
 
@@ -266,9 +267,9 @@ def _nothing_to_go_back_to(facts: Facts) -> str:
     """Reason why a revision that has stalled keeps its workers, and the fix."""
     if facts.is_rolling and facts.waits_for is None:
         first = "let the old workers end first with rollout.strategy Recreate"
-        fix = f"mend that, change the spec, or {first}"
-        return f"for no worker of revision {facts.current} answered requests then: {fix}"
-    return "for no other revision serves: mend that, or change the spec"
+        fix = f"fix that, change the spec, or {first}"
+        return f"no worker of revision {facts.current} answered requests then: {fix}"
+    return "no other revision serves: fix that, or change the spec"
 
 
 def _cause(worst: Condition, facts: Facts) -> Problem:

@@ -100,7 +100,7 @@ def _accelerators(old: Previous, new: Previous) -> Iterator[Event]:
 
 
 def _disaggregating(old: Previous, new: Previous) -> Iterator[Event]:
-    """It turned False, or is so for another reason; and it is True again."""
+    """Event when it turns False, or its reason changes; and when it is True again."""
     was, condition = old.condition(words.DISAGGREGATING), new.condition(words.DISAGGREGATING)
     if _turned_false(old, condition):
         yield Event(condition["reason"], condition["message"], warning=True)

@@ -12,6 +12,7 @@ from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.conditions import Condition
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.workload import Workload
+from pdcluster_api.text import shortened
 
 Status = dict[str, Any]
 MAX_MESSAGE = 1024  # characters; the schema holds more, a reader does not
@@ -49,17 +50,12 @@ def dated(found: Iterable[Condition], previous: Previous, *, generation: int, no
             "type": condition.type,
             "status": condition.status,
             "reason": condition.reason,
-            "message": shortened(condition.message),
+            "message": shortened(condition.message, MAX_MESSAGE),
             "lastTransitionTime": _since(condition, previous.condition(condition.type), now),
             "observedGeneration": generation,
         }
         for condition in found
     ]
-
-
-def shortened(message: str) -> str:
-    """A condition's message as the status holds it."""
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."
 
 
 def _since(condition: Condition, before: Mapping[str, Any], now: str) -> str:

@@ -77,7 +77,7 @@ def _as_it_was(previous: Previous) -> Condition | None:
 
 def _of_ghosts(ghosts: list[str], num_records: int, *, is_mass: bool) -> list[str]:
     if is_mass:
-        fix = "none is removed, for so many do not vanish at once: see whether the pods are there"
+        fix = "none is removed, since so many do not vanish at once: see whether the pods are there"
         return [f"{len(ghosts)} of {num_records} records in etcd have no pod ({_names(ghosts)}); {fix}"]
     return [f"records in etcd without a pod are removed: {_names(ghosts)}"]
 

@@ -82,7 +82,7 @@ def _key_fault(previous: Previous) -> Problem | None:
     """Problem of the Secret of API keys: the only one of the ingress that needs a user."""
     ingress = previous.condition(words.INGRESS_READY)
     reason = str(ingress.get("reason", ""))
-    return Problem(reason, str(ingress.get("message", ""))) if reason in words.NEEDS_A_PERSON else None
+    return Problem(reason, str(ingress.get("message", ""))) if reason in words.NEEDS_ACTION else None
 
 
 def _again(before: Mapping[str, object]) -> Condition:

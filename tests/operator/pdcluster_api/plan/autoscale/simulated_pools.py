@@ -152,7 +152,7 @@ class SimulatedCluster:
         return sum(len(pool.having(READY)) for pool in self.pools if pool.role == role)
 
     def pass_time(self, seconds: float) -> None:
-        """What comes in is served, or waits."""
+        """Serve the load that comes in, or let it wait."""
         self.now += seconds
         for role, load in self.load.items():
             more = (load - self.ready_of(role)) * QUEUE_RATE * seconds

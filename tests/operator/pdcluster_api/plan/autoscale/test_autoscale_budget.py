@@ -136,7 +136,7 @@ def test_a_raised_minimum_waits_for_pods_that_still_end():
 
     assert see(spec, ending).decision.replicas == {P: 4, D: 2}
     assert "it waits for room" in step_of(see(spec, ending), rules.BUDGET, "decode/x").why
-    assert see(spec, ending, prefill=HUNGRY).decision.replicas == {P: 4, D: 2}  # nobody else takes the room
+    assert see(spec, ending, prefill=HUNGRY).decision.replicas == {P: 4, D: 2}  # no other pool takes the room
     assert "decode/x has 2 of minReplicas 4" in see(spec, ending).problems[0].message
     assert see(spec, gone).decision.replicas == {P: 4, D: 4}
 
@@ -216,7 +216,7 @@ def test_a_lost_pod_comes_again_beside_the_one_above_it_that_still_ends():
 
 
 def test_a_lost_pod_below_one_that_drains_is_counted_while_its_statefulset_asks_for_it():
-    """Of three pods the second was lost and the third drains: growth to two makes three of them."""
+    """With the second of three pods lost and the third draining, growth to two makes three."""
     spec = make_spec(prefill=[pool(1)], decode=[pool(3)], budget={"total": 5})
     facts = facts_of(spec, prefill={"replicas": 1, "current": 2, "ready": 1, "ending": 1, "top": 3})
 
@@ -225,7 +225,7 @@ def test_a_lost_pod_below_one_that_drains_is_counted_while_its_statefulset_asks_
 
 
 def test_the_band_comes_before_the_budget_of_a_type():
-    """What the band asks for is told first, then what of it the budget allows."""
+    """Steps of the band come first, then what the budget allows of them."""
     spec = make_spec(prefill=[pool(2, gpu="B200")], decode=[pool(4)], ratio={"min": 1.0}, budget={"perGpu": {"B200": 2}})
 
     outcome = see(spec, decode=replace(CALM, num_requests_waiting=20.0))

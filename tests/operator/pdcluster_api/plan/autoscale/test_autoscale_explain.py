@@ -1,4 +1,4 @@
-"""A decision as rows for a person, and as what the status holds."""
+"""A decision as rows of text, and as stored in the status."""
 
 import json
 from dataclasses import replace

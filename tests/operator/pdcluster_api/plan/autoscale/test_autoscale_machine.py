@@ -137,7 +137,7 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def scale_by_hand(self, data: st.DataObject) -> None:
-        """Somebody makes a StatefulSet larger, until the next pass puts it back."""
+        """Enlarge a StatefulSet by hand, until the next reconcile reverts it."""
         each = data.draw(st.sampled_from(self.there.pools))
         each.pods.setdefault(each.replicas, Pod(WAITING, self.there.now))
         self.allow_what_there_is()
@@ -232,7 +232,7 @@ class AutoscaleMachine(RuleBasedStateMachine):
         self.check_ratio(outcome, base)
 
     def check_held_is_explained(self, outcome: Outcome, role: str) -> None:
-        """Over its line: grown, or told why not; and told in a condition where a limit is why."""
+        """Above its threshold a role has grown or has the reason; a limit is reported in a condition."""
         shares = {each.name: each for each in outcome.decision.inputs if each.subject == role}
         name = "engine_busy_ratio" if role == "prefill" else "kv_cache_usage_ratio"
         if name in shares and (shares[name].value or 0.0) > (shares[name].limit or 1.0):
@@ -267,7 +267,7 @@ class AutoscaleMachine(RuleBasedStateMachine):
             assert not self.could_grow_into(band, base, outcome.memory)
 
     def could_grow_into(self, band: Band, base: dict[PoolKey, int], memory: Memory) -> bool:
-        """Whether any growth from `base` would meet the band, tried out one by one."""
+        """Return whether any growth from `base` would meet the band, tried out one by one."""
         highs = {(role, each.name): each.max_replicas or 0 for role, of in self.spec.roles.present().items() for each in of.pools}
         tops = [base[each.key] if each.gpu in memory.backoff else max(base[each.key], highs[each.key]) for each in self.there.pools]
         keys = [each.key for each in self.there.pools]
@@ -328,7 +328,7 @@ def distance(band: Band, replicas: Any) -> float:
 
 
 def turns(sizes: list[int]) -> int:
-    """How often a row of sizes changes its direction."""
+    """Count how often a row of sizes changes its direction."""
     moves = [after - before for before, after in pairwise(sizes) if after != before]
     return sum((one > 0) != (other > 0) for one, other in pairwise(moves))
 

@@ -1,4 +1,4 @@
-"""When a role grows and by how much: the lines of [O4], queues, backlog, headroom and latency targets."""
+"""Growth of a role: the thresholds of [O4], queues, backlog, headroom and latency targets."""
 
 from dataclasses import replace
 from typing import Any
@@ -120,7 +120,7 @@ def falling(per_second: float, role: str = "prefill", **now: float) -> Any:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_queue_that_is_soon_worked_off_asks_for_nobody_and_neither_does_a_share_that_it_keeps_full(role: str):
+def test_a_queue_that_is_soon_worked_off_asks_for_no_worker_nor_does_its_full_share(role: str):
     """[Y15]: no scale-up if the trend will be under the threshold in three intervals."""
     field = (
         {"prefill_queue_requests": 200.0, "engine_busy_ratio": 1.0}
@@ -148,7 +148,7 @@ def test_a_queue_that_falls_slowly_asks_for_one_more():
 
 
 def test_a_queue_is_not_laid_on_workers_of_which_little_is_known():
-    """An operator that has just started cannot tell who has had a part of the load."""
+    """An operator that has just started cannot know which workers had a part of the load."""
     spec = make_spec()
     facts = facts_of(spec)
 

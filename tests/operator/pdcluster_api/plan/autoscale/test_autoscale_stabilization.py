@@ -216,7 +216,7 @@ def test_an_agreement_to_shrink_does_not_outlast_a_backlog_that_is_worked_off():
 
 
 def test_advice_does_not_go_up_and_down_with_a_load_that_stays_the_same():
-    """Nobody follows it, so that each decision begins from the same size; with mode On the first growth would end this."""
+    """In mode Advise each decision begins from the same size; with mode On the first growth would end this."""
     spec = make_spec(prefill=[pool(8)], mode="Advise")
     facts, noise, memory = facts_of(spec), random.Random(1), Memory()
     rounds: dict[PoolKey, list[Sample]] = {P: [], D: []}

@@ -216,11 +216,11 @@ def with_pods(state: WorkloadState) -> WorkloadState:
     return replace(state, pods=tuple(PodState(name, state.id, ready=True, terminating=False) for name in names))
 
 
-def test_with_the_switch_the_new_revision_has_them_and_the_old_one_until_the_service_is_written() -> None:
+def test_the_old_revision_has_them_too_until_the_service_is_written() -> None:
     before, after = ({identity(each), identity(each, "prefill")} for each in (A, B))
     both = [with_pods(each) for each in (*running(CLUSTER).workloads, *running(NEXT).workloads)]
     status: dict[str, object] = {}
-    for _ in range(3):  # the write is refused, or somebody turns the Service back
+    for _ in range(3):  # the write is refused, or another writer turns the Service back
         plan = plan_cluster(NEXT, running(CLUSTER, workloads=both, status=status), NOW)
         assert (plan.serving, set(plan.budgets)) == (B, before | after)
         assert plan.budgets[identity(A)] == plan.budgets[identity(B)] == 1

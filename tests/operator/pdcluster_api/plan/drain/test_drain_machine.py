@@ -1,10 +1,10 @@
-"""A random walk over sizes, requests, workers that hear late, and an etcd that goes away or comes back empty.
+"""A random walk over sizes, requests, workers that read commands late, and an etcd that goes away or comes back empty.
 
 Checked at every step: no pod is removed while it has a request or may get one,
 replicas never fall below what is wanted, and while any worker is wanted not
-all that serve are told to drain.  At the end all requests end, etcd
-answers and everybody hears: then the pool has the size that is wanted, nobody
-who stays is told to drain, and planning again changes nothing.
+all that serve have drain commands.  At the end all requests end, etcd
+answers and all workers read their commands: then the pool has the wanted size, no
+worker that stays has a drain command, and planning again changes nothing.
 """
 
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ ORDINALS = st.integers(0, MAX_WORKERS - 1)
 
 @dataclass
 class Worker:
-    """What a worker knows and does.
+    """State of a worker.
 
-    is_ready: it takes requests, unless it is told to drain; is_probed: what its pod says of that, as the kubelet last asked
-    is_told:  as it has heard; record: what stands in etcd, None = nothing
+    is_ready: it takes requests, unless it has a drain command; is_probed: its pod's readiness at the kubelet's last probe
+    is_told:  command that it has read; record: its record in etcd, None = none
     """
 
     is_ready: bool = False
@@ -52,7 +52,7 @@ class DrainMachine(RuleBasedStateMachine):
         self.commands: set[str] = set()
         self.is_etcd_away = False
 
-    # Who asks, and who answers.
+    # Clients, and workers.
 
     @rule(wanted=st.integers(0, MAX_WORKERS))
     def scale(self, wanted: int) -> None:
@@ -130,7 +130,7 @@ class DrainMachine(RuleBasedStateMachine):
         assert replicas >= self.wanted
         serving = {ordinal for ordinal, worker in self.workers.items() if worker.is_ready}
         left = {ordinal for ordinal in serving if ordinal < replicas and name(ordinal) not in plan.commands}
-        assert left or not serving or not self.wanted, "all that serve are told to drain"
+        assert left or not serving or not self.wanted, "all that serve have drain commands"
         return plan
 
     def act(self, plan: Drain) -> None:

@@ -1,4 +1,4 @@
-"""How far a StatefulSet may shrink: pods, etcd's word on each of them, the time limit."""
+"""Bounds of shrinking a StatefulSet: pods, their records in etcd, the time limit."""
 
 from dataclasses import replace
 from typing import Any
@@ -188,7 +188,7 @@ DRAINS = {"ready": False, "started": True}
 def test_who_serves_alone_is_not_told_to_drain_and_is_taken_back(last: dict[str, Any], known: WorkerRecords):
     found = plan_drain([Workload(OF, 1)], (), [there(pod(0, **CRASHES), pod(1, **last))], known, 60)
     assert (found.workloads, found.commands, found.cut) == ((Workload(OF, 2),), frozenset(), ())
-    said = f"pool cpu: 1 worker serves on until one of the role that stays is ready: pod {NAMES[1]}"
+    said = f"pool cpu: 1 worker keeps serving until one of the role that stays is ready: pod {NAMES[1]}"
     assert (found.messages, found.needs_worker_records) == ({"decode": (said,)}, True)
 
 
@@ -220,7 +220,7 @@ def test_nobody_goes_by_what_etcd_said_some_time_ago():
 
 
 def test_a_command_for_nobody_is_to_be_taken_back():
-    found = plan_drain([Workload(OF, 4)], (), [four()], replace(ALL_READY, commands=frozenset({"nobody"})), None)
+    found = plan_drain([Workload(OF, 4)], (), [four()], replace(ALL_READY, commands=frozenset({"no-such-pod"})), None)
     assert (found.commands, found.needs_worker_records, found.requeue_after_seconds) == (frozenset(), True, 1.0)
     at_rest = plan_drain([Workload(OF, 4)], (), [four()], ALL_READY, None)
     assert (at_rest.needs_worker_records, at_rest.requeue_after_seconds, at_rest.messages) == (False, None, {})
@@ -251,7 +251,7 @@ def test_the_condition_names_who_drains_and_what_holds():
     assert "(and 1 more)" in condition["message"]
     replicas, condition = decode_of(WorkerRecords(error="etcd does not answer at x:1 (UNAVAILABLE)"))
     assert replicas == 4
-    assert "shrinking is held, for etcd does not say whether pod" in condition["message"]
+    assert "shrinking is held: etcd does not say whether pod" in condition["message"]
     assert decode_of(None)[0] == 4
 
 

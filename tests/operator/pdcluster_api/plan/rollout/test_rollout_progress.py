@@ -101,7 +101,7 @@ def test_a_revision_that_does_not_come_forward_is_scaled_to_0_and_the_old_one_se
     assert condition_of(story.status, words.SERVING)["status"] == "True"
     assert "within rollout.progressDeadlineSeconds (3600 s): " in story.said()
     assert "2 of 2 workers: pod" in story.said()
-    going_on = f"and revision {A} goes on serving; mend that, then change the spec"
+    going_on = f"and revision {A} goes on serving; fix that, then change the spec"
     assert f"it is being scaled to 0 {going_on}" in story.said()
     assert f"revision {B} is being scaled to 0, and {A} stays" in story.said(words.DECODE_READY)
     assert condition_of(story.status, words.DECODE_READY)["reason"] == EXCEEDED
@@ -130,9 +130,9 @@ def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_worke
     assert story.look(DEADLINE + 9, workloads=[*broken, *green(1, 1)]) == words.CRASH_LOOPING
     for seconds in (DEADLINE + 10, 2 * DEADLINE + 10):
         assert (story.look(seconds, workloads=[*broken, *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
-    assert f"nothing is scaled down, for no worker of revision {A} answered requests then: mend that" in story.said()
+    assert f"nothing is scaled down: no worker of revision {A} answered requests then: fix that" in story.said()
     assert "or let the old workers end first with rollout.strategy Recreate" in story.said()
-    # The old one answers again: nothing is decided anew, and the new one heals by itself.
+    # The old one answers again: nothing is decided again, and the new one heals by itself.
     assert (story.look(3 * DEADLINE, workloads=[*old(1, 2), *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
     story.look(4 * DEADLINE, workloads=[*old(1, 2), *green(1, 2)])
     assert story.plan is not None
@@ -219,7 +219,7 @@ def events(story: Story) -> list[tuple[str, bool]]:
     return [(each.reason, each.warning) for each in story.plan.events]
 
 
-REFUSED = Failure("PodMonitor chat", words.APPLY_FAILED, "no answer")
+REFUSED = Failure("PDPoolScaler chat-decode-cpu", words.APPLY_FAILED, "no answer")
 
 
 def test_the_deadline_is_an_event_once() -> None:
@@ -355,7 +355,7 @@ def test_a_first_install_stalls_too_keeps_its_workers_and_heals() -> None:
     assert story.look(0, cluster=CLUSTER, **empty) == words.STARTING
     assert story.look(10, cluster=CLUSTER, workloads=first()) == words.STARTING
     assert story.look(DEADLINE + 10, cluster=CLUSTER, workloads=first()) == EXCEEDED
-    assert "nothing is scaled down, for no other revision serves" in story.said()
+    assert "nothing is scaled down: no other revision serves" in story.said()
     assert story.sizes == {("prefill", A): 1, ("decode", A): 2}
     assert story.look(DEADLINE + 20, cluster=CLUSTER, workloads=first(1)) == words.STARTING  # it comes forward
     assert story.look(DEADLINE + 30, cluster=CLUSTER, workloads=first(2)) == words.AS_DECLARED
@@ -404,11 +404,8 @@ def test_the_clock_stands_while_a_name_that_it_needs_is_somebody_elses() -> None
 @pytest.mark.parametrize(
     "name",
     [
-        "PodMonitor chat",
-        "PrometheusRule chat",
         "PodDisruptionBudget chat-decode-cpu",
         "PDPoolScaler chat-decode-cpu",
-        "ConfigMap chat-dashboard",
         "Service chat-workers",
     ],
 )

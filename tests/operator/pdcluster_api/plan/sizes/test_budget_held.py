@@ -63,7 +63,7 @@ def outcome_of(cluster: PDCluster, observed: Observed, **workers: Any) -> Outcom
 
 
 def sizes_after(cluster: PDCluster, observed: Observed, outcome: Outcome) -> dict[str, list[int]]:
-    """Of all StatefulSets that follow the decision, by role."""
+    """Replicas of all StatefulSets that follow the decision, by role."""
     replicas = [{"role": role, "pool": name, "replicas": size} for (role, name), size in outcome.decision.replicas.items()]
     status = {**observed.status, "autoscaling": {"mode": "On", "replicas": replicas}}
     plan = plan_cluster(cluster, replace(observed, status=status), NOW)

@@ -1,4 +1,4 @@
-"""Who decides a pool's size: every case of scaler, recorded `replicas` and bounds."""
+"""Choice of a pool's size: every case of scaler, recorded `replicas` and bounds."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def size_of(declared, scaler=None, live=None):
     [
         (None, None, 2, 2),  # new: the pool's replicas seed it
         (None, 5, 5, 5),  # lost: what runs seeds it
-        (None, 9, 6, 6),  # lost, and someone scaled the StatefulSet by hand: within the bounds
+        (None, 9, 6, 6),  # lost, and the StatefulSet was scaled by hand: within the bounds
         (None, 0, 1, 1),
         ((4, 2), 2, 4, None),  # scaled: the file is unchanged, and is no request
         ((4, 3), 4, 2, 2),  # the file changed: a request like any other

@@ -1,4 +1,4 @@
-"""What the autoscaler is told of each pool."""
+"""Facts of each pool for the autoscaler."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def waiting(ordinal: int) -> PodState:
 
 
 def facts(observed: Observed, seen: Seen) -> PoolFacts:
-    """Of decode; what its StatefulSets hold is looked at where the budget is."""
+    """Facts of decode; its StatefulSets are read only where there is a budget."""
     (found,) = [each for each in pool_facts(asked_of(CLUSTER, observed), observed, seen) if each.role == "decode"]
     return replace(found, holdings=())
 
@@ -100,7 +100,7 @@ def test_pods_of_another_revision_hold_accelerators_and_serve_no_load() -> None:
 
 
 def in_roll_out(*states: PodState, size: int) -> PoolFacts:
-    """Of decode, where an older revision keeps as many workers as it has pods, and `size` is asked for by now."""
+    """Facts of decode, where an older revision keeps as many workers as it has pods, and `size` is now asked for."""
     old = states[0].workload
     shown = workload(old, len(states), pods=states)
     observed = running(

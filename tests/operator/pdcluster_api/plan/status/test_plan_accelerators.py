@@ -1,4 +1,4 @@
-"""AcceleratorsInUse: told from records and last words, where a pool has an accelerator."""
+"""AcceleratorsInUse: from records and last words, where a pool has an accelerator."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def seen(cluster: PDCluster, worker_records: WorkerRecords | None, problem: Prob
 
 
 def say(**devices: Device) -> WorkerRecords:
-    """What the records of prefill-0 and decode-0 say."""
+    """Records of prefill-0 and decode-0 with these devices."""
     return WorkerRecords({"prefill-0": "ready", "decode-0": "ready"}, devices={f"{role}-0": device for role, device in devices.items()})
 
 
@@ -75,9 +75,9 @@ def test_workers_that_compute_on_what_their_pool_reserves_make_it_true():
 
 
 def test_what_a_worker_notes_of_its_device_is_in_the_message():
-    cluster, noted = cluster_of(B200), Device("cuda", "NVIDIA B200", "never run on a GPU by its makers")
+    cluster, noted = cluster_of(B200), Device("cuda", "NVIDIA B200", "not tested on a GPU by the project")
     plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=noted)), NOW)
-    message = "workers compute on what their pools have: decode pool big on NVIDIA B200 (never run on a GPU by its makers)"
+    message = "workers compute on what their pools have: decode pool big on NVIDIA B200 (not tested on a GPU by the project)"
     assert found(plan) == ("True", "AsDeclared", message)
 
 
@@ -120,7 +120,7 @@ def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(pool
     plan = plan_cluster(cluster, seen(cluster, worker_records, REFUSED), NOW)
     assert found(plan) == ("False", "AcceleratorUnusable", f"decode pool {pool['name']} ({pool['gpu']}): {REFUSED[1]}")
     assert condition_of(plan.status, "DecodeReady")["reason"] == condition_of(plan.status, "Stalled")["reason"] == "AcceleratorUnusable"
-    assert [each.reason for each in plan.events].count("AcceleratorUnusable") == 1  # told with Ready, and not twice
+    assert [each.reason for each in plan.events].count("AcceleratorUnusable") == 1  # reported with Ready, and not twice
 
 
 @pytest.mark.parametrize(

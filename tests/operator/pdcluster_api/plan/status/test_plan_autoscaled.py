@@ -1,4 +1,4 @@
-"""The autoscaler's record: what sizes the pools, what the status says, and what is told of it."""
+"""The autoscaler's record: sizes of the pools, status, and events."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -360,7 +360,7 @@ def test_recreate_to_nothing_waits_all_the_same():
 
 def test_failures_of_the_last_pass_come_first_with_the_objects_name():
     failures = [
-        Failure("Service chat", words.NAME_TAKEN, "it belongs to someone else; rename one of the two"),
+        Failure("Service chat", words.NAME_TAKEN, "it belongs to another owner; rename one of the two"),
         Failure("PodMonitor chat", words.FORBIDDEN, "the operator may not create podmonitors; extend its role"),
     ]
     status = status_of(running(CLUSTER, failures=failures))

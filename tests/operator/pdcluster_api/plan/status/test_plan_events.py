@@ -1,4 +1,4 @@
-"""What becomes an event: changes, each once, and warnings only where someone should look."""
+"""Events for changes, each once, and warnings only where a user should look."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def test_nothing_changed():
 
 def test_it_becomes_ready():
     first = plan_cluster(CLUSTER, Observed(1, {}, running(CLUSTER).discovery), NOW)
-    assert first.events == ()  # being made is no news
+    assert first.events == ()  # its creation is no event
     assert news(CLUSTER, running(CLUSTER, status=first.status)) == [(words.READY, False), (words.ANSWERING, False)]
 
 

@@ -1,4 +1,4 @@
-"""An object that is refused: its status says every fault, and what runs is told as it is."""
+"""An object that is refused: its status names every fault, and reports what runs as it is."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ FAULTS = [
 CLUSTER = make_cluster()
 A = revision_of(CLUSTER.spec)
 READY = plan_cluster(CLUSTER, running(CLUSTER), NOW).status
-UNKNOWN = DiscoveryState(managed=True)  # nobody can say which etcd a spec that cannot be read means
+UNKNOWN = DiscoveryState(managed=True)  # the etcd of a spec that cannot be read is unknown
 
 
 def refused(**fields):

@@ -19,7 +19,7 @@ from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
 from pdcluster_worker.routing.waiting import ASKING_HEADS, CreditQueue
 
 ANSWER_SECONDS = 0.05
-"""How long a choice waits for the slowest answer; a round trip takes about a millisecond, so this bounds a stuck peer."""
+"""Longest wait of a choice for the slowest answer; a round trip takes about a millisecond, so this bounds a stuck peer."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class CreditBroker:
                     self._ask_one(wait, peer)
 
     def on_credit(self, peer: Peer, request_id: str, granted: bool) -> None:
-        """Hear one answer of a prefill worker."""
+        """Take one answer of a prefill worker."""
         wait = self._waits.get(request_id)
         if wait is None or wait.chosen.done() or peer not in wait.asked:
             if granted and (wait is None or not wait.chosen.done() or wait.chosen.result() is not peer):
@@ -100,7 +100,7 @@ class CreditBroker:
         self._decide(wait)
 
     def on_change(self, peer: Peer) -> None:
-        """Hear that a prefill worker takes new work, or no longer does: then what it has not granted is asked of the others."""
+        """Handle a prefill worker that takes new work, or no longer does: what it has not granted is asked of the others."""
         if not peer.ready:
             for wait in list(self._waits.values()):
                 if peer in wait.asked and not wait.asked[peer]:
@@ -110,7 +110,7 @@ class CreditBroker:
         self.ask()
 
     def on_lost(self, peer: Peer) -> None:
-        """Hear that the stream to a prefill worker broke: its answers are void."""
+        """Handle a broken stream to a prefill worker: its answers are void."""
         for wait in list(self._waits.values()):
             if wait.asked.pop(peer, None) is not None:
                 self._decide(wait)

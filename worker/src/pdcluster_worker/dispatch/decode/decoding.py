@@ -94,7 +94,7 @@ class DecodeDispatcher:
                 place.close()
 
     def _short_of_blocks(self, mailbox: Mailbox, spec: RequestSpec) -> RequestError | None:
-        """Why a request that was just preempted ends here; None = it waits for blocks."""
+        """Error that ends a request that was just preempted; None = it waits for blocks."""
         if not is_short_of_blocks(self._worker.policy.moving, mailbox.num_preemptions):
             return None
         num_tokens = len(spec.prompt) + len(spec.output) + mailbox.num_tokens

@@ -34,7 +34,7 @@ class Offloading:
     def goes(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], num_decoding: int, pace: "Pace") -> bool:
         """Decide for a prefill worker; a long prompt that stays on a decode worker is counted.
 
-        num_decoding: requests of this worker past their first token.  pace: of the request, which is told its uncached tokens.
+        num_decoding: requests of this worker past their first token.  pace: of the request; gets its uncached tokens.
         """
         policy = self._worker.policy.offload
         num_tokens = len(spec.prompt) + len(spec.output)
@@ -72,7 +72,7 @@ class Offloading:
         return is_remote
 
     def reads_kv(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], holder: Peer) -> bool:
-        """Whether a request that moved here reads its KV from the worker that it left."""
+        """Return whether a request that moved here reads its KV from the worker that it left."""
         num_tokens = len(spec.prompt) + len(spec.output)
         uncached_tokens = num_tokens - self._worker.engines.cached_tokens(place.engine, hashes, num_tokens)
         most = self._worker.policy.offload.max_transfer_milliseconds / 1000
@@ -130,7 +130,7 @@ class Offloading:
 
 
 class Pace:
-    """Of one request, as its tokens come: what `sloFeedback` and `measured` go by.
+    """Timing of one request, token by token: input of `sloFeedback` and `measured`.
 
     side:            where its prompt was sent; its time is that side's, also where a prefill worker failed and the
                      prompt was computed here.  None = its KV is read, and its time says nothing of either side.
@@ -155,7 +155,7 @@ class Pace:
         self._costs.sent(side, self._request_id, self.uncached_tokens, self._clock(), others=others, num_workers=num_workers)
 
     def ended(self) -> None:
-        """It is over, with or without a first token."""
+        """End the timing, with or without a first token."""
         self._costs.ended(self._request_id)
 
     def token(self, generated: Generated) -> None:
@@ -176,6 +176,6 @@ class Pace:
 
 
 def _batches(peer: Peer) -> float:
-    """Its work in hand in batches of its engine; 0 of one that does not tell."""
+    """Its work in hand in batches of its engine; 0 of one that does not report it."""
     size = peer.max_batched_tokens
     return max(peer.load.credit_tokens, peer.load.waiting_tokens) / size if size else 0.0

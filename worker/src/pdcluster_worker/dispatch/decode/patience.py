@@ -1,6 +1,6 @@
-"""How long a decode worker waits for what others do for one of its requests: while they get on.
+"""Patience of a decode worker with the peer that works for one of its requests: it waits while the peer makes progress.
 
-A prefill worker gets on while its engine makes steps or peers acknowledge its
+A prefill worker makes progress while its engine runs steps or peers acknowledge its
 KV, for this request or for others: so a long prompt in a long queue is waited
 for.  The numbers are the engine's own, so a server process whose engine has
 stopped cannot make them grow.
@@ -15,11 +15,11 @@ from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.peers import Load
 
 MARGINS = 1.5
-"""Of the peer's margin: its own word, which comes after one, goes to all at once and says more."""
+"""Margins of the peer that we wait: its own report, which comes after one, goes to all at once and has the reason."""
 
 
 class NoProgressError(PeerError):
-    """A prefill worker has not got on for too long."""
+    """A prefill worker has made no progress for too long."""
 
 
 class PrefillPatience:
@@ -42,7 +42,7 @@ class PrefillPatience:
         still = self._still.look(period_seconds(stall_seconds))
         if still > load.longest_step_seconds + MARGINS * stall_seconds:
             limit = f"qos.stallSeconds is {stall_seconds:g}"
-            raise NoProgressError(f"its engine has not got on for {still:.1f} s ({limit})")
+            raise NoProgressError(f"its engine has made no progress for {still:.1f} s ({limit})")
 
 
 @asynccontextmanager

@@ -55,7 +55,7 @@ class _Wait:
     is_over: bool = False
 
     def cancel(self) -> None:
-        """It is over: nothing looks at it again."""
+        """Forget the request: nothing looks at it again."""
         if self.alarm is not None:
             self.alarm.cancel()
 
@@ -69,7 +69,7 @@ class _Wait:
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """How a request runs, and what it has lost, as in the answer's `degraded`."""
+    """Terms on which a request runs, and what it has lost, as in the answer's `degraded`."""
 
     spec: RequestSpec
     prefill: PrefillMode
@@ -77,7 +77,7 @@ class _Terms:
 
     @property
     def tier(self) -> Tier:
-        """Of its priority now."""
+        """Tier of its priority now."""
         return tier_of(self.spec.priority)
 
 
@@ -100,7 +100,7 @@ class Quality:
 
     @property
     def waiting_tokens(self) -> int:
-        """Of their prompts."""
+        """Prompt tokens of the requests that wait."""
         return sum(wait.num_tokens for wait in self._waits)
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
@@ -214,7 +214,7 @@ class Quality:
         raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=verdict.retry_after(wait))
 
     def _terms(self, spec: RequestSpec, prefill: PrefillMode) -> _Terms:
-        """What a request gets now.  Raises RequestError for a forced remote prefill that its priority bars."""
+        """Choose the terms of a request now.  Raises RequestError for a forced remote prefill that its priority bars."""
         policy, tier = self._worker.policy, tier_of(spec.priority)
         if tier != "low" or spec.output:
             return _Terms(spec, prefill)
@@ -265,12 +265,12 @@ class Quality:
         )
 
     def _seconds_of(self, prompt_tokens: int) -> float | None:
-        """That so many prompt tokens wait, at the pace of late."""
+        """Seconds that so many prompt tokens wait, at the recent pace."""
         seconds = self._averages.prompt_token_seconds
         return None if seconds is None else prompt_tokens * seconds
 
     def _estimated(self, figure: Callable[[Outlook], float | None]) -> float:
-        """For the metrics: of a request of normal priority that came now; NaN while nothing is known."""
+        """Estimate for the metrics: of a request of normal priority that came now; NaN while nothing is known."""
         value = figure(self._outlook(_NORMAL))
         return math.nan if value is None else value
 

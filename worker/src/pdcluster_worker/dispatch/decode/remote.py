@@ -1,8 +1,8 @@
 """The remote leg of a request: a credit, then blocks, then the prefill worker's first token, then its KV.
 
-Whatever happens, the engine is told once how the transfer ended, and the
+Whatever happens, the engine gets one message about the end of the transfer, and the
 credit and the blocks go back.  On failure, and when the prefill worker does not
-get on, the engine prefills here, keeping the first token if the client has it.
+make progress, the engine prefills here, keeping the first token if the client has it.
 Which requests come here is `dispatch.decode.decoding`'s choice.
 """
 
@@ -45,7 +45,7 @@ from pdcluster_worker.routing.qos.slo import aged
 logger = logging.getLogger(__name__)
 
 Reply = Token | PrefillDone
-"""What a prefill worker says."""
+"""Reply of a prefill worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class RemotePrefill:
     async def _next(self, place: Place, replies: AsyncGenerator[Reply, None], peer: Peer) -> Reply | None:
         """The next reply, None at the end.
 
-        Raises NoProgressError when the peer does not get on, EngineDiedError or EngineStalledError when we do not.
+        Raises NoProgressError when the peer makes no progress, EngineDiedError or EngineStalledError when our engine fails.
         """
         patience = PrefillPatience(asyncio.get_running_loop().time, lambda: peer.load)
 
@@ -222,5 +222,5 @@ class RemotePrefill:
 
 
 def _is_stall(error: PeerError | RequestError) -> bool:
-    """Whether the peer has failed for standing still, by its own word or by our patience."""
+    """Return whether a peer failed because it stalls, by its own report or by our patience."""
     return isinstance(error, NoProgressError) or (isinstance(error, RequestError) and error.code == ENGINE_STALLED)

@@ -19,10 +19,10 @@ from pdcluster_worker.messages.engine import Stop
 logger = logging.getLogger(__name__)
 
 END_SECONDS = 5.0
-"""How long a stopping engine may take before it is killed; it only has to close sockets."""
+"""Time for an engine to stop before it is killed; it only has to close sockets."""
 
 LAST_WORDS_SECONDS = 0.5
-"""How long the death of the process waits for its EngineFailed message, which says why."""
+"""Time to wait, after the process has died, for its EngineFailed message, which has the reason."""
 
 
 class EngineChild:
@@ -62,7 +62,7 @@ class EngineChild:
 
     def kill(self, reason: str) -> None:
         """End a process that answers nothing, stopped ones too; its requests fail with `reason`."""
-        assert self._process is not None, "only what was started can stand still"
+        assert self._process is not None, "only a started process can be killed"
         self.client.fail(reason)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()

@@ -1,9 +1,9 @@
 """The server process's end of the wall to the engine process.
 
 Sends EngineInput, sorts EngineOutput into one mailbox per request, and hands
-statistics and block events to whoever asked for them.  When the engine dies or
-stands still every open mailbox says so; nothing waits for an answer that cannot
-come.  When it stands still is `dispatch.engines.stall_watch`'s rule, and what
+statistics and block events to its subscribers.  When the engine dies or
+stalls, every open mailbox reports it; nothing waits for an answer that cannot
+come.  When an engine counts as stalled is `dispatch.engines.stall_watch`'s rule, and what
 the messages mean for a request is `dispatch.decode.decoding`'s and `dispatch.prefilling`'s business.
 """
 
@@ -45,7 +45,7 @@ class FrameSocket(Protocol):
 
 
 ENGINE_STALLED = "engine_stalled"
-"""Code of the error of a request whose engine stands still; it goes to peers too."""
+"""Code of the error of a request whose engine has stalled; it goes to peers too."""
 
 OUT_OF_BLOCKS = "out_of_blocks"
 """Code of the error of a request that its engine preempted again and again; it goes to peers."""
@@ -61,14 +61,14 @@ class EngineDiedError(RequestError):
 
 
 class EngineStalledError(RequestError):
-    """The engine process stands still; its requests fail, and may be tried elsewhere."""
+    """The engine process has stalled; its requests fail, and may be tried elsewhere."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, status=503, code=ENGINE_STALLED, retry_after_seconds=1)
 
 
 class ShortOfBlocksError(RequestError):
-    """The engine preempted a request so often that another worker had better run it."""
+    """The engine preempted a request so often that another worker should run it."""
 
     def __init__(self, num_preemptions: int) -> None:
         message = f"the request was preempted {num_preemptions} times, and another worker has room"
@@ -76,7 +76,7 @@ class ShortOfBlocksError(RequestError):
 
 
 class Mailbox:
-    """What the engine says about one request, in order, for one reader at a time.
+    """Outputs of the engine for one request, in order, for one reader at a time.
 
     num_tokens, num_preemptions: so far.
     on_preempted: asked at each preemption for the error, if any, that is to end the request.
@@ -100,7 +100,7 @@ class Mailbox:
             self.num_tokens += 1
             self.ended = item.finish_reason is not None
         elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
-            # An engine that stands still, or is short of blocks, holds the request, and would go on with it.
+            # An engine that has stalled, or is short of blocks, holds the request, and would continue it.
             self.ended = not isinstance(item, EngineStalledError | ShortOfBlocksError)
         self._items.append(item)
         if self._arrival is not None and not self._arrival.done():
@@ -175,7 +175,7 @@ class EngineClient:
 
     @property
     def is_loading(self) -> bool:
-        """Whether it has neither said that it serves nor that it cannot."""
+        """True until the engine reports that it serves or has failed."""
         return not self._ready.done()
 
     def ping(self) -> None:
@@ -184,17 +184,17 @@ class EngineClient:
 
     @property
     def problem(self) -> str | None:
-        """Why nothing new may go to it; None while it serves."""
+        """Reason why no new request may go to it; None while it serves."""
         return self.died or ("its process has ended" if self.has_ended else self.stalled)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is gone for good, and does not only stand still."""
+        """True if the engine process is gone and does not only stall."""
         return self.has_ended or self.died is not None
 
     @property
     def is_reported(self) -> bool:
-        """Whether `stats` knows of every message that was sent."""
+        """True if `stats` accounts for every message that was sent."""
         return self.stats is not None and self.stats.num_inputs >= self._num_sent
 
     @property
@@ -203,7 +203,7 @@ class EngineClient:
         return len(self._unknown)
 
     def knows(self, request_id: str) -> bool:
-        """Whether somebody listens for that request."""
+        """Return whether a reader waits for the outputs of that request."""
         return request_id in self._mailboxes
 
     def open(self, request_id: str) -> Mailbox:
@@ -219,7 +219,7 @@ class EngineClient:
         return mailbox
 
     def check(self) -> None:
-        """Raise EngineDiedError when the engine is gone, EngineStalledError while it stands still."""
+        """Raise EngineDiedError when the engine is gone, EngineStalledError while it stalls."""
         if self.died is not None:
             raise EngineDiedError(self.died)
         if self.stalled is not None:
@@ -244,13 +244,13 @@ class EngineClient:
             mailbox.put(EngineDiedError(reason))
 
     def stall(self, reason: str) -> None:
-        """Note that the engine stands still: open requests fail now and later ones at once, until `recover`."""
+        """Note that the engine has stalled: open requests fail now and later ones at once, until `recover`."""
         self.stalled = reason
         for mailbox in self._mailboxes.values():
             mailbox.put(EngineStalledError(reason))
 
     def recover(self) -> None:
-        """Note that the engine gets on again."""
+        """Note that the engine makes progress again."""
         self.stalled = None
 
     async def run(self) -> None:
@@ -302,7 +302,7 @@ class EngineClient:
             self._unknown.discard(self._begun.popleft()[1])
 
     def _put(self, request_id: str, item: RequestOutput | messages.Preempted | RequestError) -> None:
-        # An output for a closed mailbox crossed its Abort on the way: nobody waits for it.
+        # An output for a closed mailbox crossed its Abort on the way and has no reader.
         if (mailbox := self._mailboxes.get(request_id)) is not None:
             mailbox.put(item)
 

@@ -1,9 +1,9 @@
-"""The engines of one worker: which of them runs a request, and what they say together.
+"""The engines of one worker: the choice among them for a request, and their state together.
 
 The least loaded one is chosen by what it last reported and by what was given to
 it since [V27]; one that has more of the prompt in its prefix cache goes first
-while that costs no more than one waiting request.  An engine that died or stands
-still is out of every choice.  Starting and ending them is `dispatch.engines.group`'s
+while that costs no more than one waiting request.  An engine that died or stalls
+is out of every choice.  Starting and ending them is `dispatch.engines.group`'s
 business.
 """
 
@@ -43,7 +43,7 @@ class Engine:
 
     rank:        among the engines of its worker, from 0; one that is started again keeps it.
     kv_address:  host:port where peers write its KV; of its first rank.
-    stall_watch: how long its steps take, and whether it stands still.
+    stall_watch: how long its steps take, and whether it has stalled.
     order:       of its block events.
     """
 
@@ -61,13 +61,13 @@ class Engine:
 
     @property
     def kv_addresses(self) -> list[str]:
-        """Of all its ranks that take KV, in the order of their heads."""
+        """Addresses of all its ranks that take KV, in the order of their heads."""
         host = self.kv_address.rpartition(":")[0]
         return [self.kv_address, *(f"{host}:{port}" for port in self.facts.kv_ports[1:])]
 
     @property
     def serves(self) -> bool:
-        """Whether it lives and gets on."""
+        """True if it lives and makes progress."""
         return self.client.problem is None
 
     @property
@@ -81,13 +81,13 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request runs: an engine, and what that says about the request."""
+    """An engine chosen for a request, and the outputs of the request there."""
 
     engine: Engine
     mailbox: Mailbox
 
     def send(self, message: EngineInput) -> None:
-        """Tell the engine.  Raises EngineDiedError."""
+        """Send a message to the engine.  Raises EngineDiedError."""
         self.engine.client.send(message)
 
     def check(self) -> None:
@@ -102,8 +102,8 @@ class Place:
 class Engines:
     """Those that have loaded, by rank.
 
-    on_stats, on_blocks: told of what any of them says.
-    on_open:             told of the engine of each request that begins.
+    on_stats, on_blocks: called with each message of any engine.
+    on_open:             called with the engine of each request that begins.
     lost:                by rank, those that died and are to come again, and why.
     """
 
@@ -131,7 +131,7 @@ class Engines:
 
     @property
     def problem(self) -> str | None:
-        """Why none of them serves; None while one does."""
+        """Reason why no engine serves; None while one does."""
         if any(engine.serves for engine in self):
             return None
         reasons = [engine.client.problem or "" for engine in self]
@@ -139,12 +139,12 @@ class Engines:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether none serves, and one at least stands still and may get on again."""
+        """True if no engine serves, and at least one stalls and may recover."""
         return self.problem is not None and not all(engine.client.is_lost for engine in self)
 
     @property
     def shortfall(self) -> str | None:
-        """Which engines do not serve while others do, in words; None when all or none serve."""
+        """Engines that do not serve while others do, in words; None when all or none serve."""
         if self.problem is not None:
             return None
         down = {rank: f"is lost: {reason}" for rank, (_, reason) in self.lost.items()}
@@ -176,7 +176,7 @@ class Engines:
         return True
 
     def records(self) -> list[EngineRecord]:
-        """What our record in etcd says of several; nothing of a lone one, which the record itself is of."""
+        """Records of several engines in etcd; empty for a single engine, which the worker's record describes."""
         states: dict[Engine, EngineState] = {engine: "ready" if engine.serves else "stalled" for engine in self}
         states |= {engine: "lost" for engine, _ in self.lost.values()}
         if len(states) == 1:
@@ -207,7 +207,7 @@ class Engines:
         return max(self._blocks.match_all(hashes).values(), default=0)
 
     def hashes(self) -> set[bytes]:
-        """Of all blocks in any of their prefix caches."""
+        """Hashes of all blocks in any of their prefix caches."""
         return set().union(*(self._blocks.hashes(_key(engine)) for engine in self))
 
     def _choose(self, hashes: Callable[[], Sequence[bytes]]) -> Engine:
@@ -232,7 +232,7 @@ class Engines:
     def _take_blocks(self, engine: Engine, events: BlockEvents) -> None:
         """Follow the changes of one cache in their order; after a gap it is asked for everything."""
         arrival = engine.order.arrival(events.sequence, is_whole=events.is_cleared)
-        if arrival is Arrival.ASK_ANEW:
+        if arrival is Arrival.ASK_SNAPSHOT:
             logger.warning("engine %d: missed block events before sequence=%d: asked for all", engine.rank, events.sequence)
             engine.client.send(TellBlocks())
         if arrival is not Arrival.TAKE:

@@ -2,7 +2,7 @@
 
 While they load, the end of any is the end of the worker: what one cannot have
 none can have.  Afterwards an engine that dies or is killed takes only its own
-requests with it: the others serve on, and it is started again, at longer and longer
+requests with it: the others keep serving, and it is started again, at longer and longer
 intervals while it does not stay.  A worker whose last serving engine dies ends with
 it, as one with a lone engine does.
 """
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 LAST_PAUSE_SECONDS = 60.0
-"""Between the death of an engine and its next start; doubled each time that it lived shorter than the last pause."""
+"""Longest pause before an engine that died is started again; doubled each time that it lived shorter than the last pause."""
 
 FORGET_SECONDS = 300.0
-"""How long an engine on another host that is gone counts as lost: its supervisor may bring it back meanwhile."""
+"""Time for which a lost engine on another host is remembered: its supervisor may bring it back meanwhile."""
 
 
 class Child(Protocol):
@@ -43,7 +43,7 @@ class Child(Protocol):
     killed: asyncio.Future[None]
 
     async def start(self) -> None:
-        """Start the process, which loads once it is told to begin; `client.ready()` says when it serves."""
+        """Start the process, which loads after a message to begin; `client.ready()` says when it serves."""
         ...
 
     async def gone(self) -> None:
@@ -66,8 +66,8 @@ class EngineGroup:
     address:   host and port of its KV, as peers reach it.
     ended:     the child that took the worker with it: any while they load, later the last.
     invariant: requests give the same bits on each (`engine.batchInvariant`).
-    on_start:  told of an engine that begins to serve, and whether it was started again here; must not block.
-    on_end:    told of an engine that has died while others serve.
+    on_start:  called with an engine that begins to serve, and whether it was restarted here; must not block.
+    on_end:    called with an engine that has died while others serve.
     on_forget: called with an engine on another host that has not come back.
     """
 
@@ -207,7 +207,7 @@ class EngineGroup:
         if not others:
             return False
         reason = child.client.died or "it ended"
-        logger.error("engine died rank=%d reason=%s: the others serve on", child.rank, reason)
+        logger.error("engine died rank=%d reason=%s: the others go on serving", child.rank, reason)
         mine = next((engine for engine in self.engines if engine.client is child.client), None)
         if mine is None:
             engine, _ = self.engines.lost[child.rank]

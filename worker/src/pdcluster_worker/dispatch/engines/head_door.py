@@ -1,8 +1,8 @@
-"""Where headless engines join a worker: engines on other hosts, behind this worker's address.
+"""Listener of a head, at which headless engines join: engines on other hosts, behind this worker's address.
 
 They come by themselves, are checked, and run requests like the engines here.
-One that is gone ends its requests alone; whoever supervises it starts it again,
-and it joins anew.  Who may connect is decided by mutual TLS of the cluster.
+One that is gone ends its requests alone; its supervisor restarts it,
+and it joins again.  Mutual TLS of the cluster decides which processes may connect.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 CALL_SECONDS = 1.0
-"""Between two pings of an engine that loads."""
+"""Period of pings of an engine that loads."""
 
 
 class LineSocket:
@@ -67,7 +67,7 @@ class HeadlessChild:
         self._talking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen to it; what it computes in was told in the answer."""
+        """Listen to it; the answer has given its dtype."""
         self._talking = asyncio.create_task(self._talk(), name=f"engine {self.rank} of {self._node}")
 
     async def gone(self) -> None:
@@ -100,7 +100,7 @@ class HeadlessChild:
             calling.cancel()
 
     async def _call_while_it_loads(self) -> None:
-        """Let it hear of the head: one that says nothing is taken for gone, and the pulse begins when it has loaded."""
+        """Ping it while it loads: it takes a silent head for gone, and the regular pings begin only once it has loaded."""
         while self.client.is_loading:
             self.client.ping()
             with contextlib.suppress(TimeoutError, EngineDiedError):
@@ -126,7 +126,7 @@ class HeadDoor:
         except OSError as e:
             raise ConfigError(f"listen.head: cannot listen on {host}:{port}: {e.strerror or e}") from e
         self.port = self._server.sockets[0].getsockname()[1]
-        logger.info("takes headless engines port=%d", self.port)
+        logger.info("accepting headless engines port=%d", self.port)
 
     async def close(self) -> None:
         """Take none any more, and end those that are here."""

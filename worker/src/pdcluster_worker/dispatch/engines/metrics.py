@@ -108,7 +108,7 @@ class EngineMetrics:
 
 
 class BusyTime:
-    """How much of the last `WINDOW_SECONDS` one engine spent in steps."""
+    """Share of the last `WINDOW_SECONDS` that one engine spent in steps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -121,7 +121,7 @@ class BusyTime:
         self._forget()
 
     def ratio(self) -> float:
-        """Of the window, or of the time since the start."""
+        """Share of the window, or of the time since the start."""
         self._forget()
         elapsed = min(self._clock() - self._start, WINDOW_SECONDS)
         return min((self._busy[-1][1] - self._busy[0][1]) / elapsed, 1.0) if elapsed > 0 else 0.0
@@ -134,7 +134,7 @@ class BusyTime:
 
 
 def _differences(now: Sequence[int], before: Sequence[int]) -> list[int]:
-    """What was added at each place; `before` may have fewer of them."""
+    """Difference at each place; `before` may have fewer of them."""
     return [count - past for count, past in zip_longest(now, before, fillvalue=0)]
 
 

@@ -1,6 +1,6 @@
-"""Decides when an engine stands still: it has work and makes no step, or answers no ping, for too long.
+"""Decide when an engine has stalled: it has work and makes no step, or answers no ping, for too long.
 
-Too long is its longest step of late and a margin: a step cannot be interrupted
+Too long is its longest recent step and a margin: a step cannot be interrupted
 for a ping, and a slow machine has long steps.  Time counts only while it is
 watched: a machine that slept, or a server process that was stopped, adds the
 time of two looks.  Pure: the clock is passed in.  What follows is `dispatch.pulse`'s business.
@@ -16,7 +16,7 @@ Condition = Literal["well", "stalled", "lost"]
 """stalled: out of every choice, may still come back; lost: to be killed."""
 
 LAST_CHANCE_SECONDS = 20.0
-"""From stalled to lost at most: long enough for one scrape of every 15 s to see it."""
+"""Longest time from stalled to lost: long enough for one scrape of every 15 s to see it."""
 
 REMEMBERED_SECONDS = 3600.0
 """A step longer than those of the warm-up is forgotten after that long."""
@@ -47,7 +47,7 @@ class Stillness:
         return self.seconds
 
     def moved(self) -> None:
-        """There was progress: count from now."""
+        """Note progress: count from now."""
         self.seconds = 0.0
         self._looked = self._clock()
 
@@ -92,21 +92,21 @@ class StallWatch:
 
     @property
     def longest_step_seconds(self) -> float:
-        """Of its steps of late, at first that of its warm-up."""
+        """Longest of its recent steps, at first of its warm-up."""
         return self._longest.seconds
 
     @property
     def still_seconds(self) -> float:
-        """How long it has stood still, as of the last look."""
+        """Seconds without progress, as of the last look."""
         return self._still.seconds
 
     def asks(self) -> bool:
-        """Whether to send a ping now: one is under way at a time."""
+        """Return whether to send a ping now: at most one is under way."""
         asks, self._is_asked = not self._is_asked, True
         return asks
 
     def on_pong(self, pong: Pong) -> None:
-        """Hear an answer.
+        """Take an answer.
 
         An engine without work is well, and one with work if it has made a step since the last answer.
         """

@@ -1,1 +1,1 @@
-"""Where a request enters: which decode workers run its choices, and what follows when one fails or leaves."""
+"""Entry of requests: the choice of the decode workers that run them, and of others when one fails or leaves."""

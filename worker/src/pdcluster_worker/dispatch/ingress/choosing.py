@@ -1,4 +1,4 @@
-"""Which decode worker runs a request: what is known of each, the policy's decision, and what was sent where.
+"""Choose the decode worker of a request: known state of each worker, the policy's decision, and recent choices.
 
 Gathers loads (reports, and charges since), prefix matches (events, and what was
 sent lately) and failures; the decision is `routing.decode_score`'s.  Where the
@@ -47,17 +47,17 @@ def name_of(where: Peer | None) -> str:
 
 
 TAINT_SECONDS = 10.0
-"""How long a failure counts against a worker [Y10]."""
+"""Time for which a failure counts against a worker [Y10]."""
 
 _NOT_TOLD_SECONDS = 2 * REPORT_SECONDS
-"""What was sent so lately may not be in the events yet, and counts as cached."""
+"""A prompt sent within this time may be missing in the events and counts as cached."""
 
 _NOTED_COSTS = 8
 
 
 @dataclass(slots=True)
 class _Routed:
-    """What the choices of one prompt bring along.
+    """State that the choices of one prompt share.
 
     uncharged: request ids of those that no worker is charged with yet.
     hashes:    of the prompt's blocks, made once for all choices and moves.

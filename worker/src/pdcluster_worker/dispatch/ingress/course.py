@@ -34,11 +34,11 @@ Stream = AsyncGenerator[Generated, None]
 
 
 _DEMOTED = "priority=low"
-"""Of what a request has lost: see `dispatch.decode.quality`."""
+"""Entry in the losses of a request: see `dispatch.decode.quality`."""
 
 
 class CalledOffError(PeerError):
-    """A leg was ended here, for its worker drains and another takes the choice."""
+    """A leg was ended here, because its worker drains and another takes the choice."""
 
     def __init__(self) -> None:
         super().__init__("the decode worker drains")
@@ -46,7 +46,7 @@ class CalledOffError(PeerError):
 
 @dataclass(slots=True)
 class Course:
-    """What a choice has made so far, and where.
+    """Output of a choice so far, and the workers that made it.
 
     output:       tokens that were passed on.
     num_legs:     begun, the present one included.
@@ -74,7 +74,7 @@ class Course:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the client has a token of it."""
+        """True if the client has received a token."""
         return bool(self.output)
 
     def so_far(self) -> RequestSpec:
@@ -169,7 +169,7 @@ def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:
 
 
 def reason_of(error: PeerError | RequestError) -> MoveReason | None:
-    """Why another worker would serve a request that ended so; None = it is the request's own fault."""
+    """Reason to move a request that ended so to another worker; None = the request itself is at fault."""
     if isinstance(error, CalledOffError):
         return "draining"
     if isinstance(error, PeerError | EngineDiedError):
@@ -187,5 +187,5 @@ _UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well
 
 
 def is_engines(error: Exception) -> bool:
-    """Whether it is for an engine of this worker, and not for the request, that it ended."""
+    """Return whether a request ended because of an engine of this worker, not because of itself."""
     return isinstance(error, EngineDiedError | EngineStalledError | ShortOfBlocksError | UnmeetableDeadlineError)

@@ -1,6 +1,6 @@
-"""Where a request enters: the decode worker that `dispatch.ingress.choosing` picks runs all its choices, one hop away at most.
+"""Entry of requests: the decode worker that `dispatch.ingress.choosing` picks runs all choices, one hop away at most.
 
-A worker that drains, or whose engine stands still, runs nothing that arrives
+A worker that drains, or whose engine has stalled, runs nothing that arrives
 now: it relays to a peer that stays.  What follows when the chosen worker fails
 or leaves is `dispatch.ingress.legs`' rule, and what it does `dispatch.decode.decoding`'s business.
 """

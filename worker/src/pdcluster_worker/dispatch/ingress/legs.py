@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Route:
-    """Where the choices of one prompt begin.
+    """Start of the choices of one prompt.
 
     where:        the worker of the last leg that began, where the prompt is cached; None = this one.
     may_run_here: a drain that begins later lets the request go on.
@@ -213,7 +213,7 @@ class Legs:
         return left.key not in course.failed and (left.is_draining or left in self._decodes())
 
     def _is_up(self, course: Course) -> bool:
-        """Whether this worker, draining or not, is better than none."""
+        """Return whether this worker can run the choice, draining or not, where no other can."""
         is_up = self._worker.engines.problem is None and not self._worker.has_ended
         return is_up and HERE not in course.failed
 

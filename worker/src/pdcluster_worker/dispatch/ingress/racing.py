@@ -42,7 +42,7 @@ class Race:
 
 
 class Racing:
-    """Which requests race; one per ingress.  decodes: peers that take new work."""
+    """Choose the requests that race; one per ingress.  decodes: peers that take new work."""
 
     def __init__(self, worker: Worker, here: DecodeDispatcher, decodes: Callable[[], list[Peer]]) -> None:
         self._worker = worker

@@ -1,4 +1,4 @@
-"""Schedulers: which request computes how many tokens in the next step, behind one protocol."""
+"""Schedulers: choose the tokens of each request in the next step, behind one protocol."""
 
 from pdcluster_worker.engine.scheduler.protocol import Scheduler
 from pdcluster_worker.engine.scheduler.registry import SCHEDULERS, make_scheduler

@@ -13,12 +13,12 @@ from pdcluster_worker.messages.engine_settings import ChunkSchedule
 TILE = 128
 """Tokens that a matrix product computes at the price of one [A6]; budgets are multiples of it."""
 SMALL_TILE = 32
-"""For budgets below two tiles, and for chunk schedules [A4]."""
+"""Tile for budgets below two tiles, and for chunk schedules [A4]."""
 
 SPARE = 0.1
 """Share of the target that a step leaves unused, for the ones after it with longer contexts."""
 MOST_CHANGE = 2.0
-"""Of the budget by one step: a single slow one may be the machine's fault."""
+"""Largest factor by which one step changes the budget: a single slow one may be the machine's fault."""
 
 
 def schedule_chunks(queues: Queues, prefills: list[Request], step: Schedule, limit: int | None = None) -> None:
@@ -85,6 +85,6 @@ class ChunkBudget:
         change = (1.0 - SPARE) * self._target_seconds / seconds
         fitting = aligned(int(num_tokens * min(MOST_CHANGE, max(1.0 / MOST_CHANGE, change))))
         is_over = seconds > self._target_seconds
-        is_full = num_tokens >= self.num_tokens  # a smaller step tells nothing of a larger one
+        is_full = num_tokens >= self.num_tokens  # a smaller step predicts nothing of a larger one
         if (is_over and fitting < self.num_tokens) or (is_full and fitting > self.num_tokens):
             self.num_tokens = max(self._least, min(self._most, fitting))

@@ -13,7 +13,7 @@ def num_uncomputed(request: Request) -> int:
 
 
 def is_decode(request: Request) -> bool:
-    """Whether the request is past its prefill: only its newest output token is uncomputed."""
+    """Return whether the request is past its prefill: only its newest output token is uncomputed."""
     return request.num_planned_tokens > request.num_prompt_tokens and num_uncomputed(request) == 1
 
 

@@ -1,6 +1,6 @@
 """Prefill first, as in vLLM 0: a step computes whole prompts or decodes, never both.
 
-Whoever waits and fits is computed at once, and the decodes stand still
+A waiting request that fits is computed at once, and the decodes wait
 meanwhile: the shortest time to the first token, at the price of stalls that
 are as long as the prompts.  An admission leaves a watermark of blocks [A3].
 

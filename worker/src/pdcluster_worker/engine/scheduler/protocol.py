@@ -1,4 +1,4 @@
-"""What the engine needs of a scheduler, whichever one it is."""
+"""Interface of all schedulers."""
 
 from typing import Protocol
 
@@ -37,7 +37,7 @@ class Scheduler(Protocol):
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether a running request has prompt left to compute."""
+        """True if a running request has prompt left to compute."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class Scheduler(Protocol):
         ...
 
     def displace(self) -> None:
-        """Put back all of these, between two steps."""
+        """Return all of these to the waiting queue, between two steps."""
         ...
 
     def add(self, request: Request) -> None:

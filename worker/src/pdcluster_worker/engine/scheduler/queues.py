@@ -45,7 +45,7 @@ class Queues:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether a running request has prompt left to compute."""
+        """True if a running request has prompt left to compute."""
         return not all(is_decode(request) for request in self.running)
 
     @property
@@ -73,7 +73,7 @@ class Queues:
 
     @property
     def has_free_seat(self) -> bool:
-        """Whether one more request may run [V2]."""
+        """True if one more request may run [V2]."""
         return len(self.running) < self.settings.max_sequences
 
     @property
@@ -102,7 +102,7 @@ class Queues:
         return self.last_in_order if self.last_in_order in lower and needed <= self.tables.pool.num_available + held else None
 
     def displace(self) -> None:
-        """Put back all that make way for the first waiting request; between two steps, none of them under way."""
+        """Preempt all that make way for the first waiting request; between two steps, none of them under way."""
         while (request := self.displaced) is not None:
             self.put_back(request)
 

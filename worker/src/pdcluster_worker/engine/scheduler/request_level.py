@@ -1,6 +1,6 @@
 """Request-level batches, as in FasterTransformer: a batch runs to its end before the next begins.
 
-What has ended leaves its seat empty until then, and who comes meanwhile waits
+What has ended leaves its seat empty until then, and requests that come meanwhile wait
 for the longest of the batch.  Each request takes the blocks of the longest
 that it can become (`MaximumRoom`).
 

@@ -13,7 +13,7 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 class Room(Protocol):
-    """How much a request takes at its admission."""
+    """Blocks that a request takes at its admission."""
 
     def num_tokens(self, request: Request) -> int:
         """Tokens that it takes blocks for, at least all that are known."""

@@ -28,12 +28,12 @@ class Schedule:
 
     @property
     def batch(self) -> Batch:
-        """What the runner is to execute; may be empty."""
+        """Batch that the runner is to execute; may be empty."""
         return Batch(tuple(self.items.values()))
 
     @property
     def progressed(self) -> bool:
-        """Whether the next schedule could differ from this one."""
+        """True if the next schedule could differ from this one."""
         return bool(self.items or self.preempted or self.failed)
 
     def add(self, request: Request, limit: int | None = None) -> Scheduled:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DraftSizes:
-    """Of the draft model.
+    """Sizes of the draft model.
 
     num_blocks, block_size: of its cache.  max_batched_tokens: of one batch.
     max_model_len:          most tokens of a request; a longer one is not drafted.

@@ -1,4 +1,4 @@
-"""Whether drafts pay: by the share of them that was right, and by what a further row of a step takes.
+"""Decide if drafts pay: by the share of them that was right, and by the cost of a further row in a step.
 
 With n rows a step takes a + b * n seconds.  d drafts of which a share s is right
 give n + s * d tokens in a + b * (n + d) seconds and the seconds of drafting them:
@@ -15,14 +15,14 @@ none, but one now and then to see whether that has changed.
 from dataclasses import dataclass
 
 FIRST_SHARE = 0.5
-"""Of a request that has not been drafted yet."""
+"""Share of a request that has not been drafted yet."""
 NEWS = 0.2
 """Weight of one verification in a request's share."""
 RETURN = 0.005
-"""By so much of the way a share goes back to the first one with each step that has no drafts for its sake."""
+"""Fraction of the way back to the first share, per step in which a low share stops the drafts."""
 
 FORGET = 0.97
-"""What each step leaves of the figures of those before it."""
+"""Weight that earlier figures keep at each step."""
 ROW_COST = 0.02
 """Seconds of a further row as a share of a step's, where nothing is measured."""
 DOUBT = 4.0
@@ -31,7 +31,7 @@ DOUBT = 4.0
 
 @dataclass(slots=True)
 class Share:
-    """The share of a request's drafts that is right, of late."""
+    """Share of a request's recent drafts that is right."""
 
     value: float = FIRST_SHARE
 

@@ -121,10 +121,10 @@ class Speculation:
 
 
 def _goes_on(item: Scheduled) -> bool:
-    """Whether the request makes more tokens here, one in this step."""
+    """Return whether the request makes more tokens here, one in this step."""
     return item.samples and item.request.target is None
 
 
 def _is_decode(item: Scheduled) -> bool:
-    """Whether a known output token is all that is computed: what follows it can be guessed."""
+    """Return whether only a known output token is computed: the tokens after it can be guessed."""
     return item.num_tokens == 1 and item.request.num_prompt_tokens <= item.start < item.request.num_tokens

@@ -1,1 +1,1 @@
-"""A model folder: whether we run it, what it is, and its weights."""
+"""A model folder: checks that we run it, its facts, and its weights."""

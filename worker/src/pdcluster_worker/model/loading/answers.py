@@ -41,7 +41,7 @@ _LIBRARIES = ("torch", "transformers", "safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.  threads: of the process that answers; 0 = from the machine."""
+    """Question to a process.  threads: of the process that answers; 0 = from the machine."""
 
     path: Path
     dtype: DType
@@ -138,7 +138,7 @@ def forget(question: Question) -> None:
 
 
 def folder_of_answers() -> Path:
-    """Where answers are kept.  Raises RuntimeError for a user without a home."""
+    """Folder of stored answers.  Raises RuntimeError for a user without a home."""
     said = os.environ.get(FOLDER_VARIABLE)
     return Path(said) if said else Path.home() / ".cache" / "pdcluster" / ".answers"
 

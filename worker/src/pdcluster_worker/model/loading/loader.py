@@ -36,7 +36,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the rest of the worker must know of a model.
+    """Facts of a model for the rest of the worker.
 
     weights: fingerprint (`model.loading.fingerprint`).  dtype: what the model computes in.
     windows: of each layer, the tokens that a row sees, its own the last; None = all before it.

@@ -1,6 +1,6 @@
 """A dry run that shows what a loaded model really does with our attention function.
 
-Configs do not tell everything, so two forward passes over two unrelated tokens
+Configs do not state everything, so two forward passes over two unrelated tokens
 are run with a stand-in for attention.  They give the KV geometry as the layers
 use it, and they prove that every layer calls us once, asks for nothing that we
 do not compute, heeds positions and does not mix the sequences of a flat batch.
@@ -30,7 +30,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a dry run found.
+    """Result of a dry run.
 
     shape: of all layers.  windows: of each layer, the tokens that a row sees; None = the whole context.
     """

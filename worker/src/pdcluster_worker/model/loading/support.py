@@ -1,8 +1,8 @@
-"""Which models this engine runs, judged from config.json alone, before any weight is read.
+"""Check that this engine runs a model, by config.json alone, before any weight is read.
 
 We run decoder-only models whose every layer is ordinary causal attention over
 the whole context or a window of it.  Everything else is refused with the field that says so.
-What a config does not tell is caught later by `model.loading.probe`.
+What a config does not state is caught later by `model.loading.probe`.
 """
 
 import json

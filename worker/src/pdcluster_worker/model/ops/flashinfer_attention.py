@@ -17,7 +17,7 @@ from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.step_plan import StepPlan
 
 WORKSPACE_BYTES = 128 << 20
-"""What FlashInfer asks for, for its splits over keys."""
+"""Bytes that FlashInfer asks for, for its splits over keys."""
 
 
 def make_attention(cache: Tensor, shape: AttentionShape, limits: StepLimits) -> Attention:

@@ -1,4 +1,4 @@
-"""What the kernels are given: the structures of kernels/model.h and product.h, and the types of their functions."""
+"""Arguments of the kernels: the structures of kernels/model.h and product.h, and the types of their functions."""
 
 import ctypes
 import functools
@@ -80,7 +80,7 @@ def rotation_arguments(rotation: Rotation | None) -> RotationArguments:
 
 
 def head_norm_arguments(norms: HeadNorms) -> ctypes.Array[NormArguments]:
-    """Of queries, then of keys."""
+    """Arguments of the norms of queries, then of keys."""
     return (NormArguments * 2)(*(NormArguments(*norm_fields(norm)) for norm in (norms.query, norms.key)))
 
 

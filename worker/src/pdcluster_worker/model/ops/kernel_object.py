@@ -47,7 +47,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class NoKernels:
-    """Why there are no kernels, as a sentence for the log and /version."""
+    """Reason why there are no kernels, as a sentence for the log and /version."""
 
     reason: str
 
@@ -79,7 +79,7 @@ def load_kernels(asked: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """What Linux says that the CPU can do; nothing on a machine that is no x86-64."""
+    """Flags of the CPU, as Linux lists them; none on a machine that is no x86-64."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -105,7 +105,7 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
 
 
 def _is_of_sources_beside(library: ctypes.CDLL, folder: Path) -> bool:
-    """Whether the object was compiled from the sources in its folder; True where none are, as in a wheel."""
+    """Return whether the object was compiled from the sources in its folder; True where none are, as in a wheel."""
     paths = sorted(folder.glob("*.[ch]"))
     if not paths:
         return True

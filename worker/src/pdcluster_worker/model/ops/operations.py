@@ -103,20 +103,20 @@ class Operations(Protocol):
     """One device, one dtype, one KV cache `[blocks, Hkv, layers, 2, block_size, D]`."""
 
     name: str
-    """For the log and /version, such as "cpu avx512_bf16"."""
+    """Name for the log and /version, such as "cpu avx512_bf16"."""
 
     pads_rows: bool
-    """Whether steps are padded to a few numbers of rows, each of which is warmed at start: where code is made for each number."""
+    """True if steps are padded to a few numbers of rows, each warmed at start: where code is made for each number."""
 
     choosing: Choosing
-    """How tokens are chosen from logits in host memory; every implementation gives the same bits."""
+    """Sampling from logits in host memory; every implementation gives the same bits."""
 
     def place(self, tensor: Tensor) -> Tensor:
         """The tensor where these operations read it."""
         ...
 
     def prepare(self, forward: Forward) -> Forward:
-        """What runs a step: `forward`, which gets its plan where this device reads it, or a faster form of the same.
+        """Return the function that runs a step: `forward`, with its plan on devices that read one, or a faster form of it.
 
         Called once, when the model is loaded.  The logits of a call hold until the next one.
         """

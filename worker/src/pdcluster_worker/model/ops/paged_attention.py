@@ -15,7 +15,7 @@ _LOG2_E = math.log2(math.e)  # the kernels' exponentials are of base 2
 
 
 class Attention(Protocol):
-    """What attends on a device; see `Operations.attend`."""
+    """Attention on a device; see `Operations.attend`."""
 
     name: str
 

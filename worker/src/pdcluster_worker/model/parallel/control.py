@@ -1,4 +1,4 @@
-"""What rank 0 and another rank of its engine say to each other, over a socket pair.
+"""Messages between rank 0 and another rank of its engine, over a socket pair.
 
 Each message is one packet.  To a rank: its setup, then the KV cache with the
 descriptors of the shared memory, then steps and warm-ups.  From it: one answer to
@@ -19,7 +19,7 @@ FAILED: Final = b"!"
 STEP: Final = b"S"
 WARM_UP: Final = b"W"
 MAX_BYTES = 64 << 10
-"""Of one message; a plan's arrays travel by shared memory."""
+"""Most bytes of one message; a plan's arrays travel by shared memory."""
 
 
 class RankSetup(msgspec.Struct, frozen=True):
@@ -48,12 +48,12 @@ decode_cache = msgspec.json.Decoder(CacheSetup).decode
 
 
 def send_setup(control: socket.socket, setup: RankSetup) -> None:
-    """To a rank that has just started."""
+    """Send its setup to a rank that has just started."""
     control.send(_encode(setup))
 
 
 def send_cache(control: socket.socket, setup: CacheSetup, descriptors: Sequence[int]) -> None:
-    """To a rank that has loaded."""
+    """Send the cache to a rank that has loaded."""
     socket.send_fds(control, [_encode(setup)], descriptors)
 
 

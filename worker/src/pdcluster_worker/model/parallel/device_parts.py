@@ -22,7 +22,7 @@ from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that
 from pdcluster_worker.model.parallel.place import Place
 
 _Handle = tuple[int, bytes, int, int, bytes, int, bytes, bool]
-"""As `UntypedStorage._share_cuda_` gives it."""
+"""Handle as `UntypedStorage._share_cuda_` gives it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Handle).decode
@@ -68,7 +68,7 @@ def open_part(geometry: KVGeometry, num_blocks: int, place: Place, device: torch
 
 
 def handle_of(part: Tensor) -> bytes:
-    """What another process needs to map a part; the part must outlive that."""
+    """Handle with which another process maps a part; the part must outlive that."""
     storage: Any = part.untyped_storage()
     return _encode(storage._share_cuda_())
 

@@ -1,4 +1,4 @@
-"""What ranks compute together: sums and columns in a stage, rows from stage to stage.
+"""Collective operations of ranks: sums and columns in a stage, rows from stage to stage.
 
 gloo over loopback on CPUs, nccl on GPUs, by the same calls.  A rank that is gone
 makes every call of the others raise EngineBrokenError, at once: its sockets close.
@@ -21,7 +21,7 @@ _distributed: Any = distributed  # its classes have few types
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
-"""Of one call: longer than any load or step; a dead rank shows at once, by its sockets."""
+"""Time limit of one call: longer than any load or step; a dead rank shows at once, by its sockets."""
 
 
 class RankGroup:
@@ -100,7 +100,7 @@ class RankGroup:
 
 
 def rank_device(kind: str, rank: int) -> torch.device:
-    """Where a rank computes: the CPU, or the GPU of its number, which becomes the process's own.
+    """Device on which a rank computes: the CPU, or the GPU of its number, which becomes the process's own.
 
     kind: cpu or cuda
     """

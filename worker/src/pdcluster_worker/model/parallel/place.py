@@ -23,7 +23,7 @@ class Place:
 
     @property
     def num_ranks(self) -> int:
-        """Of the whole engine."""
+        """Ranks of the whole engine."""
         return self.tensor_size * self.pipeline_size
 
     @property

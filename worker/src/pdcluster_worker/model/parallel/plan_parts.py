@@ -2,7 +2,7 @@
 
 Pure.  A cut may go through a sequence: its first rows are then a chunk of an
 earlier micro-batch, whose keys and values are stored before the later one reads
-them, for every stage works in order.  A row's own computation stays the same.
+them, since every stage works in order.  A row's own computation stays the same.
 """
 
 from dataclasses import replace

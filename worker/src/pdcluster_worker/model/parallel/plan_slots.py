@@ -26,7 +26,7 @@ LEAST_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class PlanSizes:
-    """What a rank must know to read a slot.
+    """Sizes with which a rank reads a slot.
 
     num_rows: padding included.  width: blocks of each table.
     """
@@ -41,7 +41,7 @@ class PlanSizes:
     width: int
 
     def encode(self) -> bytes:
-        """For the control socket."""
+        """Encode for the control socket."""
         numbers = self.slot, self.num_tokens, self.num_decodes, self.longest
         return _SIZES.pack(*numbers, self.num_rows, self.num_sequences, self.num_samples, self.width)
 

@@ -3,7 +3,7 @@
 An engine cannot go on without one of its ranks: every call then raises
 EngineBrokenError with the reason, and `on_death` is called from a thread that
 waits for nothing else, so that an engine that is idle or waits for the dead rank
-hears of it at once.
+sees it at once.
 """
 
 import logging
@@ -36,7 +36,7 @@ from pdcluster_worker.model.step_plan import StepPlan
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 0.2
-"""How long the reason of a broken step is waited for: a rank says it before it ends."""
+"""Time to wait for the reason of a broken step: a rank sends it before it ends."""
 
 OnDeath = Callable[[str], None]
 
@@ -115,7 +115,7 @@ class Ranks:
                     self._fail(index, answer)
 
     def explain(self, error: Exception) -> EngineBrokenError:
-        """Why a step broke off: what a rank said before it ended, else the error here."""
+        """Reason why a step broke off: the last message of a rank that ended, else the error here."""
         by_descriptor = {rank.control.fileno(): (index, rank) for index, rank in enumerate(self._ranks, 1)}
         for descriptor, _ in _readable(by_descriptor, LAST_WORDS_SECONDS):
             index, rank = by_descriptor[descriptor]

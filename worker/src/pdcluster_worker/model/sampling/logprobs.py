@@ -28,7 +28,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What log probabilities are made of.
+    """Values that log probabilities are computed from.
 
     ids:   [R, count] the first tokens of each row, in `model.sampling.token_order`.
     best:  [R] the greatest logit.
@@ -41,7 +41,7 @@ class Ranks:
 
 
 Rank = Callable[[Tensor, NDArray[np.int64], int], Ranks]
-"""Of contiguous logits [R, V], the rows wanted of it, and how many of their tokens; see `rank_tokens`."""
+"""Function of contiguous logits [R, V], the rows wanted, and the number of their first tokens; see `rank_tokens`."""
 
 Logprobs = tuple[float, tuple[tuple[int, float], ...]]
 """The chosen token's, and (token id, log probability) of the first ones in `model.sampling.token_order`."""

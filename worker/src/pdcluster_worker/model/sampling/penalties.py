@@ -1,4 +1,4 @@
-"""What requests change in their logits: penalties, then biases, then bans, at the few tokens concerned.
+"""Changes that requests make in their logits: penalties, then biases, then bans, at the few tokens concerned.
 
 Counts are kept per request and moved forward by the tokens that are new since
 the last step; they are rebuilt from `request.tokens` whenever they do not fit
@@ -50,7 +50,7 @@ class TokenCounts:
         return self._said[: len(self._place)]
 
     def follows(self, request: Request) -> bool:
-        """Whether the request's tokens begin with those counted, by its length and their last."""
+        """Return whether the request's tokens begin with those counted, by its length and their last."""
         if self.num_counted == 0:
             return True
         is_long_enough = self.num_counted <= request.num_tokens
@@ -106,7 +106,7 @@ class PenaltyState:
         self._counts.pop(request_id, None)
 
     def edits(self, requests: Sequence[SamplePlace]) -> tuple[Edits, dict[int, RequestError]]:
-        """What the requests change in their rows, and why some rows cannot have what they ask for."""
+        """Edits of the requests in their rows, and errors of the rows that cannot have theirs."""
         edits, errors = Edits.nothing(self._vocab_size), dict[int, RequestError]()
         for row, request in enumerate(requests):
             if is_plain(request):
@@ -144,13 +144,13 @@ class PenaltyState:
 
 
 def is_plain(request: SamplePlace) -> bool:
-    """Whether its logits are used as the model made them."""
+    """Return whether its logits are used as the model made them."""
     sampling = request.sampling
     return not (uses_penalties(sampling) or sampling.logit_bias or banned_tokens(request))
 
 
 def uses_penalties(sampling: Sampling) -> bool:
-    """Whether token counts matter."""
+    """Return whether token counts matter."""
     return bool(sampling.presence_penalty or sampling.frequency_penalty) or sampling.repetition_penalty != 1.0
 
 

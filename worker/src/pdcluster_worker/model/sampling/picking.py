@@ -21,7 +21,7 @@ from pdcluster_worker.model.sampling.weights import QUANTUM, slab_rows, token_we
 FIRST_GUESS = 256
 """Tokens of a row that are put in order at first; most of a chat model's mass is on fewer."""
 WIDER = 8
-"""By so much more are put in order for the rows that need it."""
+"""Factor of the tokens that are sorted for rows that need more."""
 PICKED, NOT_FINITE, NOTHING_LEFT = 0, 1, 2
 """Status of a row: chosen; a logit is NaN or +inf; every logit is -inf."""
 

@@ -24,7 +24,7 @@ from pdcluster_worker.model.sampling.picking import NOT_FINITE, PICKED, Picks, p
 from pdcluster_worker.model.sampling.rows import Rows, plan_rows
 
 Pick = Callable[[Tensor, Rows], Picks]
-"""Of contiguous logits [R, V]; see `model.sampling.picking.pick_tokens`."""
+"""Function of contiguous logits [R, V]; see `model.sampling.picking.pick_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 _LOW_BITS = (1 << 32) - 1
 _ROOM_FOR_TIES = 2
-"""As many times the tokens wanted are looked at, in case the last of them has equals."""
+"""Factor of the tokens looked at over those wanted, in case the last of them has equals."""
 
 
 def first_tokens(logits: Tensor, count: int) -> Tensor:

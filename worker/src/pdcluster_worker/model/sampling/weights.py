@@ -27,7 +27,7 @@ LN2_HIGH = 355 / 512
 """ln 2 in two parts: the first has 9 bits, so its product with a small integer is exact."""
 LN2_LOW = math.log(2) - LN2_HIGH
 TAYLOR = [1 / math.factorial(power) for power in range(7, -1, -1)]
-"""Of exp on [-ln2 / 2, ln2 / 2]: the first term left out is 5e-9, a twelfth of a float32's rounding."""
+"""Taylor series of exp on [-ln2 / 2, ln2 / 2]: the first term left out is 5e-9, a twelfth of a float32's rounding."""
 
 
 def slab_rows(vocab_size: int) -> int:

@@ -1,4 +1,4 @@
-"""What a policy knows when it chooses: the request, and each worker that may run it.
+"""Inputs of a policy's choice: the request, and each worker that may run it.
 
 Counts are those of the worker's last report and of what was sent there since
 (`routing.active_load`).  Shares are 0 to 1; a share that a worker does not
@@ -24,13 +24,13 @@ class Asked:
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
-    """A decode worker.  A struct, for each request makes one of every worker.
+    """A decode worker.  A struct, because each request makes one of every worker.
 
     key:            its pod.
     is_self:        it is the one that chooses: no hop.
     num_requests:   on it, waiting or running.
     matched_blocks: leading blocks of the prompt in its prefix cache.
-    is_recent:      the first block of the prompt was sent there of late.
+    is_recent:      the first block of the prompt was sent there recently.
     prefill_tokens: that wait there to be computed.
     decode_blocks:  KV blocks that requests hold there.
     total_blocks:   KV blocks in all; 0 = not known.

@@ -15,5 +15,5 @@ def with_enough_hits(candidates: Sequence[DecodeCandidate], asked: Asked, min_ra
     [3, 0]
     """
     least = min_ratio * asked.num_blocks
-    # Made anew only where it differs: this is on the way of every request, over all workers.
+    # Copied only where it differs: this is on the way of every request, over all workers.
     return [replace(c, matched_blocks=0) if 0 < c.matched_blocks < least else c for c in candidates]

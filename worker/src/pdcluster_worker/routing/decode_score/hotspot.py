@@ -28,7 +28,7 @@ def without_hot_prefix(candidates: Sequence[DecodeCandidate], hot_workers_ratio:
     hot_blocks = sorted((c.matched_blocks for c in candidates), reverse=True)[num_hot - 1]
     if not hot_blocks:
         return list(candidates)
-    # Made anew only where it differs: this is on the way of every request, over all workers.
+    # Copied only where it differs: this is on the way of every request, over all workers.
     return [replace(c, matched_blocks=max(0, c.matched_blocks - hot_blocks)) if c.matched_blocks else c for c in candidates]
 
 

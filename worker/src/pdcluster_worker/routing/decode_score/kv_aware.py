@@ -11,7 +11,7 @@ from pdcluster_worker.config.routing import KvAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 
 HOST_CREDIT, DISK_CREDIT, SHARED_CREDIT = 0.75, 0.25, 0.25
-"""Of a block in the worker's host memory, on its disk and in a store of all workers, against one on its device [Y9]."""
+"""Credit of a block in the worker's host memory, on its disk and in a store of all workers, against one on its device [Y9]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ def credit(policy: KvAwarePolicy, overlap: Overlap, decay: float = 1.0) -> float
 
 
 def decay(policy: KvAwarePolicy, asked: Asked, prefill_tokens: int, least_prefill_tokens: int) -> float:
-    """How far a queue of prompts before the request lessens its credit [Y9].  1 at the worker with the shortest, and everywhere for k = 0.
+    """Factor by which a queue of prompts before the request lessens its credit [Y9].
+
+    1 at the worker with the shortest queue, and everywhere for k = 0.
 
     >>> decay(KvAwarePolicy(prefill_decay=1.0), Asked(160, 16), prefill_tokens=320, least_prefill_tokens=160)
     0.5

@@ -16,10 +16,10 @@ KEPT = 0.8
 """Share of its weight that a second keeps with each that passes: half of it after three."""
 
 LEAST_KEPT = 1e-6
-"""After however long a pause: what is measured next counts nearly alone, and until then the last figures do."""
+"""Smallest weight of old figures after a pause: the next measurement counts nearly alone, and until then the last figures do."""
 
 MIN_TOKENS = 2
-"""Of the streams in a second, below which it says nothing of their pace."""
+"""Fewest tokens of the streams in a second that say something of their pace."""
 
 
 def queue_seconds(prefill_q: float, avg_prefill: float, decode_q: float, avg_decode: float) -> float:
@@ -55,11 +55,11 @@ class Averages:
             self._step.observe(measured.stream_seconds, measured.tokens + 1, batch)
 
     def observe(self, completion: Completion) -> None:
-        """See `Estimator`; these averages come from `refresh`, which also hears of requests that have not ended."""
+        """See `Estimator`; these averages come from `refresh`, which also counts requests that have not ended."""
 
     @property
     def prompt_token_seconds(self) -> float | None:
-        """Of waiting for each prompt token ahead; None before anything was measured."""
+        """Seconds of waiting for each prompt token ahead; None before anything was measured."""
         return self._waiting / self._prompt_tokens if self._prompt_tokens else None
 
     def estimated_tpot_seconds(self, num_streams: int) -> float | None:
@@ -85,10 +85,10 @@ class Averages:
 
     @property
     def firsts_per_second(self) -> float:
-        """First tokens of late, while any request waited; 0 = none."""
+        """Recent first tokens, while any request waited; 0 = none."""
         return self._firsts / self._waiting if self._waiting else 0.0
 
     @property
     def ends_per_second(self) -> float:
-        """Requests that ended of late, while there were any; 0 = none."""
+        """Recently ended requests, while there were any; 0 = none."""
         return self._ended / self._busy if self._busy else 0.0

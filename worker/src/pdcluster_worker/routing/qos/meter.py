@@ -1,6 +1,6 @@
-"""What one worker measures of its own requests, of any engine: how long prompts waited, and how fast tokens came.
+"""Measure the requests of one worker, of any engine: waits of prompts, and the pace of tokens.
 
-Told of each change as it happens; `take` gives the sums of about a second at a
+Called at each change; `take` gives the sums of about a second at a
 time.  `clock` gives monotonic seconds.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 REFRESH_SECONDS = 1.0
-"""How often averages are brought up to date [O6]."""
+"""Period of updates of the averages [O6]."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Meter:
             self.num_waiting -= 1
 
     def take(self) -> Measured | None:
-        """What was measured since the last time; None while that is less than REFRESH_SECONDS ago."""
+        """Sums since the last time; None while that is less than REFRESH_SECONDS ago."""
         self._settle()
         if self._sums.elapsed_seconds < REFRESH_SECONDS:
             return None

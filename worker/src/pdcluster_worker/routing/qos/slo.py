@@ -20,7 +20,7 @@ class Slo:
 
 
 def slo_of(spec: RequestSpec, policy: SloPolicy) -> Slo:
-    """What holds for a request: each objective that it gave, and the policy's for the others."""
+    """SLO of a request: each objective that it gave, and the policy's for the others."""
     ttft, tpot = spec.ttft_slo_seconds, spec.tpot_slo_seconds
     if ttft is None:
         ttft = policy.ttft_milliseconds / 1000.0

@@ -1,4 +1,4 @@
-"""What each tenant may use: the limits of its API key, kept by token buckets.
+"""Limits of each tenant: those of its API key, kept by token buckets.
 
 Limits are of the whole service, and each ingress worker counts by itself: it
 lets through its even share of them, by the number of ingresses there are, so
@@ -53,7 +53,7 @@ def share_of(limits: TenantPolicy, num_ingresses: int) -> TenantPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks for.
+    """Amounts that a request asks for.
 
     prompt_tokens: of each of its prompts once: choices share theirs.
     num_sequences: choices of all prompts.
@@ -87,7 +87,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class _Usage:
-    """Of one tenant.
+    """Usage of one tenant.
 
     num_open: sequences.
     seconds:  that its requests took, a moving average; 0 = none has ended.  ended_at: the last one.

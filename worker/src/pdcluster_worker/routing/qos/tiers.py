@@ -1,4 +1,4 @@
-"""What a priority means, and which one a request has.
+"""Tiers of priorities, and the priority of a request.
 
 A priority is a number, lower first, and names stand for numbers; only the
 number travels between workers.  Below 0 is high, above 0 is low.

@@ -1,4 +1,4 @@
-"""What becomes of a request under load: taken, taken with less, or refused [O6] [O7].
+"""Verdict on a request under load: taken, taken with less, or refused [O6] [O7].
 
 Only low priority is ever degraded or refused for an estimate; high and normal
 are taken whatever it says.  An estimate that is not known refuses nothing.
@@ -12,14 +12,14 @@ from pdcluster_worker.config.qos import SmallerModelPolicy, Tier
 from pdcluster_worker.routing.qos.slo import Slo
 
 MAX_RETRY_SECONDS = 600
-"""A client is never told to stay away for longer, for figures of now say little of then."""
+"""Most seconds that a client is asked to stay away: present figures say little about later."""
 
 TOO_MANY_REQUESTS = 429
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a request has to expect if it is taken, in seconds; None = not known.
+    """Expected times of a request if it is taken, in seconds; None = not known.
 
     turn_seconds: until a stream ends, on average.
     """
@@ -31,7 +31,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not taken.  code: a word for programs and metrics."""
+    """Refusal of a request.  code: a word for programs and metrics."""
 
     code: str
     message: str
@@ -40,7 +40,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """What a request loses.  max_tokens: most output tokens, None = no fewer; is_local: no prefill worker computes its prompt."""
+    """Losses of a request.  max_tokens: most output tokens, None = no fewer; is_local: no prefill worker computes its prompt."""
 
     max_tokens: int | None = None
     is_local: bool = False
@@ -62,7 +62,7 @@ def pressure(outlook: Outlook, slo: Slo) -> float:
 
 
 def refusal(policy: PolicyConfig, tier: Tier, prompt_tokens: int, slo: Slo, outlook: Outlook) -> Refusal | None:
-    """Why a request is refused before any work; None when it is taken.
+    """Refuse a request before any work; None when it is taken.
 
     By its objectives iff it is of low priority, an estimate is over one, and qos.earlyRejection says so.
     """
@@ -87,7 +87,7 @@ def refusal(policy: PolicyConfig, tier: Tier, prompt_tokens: int, slo: Slo, outl
 
 
 def degradation(policy: PolicyConfig, tier: Tier, load: float) -> Degradation:
-    """What a request that is taken loses.  load: see `pressure`."""
+    """Losses of a request that is taken.  load: see `pressure`."""
     if tier != "low":
         return Degradation()
     is_loaded, workers = load >= policy.degradation.at_pressure, policy.low_priority.prefill_workers
@@ -96,7 +96,7 @@ def degradation(policy: PolicyConfig, tier: Tier, load: float) -> Degradation:
 
 
 def offloads_at_once(policy: PolicyConfig, tier: Tier, uncached_tokens: int) -> bool:
-    """Whether a prompt goes to a prefill worker whatever waits there, and however idle this worker is."""
+    """Return whether a prompt goes to a prefill worker whatever waits there, and however idle this worker is."""
     return policy.high_priority.offload_at_once and tier == "high" and uncached_tokens >= max(1, policy.offload.min_offload_length)
 
 

@@ -1,6 +1,6 @@
-"""When requests end that an engine serves a bounded number of at a time, one token each a step.
+"""Compute when requests end at an engine that serves a bounded number of them at a time, one token each a step.
 
-All running requests make tokens at the same rate, so who ends when is found in
+All running requests make tokens at the same rate, so the order of their ends is found in
 tokens first, and turned into seconds by the batch of each stretch after.
 """
 

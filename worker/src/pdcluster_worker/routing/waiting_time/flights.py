@@ -111,12 +111,12 @@ class Flights(Collection[Flight]):
             self._chunks.insert(at + 1, self._chunks[at].half())
 
     def began(self, flight: Flight) -> None:
-        """It has its first token."""
+        """Take its first token."""
         self._leave(flight)
         self.running[flight] = None
 
     def remove(self, flight: Flight) -> None:
-        """It is over, with or without a first token."""
+        """Remove it, with or without a first token."""
         self.by_group[flight.group] -= 1
         if not self.by_group[flight.group]:
             del self.by_group[flight.group]  # clients choose deadlines, and so groups

@@ -22,7 +22,7 @@ class GroupKey:
 
     @property
     def name(self) -> str:
-        """Short text, the same for equal keys: the model is left out, for a worker serves one."""
+        """Short text, the same for equal keys: the model is left out, since a worker serves one."""
         return UNDATED if self.slo_seconds == inf else f"{self.slo_seconds:g}s"
 
 

@@ -1,10 +1,10 @@
-"""How much the answers of all groups say of one group: the weight that they get in its distribution.
+"""Weight of the answers of all groups in the distribution of one group.
 
 Where the groups' means differ by no more than chance, all answers may as well be of one group; where they
 differ by more, another group's answers say little.  So the weight, in completions of the group's own, is the
 variance of answers within groups over that of the groups' true means (method of moments of a one-way analysis
-of variance): an answer of the group's own tells as much of it as all others together at that ratio.  To the
-latter variance its standard error is added, for a few groups of a few answers look alike by chance.
+of variance): an answer of the group's own counts as much as all others together at that ratio.  To the
+latter variance its standard error is added, since a few groups of a few answers look alike by chance.
 """
 
 from collections.abc import Iterable, Sequence

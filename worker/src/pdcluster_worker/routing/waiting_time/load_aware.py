@@ -35,7 +35,7 @@ SCENARIOS = 32
 """Draws of all lengths for the completion time of a group."""
 
 _News = tuple[int, int, int, int]
-"""By which a kept distribution is known to be old."""
+"""Values that show that a kept distribution is old."""
 
 _GOLDEN = 0.6180339887498949  # ranks of neighbours are as far apart as can be
 
@@ -107,7 +107,7 @@ class LoadAware:
         return median(ends) + self._prefill.seconds(sum(flight.prompt_tokens for flight in waiting)) / max(1, line.seats)
 
     def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
-        """When a seat is free for it, the prefills before it and its own, and a step."""
+        """Estimate until a seat is free for it, the prefills before it and its own, and a step."""
         played = self._play(flight, line)
         return None if played is None else played[0]
 

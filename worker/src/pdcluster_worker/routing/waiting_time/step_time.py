@@ -23,7 +23,7 @@ class StepTime:
         self._batch_squared = self._product = 0.0
 
     def observe(self, decode_seconds: float, output_tokens: int, batch: float) -> None:
-        """Take a completion; a longer one tells more."""
+        """Take a completion; a longer one weighs more."""
         if output_tokens < 2:
             return
         seconds, weight = decode_seconds / (output_tokens - 1), float(output_tokens)

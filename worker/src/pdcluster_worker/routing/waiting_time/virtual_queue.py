@@ -45,7 +45,7 @@ class VirtualQueue:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """When a group would be complete, of the caller's clock."""
+    """Time when a group would be complete, by the caller's clock."""
 
     group: RequestGroup
     end_seconds: float

@@ -39,7 +39,7 @@ def message(message_id: str, model: str, usage: Usage) -> Json:
 
 
 def ending(reason: AnswerReason, stop_string: str | None, blocks: list[Block]) -> Json:
-    """Why the answer ended; calls that the request asked for by name count as calls here too."""
+    """Reason why the answer ended; calls that the request asked for by name count as calls here too."""
     if stop_string is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
     if reason == "stop" and blocks and blocks[-1].kind == "call":
@@ -59,7 +59,7 @@ def started(block: Block) -> Json:
 
 
 def added(block: Block, text: str) -> Json:
-    """What a delta adds to it."""
+    """Event of a delta that adds to the block."""
     match block.kind:
         case "text":
             return {"type": "text_delta", "text": text}

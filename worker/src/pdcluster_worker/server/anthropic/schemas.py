@@ -1,7 +1,7 @@
 """The requests of Anthropic's Messages API.
 
 Every field is typed and bounded, null means the default; what is known and not
-served is refused by name, and a field that nobody defined is passed over.
+served is refused by name, and an undefined field is ignored.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,27 +26,27 @@ from pdcluster_worker.server.schemas.requests import Extension, PositiveInt
 
 MAX_BLOCKS = 10_000
 LEAST_THINKING_TOKENS = 1024
-"""Of a budget; Anthropic's."""
+"""Smallest budget of thinking; Anthropic's."""
 
 _TEXT_ONLY = "this server takes text"
 
 
 class TextBlock(Body):
-    """A text; citations and cache_control are passed over."""
+    """A text; citations and cache_control are ignored."""
 
     type: Literal["text"]
     text: Text
 
 
 class ThinkingBlock(Body):
-    """What the model thought before an earlier answer; the signature is not looked at."""
+    """Thoughts of the model before an earlier answer; the signature is not looked at."""
 
     type: Literal["thinking"]
     thinking: Text
 
 
 class RedactedThinkingBlock(Body):
-    """Of another server: shown to no model here."""
+    """Thoughts from another server: shown to no model here."""
 
     type: Literal["redacted_thinking"]
 
@@ -61,7 +61,7 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
-    """What a call gave: a text, or blocks of text; an error is shown to the model as one."""
+    """Result of a call: a text, or blocks of text; an error is shown to the model as one."""
 
     type: Literal["tool_result"]
     tool_use_id: CallId
@@ -130,7 +130,7 @@ class Tool(Body):
 
 
 class ToolChoice(Body):
-    """Which tools are called.  name: of type tool."""
+    """Tools that are called.  name: of type tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
@@ -138,7 +138,7 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether the model thinks before it answers, and for how many tokens at most."""
+    """Switch for thinking before the answer, and its most tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=LEAST_THINKING_TOKENS)] | None = None
@@ -152,14 +152,14 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """effort is passed over: the model answers as its prompt asks."""
+    """effort is ignored: the model answers as its prompt asks."""
 
     format: OutputFormat | None = None
     effort: Annotated[Any, Ignored("the model writes as it is asked to in the prompt")] = None
 
 
 class MessagesPrompt(Body):
-    """What is counted, and what an answer is made from."""
+    """Prompt that is counted, or that an answer is made from."""
 
     model: Text
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

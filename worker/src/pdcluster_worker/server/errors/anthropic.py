@@ -13,7 +13,7 @@ PATH = "/v1/messages"
 
 
 class Said(BaseModel):
-    """What went wrong."""
+    """Type and message of an error."""
 
     type: str
     message: str
@@ -40,7 +40,7 @@ _TYPES = {
 
 
 def is_messages(path: str) -> bool:
-    """Whether it is a path of this API."""
+    """Return whether it is a path of this API."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 

@@ -61,7 +61,10 @@ def reason(error: RequestError) -> str:
 
 
 def is_refusal(error: RequestError) -> bool:
-    """Whether the error refuses a request before any work: the client's fault, or a 503 of `_REFUSALS`; other 5xx are failures of work."""
+    """Return whether the error refuses a request before any work.
+
+    That is the client's fault, or a 503 of `_REFUSALS`; other 5xx are failures of work.
+    """
     return error.status < 500 or error.code in _REFUSALS
 
 

@@ -10,7 +10,7 @@ from pdcluster_worker.server.errors import anthropic as messages_errors
 from pdcluster_worker.server.errors import openai as openai_errors
 
 CONTEXT = "pdcluster.context"
-"""Where a request's scope has its `RequestContext`."""
+"""Key of the `RequestContext` in a request's scope."""
 
 
 def response(error: RequestError, scope: Scope, headers: Mapping[str, str] | None = None) -> Response:

@@ -21,19 +21,19 @@ from pdcluster_worker.server.tools.registry import ParserName
 Format = dict[str, Any]
 
 _GAP: Format = {"type": "regex", "pattern": r"\n{0,2}"}
-"""Between reasoning and answer, as models are used to it."""
+"""Text between reasoning and answer, as models are used to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How an answer begins, and for how many tokens it may reason; None = any number."""
+    """Beginning of an answer, and the tokens that it may reason for; None = any number."""
 
     start: Start = "answer"
     budget: int | None = None
 
 
 def answer_constraint(asked: Constraint | None, use: ToolUse, parser: ParserName | None, reasoning: Reasoning) -> Constraint | None:
-    """What constrains an answer.  asked: of its text, by `response_format` and the like.
+    """Constraint of an answer.  asked: of its text, by `response_format` and the like.
 
     Raises RequestError for what cannot be asked for together.
     """
@@ -51,14 +51,14 @@ def answer_constraint(asked: Constraint | None, use: ToolUse, parser: ParserName
 
 
 def _free(asked: Constraint | None, use: ToolUse, parser: ParserName | None) -> Constraint | Format | None:
-    """Of an answer that may be text."""
+    """Constraint of an answer that may be text."""
     if use.mode != "auto":
         return asked
     calls = _calls(use, parser)
     if asked is not None:
         if calls is None:
             raise RequestError(
-                f"tools: this model's calls ({parser or 'no parser'}) cannot be told from an answer of a given format: "
+                f"tools: this model's calls ({parser or 'no parser'}) cannot be distinguished from an answer of a given format: "
                 "set tool_choice to none or required, or leave the format out",
                 param="tools",
             )
@@ -74,7 +74,7 @@ def _free(asked: Constraint | None, use: ToolUse, parser: ParserName | None) -> 
 
 
 _MARKED: tuple[ParserName, ...] = ("hermes", "qwen3_coder")
-"""Whose calls begin with <tool_call>, as text."""
+"""Parsers of calls that begin with <tool_call>, as text."""
 
 
 def _calls(use: ToolUse, parser: ParserName | None) -> Format | None:
@@ -109,7 +109,7 @@ def _arguments(schema: Schema) -> Format:
 
 
 def _any_arguments(tool: Tool) -> dict[str, Any]:
-    """Of a tool that is not strict: its own properties, of any type and in part."""
+    """Arguments of a tool that is not strict: its own properties, of any type and in part."""
     return {"type": "object", "properties": {name: {} for name in tool.parameters.get("properties", {})}, "additionalProperties": True}
 
 

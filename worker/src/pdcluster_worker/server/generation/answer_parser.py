@@ -34,7 +34,7 @@ class ReasonedAnswer:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning."""
+        """True if the text that comes next is reasoning."""
         return self._thinking is not None and self._thinking.is_reasoning
 
     def feed(self, text: str) -> Sequence[Part]:

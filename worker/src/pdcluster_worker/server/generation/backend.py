@@ -1,4 +1,4 @@
-"""What the HTTP side needs of the worker behind it: identity, state and tokens.
+"""Interface of the worker behind the HTTP side: identity, state and tokens.
 
 `dispatch` implements `Backend`; the HTTP side never learns where a request ran
 except for the word that goes into the response header.
@@ -37,11 +37,11 @@ class Worker(Protocol):
         ...
 
     def shortfall(self) -> str | None:
-        """What of a worker that serves does not, in words; None when all of it does."""
+        """Parts of a serving worker that do not serve, in words; None when all serve."""
         ...
 
     def draining(self) -> bool:
-        """Whether it takes nothing new and is about to go."""
+        """True if it takes nothing new and is about to end."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How the answer to a chat request is read, and what constrains it: from the request, the model and the rendered prompt."""
+"""Rules to read the answer to a chat request, and its constraint: from the request, the model and the rendered prompt."""
 
 import secrets
 import string
@@ -25,7 +25,7 @@ _MISTRAL_ID_CHARACTERS = 9
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """How text becomes an answer.
+    """Rules that turn text into an answer.
 
     new_parser:    splits a choice's text into parts.
     ends_by_calls: see `choice.TextRules`.
@@ -61,7 +61,7 @@ def check_tools(use: ToolUse, parsers: ModelParsers) -> None:
 
 
 def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> Reasoning:
-    """How the answer to this prompt begins.  Raises RequestError for a budget where the model is not known to reason."""
+    """Beginning of the answer to this prompt.  Raises RequestError for a budget where the model is not known to reason."""
     budget = request.thinking_token_budget
     if parsers.reasoning is None:
         if budget is not None:
@@ -77,7 +77,7 @@ def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> R
 
 
 def rules_for(request: Conversation, use: ToolUse, parsers: ModelParsers, reasoning: Reasoning) -> AnswerRules:
-    """How the answer is read."""
+    """Rules to read the answer."""
     form = FORMS[parsers.tools] if parsers.tools is not None and use.mode == "auto" else None
     new_id = _mistral_id if parsers.tools == "mistral" else _call_id
     if form is None and not use.is_forced and parsers.reasoning is None:

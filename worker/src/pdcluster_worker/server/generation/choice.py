@@ -21,7 +21,7 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """What of the generated text the client wants to see.
+    """Rules for the generated text that the client gets.
 
     stop:         stop strings; they count in the text after the first `min_tokens` tokens.
     include_stop: keep the stop string, or the token that ended the choice, in the text.

@@ -40,7 +40,7 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What every request needs; `policy` returns the policy in force now, `clock` monotonic seconds."""
+    """Dependencies of every request; `policy` returns the policy in force now, `clock` monotonic seconds."""
 
     backend: Backend
     tokenizer: Tokenizer
@@ -136,7 +136,7 @@ class Generation:
                     adopt(generated.notes)
                 choice = self._choices[generated.index]
                 if choice.finish_reason is not None:
-                    continue  # made before the engine heard of the stop string
+                    continue  # made before the engine got the abort
                 if generated.prefill is not None:
                     self.prefill = self.prefill or generated.prefill
                 delta = self._take(choice, generated.token)

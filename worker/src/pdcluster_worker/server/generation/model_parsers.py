@@ -1,4 +1,4 @@
-"""How a model writes calls and reasoning: as its PDCluster says, else as its chat template shows."""
+"""Parsers of a model's calls and reasoning: as its PDCluster says, else as its chat template shows."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,13 @@ class ParserNames:
 
     @classmethod
     def of(cls, model: ModelConfig) -> "ParserNames":
-        """Of a worker's model."""
+        """Names from the settings of a worker's model."""
         return cls(model.tool_parser, model.reasoning_parser)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParsers:
-    """What is known of one model.
+    """Parsers of one model.
 
     tools, reasoning: None = no parser is known, or none is wanted.
     takes_tools:      its template shows tools to the model.

@@ -31,7 +31,7 @@ class Writer(Protocol):
     """The bytes of one API's answer to one request."""
 
     def begin(self, usage: Usage) -> bytes:
-        """What comes before the first delta's event; usage: of the prompt, known with its first token."""
+        """Events before the first delta's; usage: of the prompt, known with its first token."""
         ...
 
     def of(self, delta: Delta) -> bytes | None:

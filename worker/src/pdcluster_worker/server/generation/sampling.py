@@ -33,7 +33,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the two APIs spell differently.
+    """Fields that the two APIs spell differently.
 
     max_tokens:         None when the client gave none.
     default_max_tokens: used then, cut to what the context leaves; None = all that it leaves.

@@ -26,7 +26,7 @@ from pdcluster_worker.server.schemas.structured_fields import (
 )
 
 MAX_DEPTH = 64
-"""Of objects and lists in a schema, one in another."""
+"""Deepest nesting of objects and lists in a schema."""
 
 Found = tuple[str, Constraint]
 """A field's path, and what it asks for."""
@@ -47,7 +47,7 @@ def constraint_param(request: Structured) -> str | None:
 
 
 def with_field(error: RequestError, param: str | None) -> RequestError:
-    """What an engine says of a constraint, as the fault of the field that asked for it; any other error as it is."""
+    """Turn an engine's error about a constraint into the fault of the field that asked for it; return others as they are."""
     if error.param != CONSTRAINT_PARAM or param is None:
         return error
     return RequestError(f"{param}: {error.message}", status=error.status, code=error.code, param=param)

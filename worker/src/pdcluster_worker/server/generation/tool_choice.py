@@ -1,4 +1,4 @@
-"""Which tools a request's answer may call, and whether it must.
+"""Tools that a request's answer may or must call.
 
 Raises RequestError naming the field that does not fit the others.
 """
@@ -16,7 +16,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says of its tools.
+    """Use of tools in a request.
 
     mode:  none = the answer is text; auto = the model decides; required = at least one call; named = a call of `name`.
     most:  calls of one answer; None = any number.
@@ -29,7 +29,7 @@ class ToolUse:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer is calls and nothing else."""
+        """True if the answer is calls and nothing else."""
         return self.mode in ("required", "named")
 
 

@@ -35,7 +35,7 @@ class AnswerHead:
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """Whether nothing more is sent."""
+        """True if nothing more is sent."""
         return self._transport.is_closing()
 
     def _send(self, more: bytes = b"") -> None:

@@ -18,7 +18,7 @@ from pdcluster_worker.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 5.0
-"""How often the folder is looked at; little beside the minute or two in which a kubelet changes a mounted Secret."""
+"""Period of looks at the folder; little beside the minute or two in which a kubelet changes a mounted Secret."""
 
 
 class ApiKeys:
@@ -36,11 +36,11 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
-        """Whether a key is asked for at all."""
+        """True if a request needs a key."""
         return self._folder is not None
 
     def accepts(self, key: str) -> bool:
-        """Whether it is one of the keys."""
+        """Return whether it is one of the keys."""
         return self.tenant_of(key) is not None
 
     def tenant_of(self, key: str) -> str | None:
@@ -71,7 +71,7 @@ class ApiKeys:
             return False
         before = self._digests
         for reason in self._take(content):
-            logger.error("an API key that cannot be used is left out reason=%s", reason)
+            logger.error("ignored an unusable API key reason=%s", reason)
         if self._digests:
             logger.info("API keys reloaded folder=%s keys=%d", self._folder, len(self._digests))
         else:
@@ -93,7 +93,7 @@ class ApiKeys:
     def _unreadable(self, reason: str) -> None:
         """Say it once, not at every look."""
         if reason != self._refused:
-            logger.error("API keys cannot be read, the last ones stay reason=%s", reason)
+            logger.error("cannot read the API keys, keeping the last ones reason=%s", reason)
         self._refused = reason
 
 

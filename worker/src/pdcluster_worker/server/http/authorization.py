@@ -21,12 +21,12 @@ _API = "/v1"
 _MORE = ("/tokenize", "/detokenize")
 _SCHEME = "bearer"
 _KEY_HEADER = "x-api-key"
-"""Where clients of Anthropic's API put it."""
+"""Header in which clients of Anthropic's API send the key."""
 _NO_KEY = "you did not provide an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
-_WRONG_KEY = "incorrect API key provided: ask whoever runs this service for one"
+_WRONG_KEY = "incorrect API key provided: get one from the administrator of this service"
 
 TenantOfKey = Callable[[str], str | None] | None
-"""Whose a key is now, None for one that is not good; None = no key is asked for."""
+"""Tenant of a key now, None for one that is not valid; None = no key is asked for."""
 
 
 class Authorization:
@@ -71,5 +71,5 @@ def presented_key(scope: Scope) -> str | None:
 
 
 def is_api(path: str) -> bool:
-    """Whether it is of the API, and not a probe's or a scraper's."""
+    """Return whether it is a path of the API, and not one of probes or scrapers."""
     return path == _API or path.startswith(f"{_API}/") or path in _MORE

@@ -118,7 +118,7 @@ class BodyLimit:
 
 
 class _Body:
-    """What has come of one body."""
+    """Received part of one body."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
@@ -137,7 +137,7 @@ class _Body:
 
 
 def taken_by(app: FastAPI) -> Callable[[Scope], bool]:
-    """Tells whether a request goes to a route that reads a body; routes may still be added."""
+    """Decides if a request goes to a route that reads a body; routes may still be added."""
 
     def takes_body(scope: Scope) -> bool:
         routes = [route for route in app.routes if isinstance(route, APIRoute) and route.body_field]

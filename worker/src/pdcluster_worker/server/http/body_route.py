@@ -66,7 +66,7 @@ async def _read(request: Request) -> Any:
 
 @lru_cache(maxsize=64)
 def _is_json(content_type: str) -> bool:
-    """Whether a media type is JSON's.
+    """Return whether a media type is JSON's.
 
     >>> [_is_json(name) for name in ("application/json; charset=utf-8", "application/ld+json", "text/plain", "")]
     [True, True, False, False]

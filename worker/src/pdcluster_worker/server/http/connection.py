@@ -1,6 +1,6 @@
 """One HTTP connection's way out, with an end for a client that stops reading.
 
-Whoever writes to a client that reads nothing would wait for ever, with its
+A handler that writes to a client that reads nothing would wait without end, with its
 request open and a drain behind it.  Here no progress for SEND_SECONDS aborts
 the connection, which the application sees as a client that has gone.  A slow
 client that goes on reading is never cut off.
@@ -26,7 +26,7 @@ class Connection(Incoming):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request has come whole and its answer has not gone whole to the kernel."""
+        """True if a request has come whole and its answer has not gone whole to the kernel."""
         if self.pipeline or self.transport.get_write_buffer_size():
             return True
         cycle = self.cycle  # of the last request that has begun to come; None before the first

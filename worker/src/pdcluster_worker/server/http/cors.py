@@ -1,4 +1,4 @@
-"""Pure ASGI: tells browsers which web pages of other origins may call the API (CORS, by the Fetch standard).
+"""Pure ASGI: lets browsers call the API from web pages of other origins (CORS, by the Fetch standard).
 
 A preflight is answered here, before a key is asked for, since a browser sends
 none with it.  Errors carry the headers too, so that a page can read them.  An
@@ -19,7 +19,7 @@ from pdcluster_worker.server.http import unread
 from pdcluster_worker.server.http.limits import LimitsNow
 
 EXPOSED = "x-request-id, retry-after, x-pdcluster-prefill, x-pdcluster-degraded, x-pdcluster-route"
-"""Headers of answers that a page may read, besides those that it always may."""
+"""Headers of answers that a page may read, in addition to the CORS-safelisted ones."""
 
 _VARIES = "Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
 

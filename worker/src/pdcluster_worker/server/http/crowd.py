@@ -1,6 +1,6 @@
-"""How many connections the HTTP server has at once.
+"""Bound of the connections that the HTTP server has at once.
 
-Where there is no room, a newcomer takes the place of the connection that has
+Where there is no room, a new connection takes the place of the connection that has
 waited longest for a request, half a header included: closing an idle one is
 what any server may do, and a crowd of silent ones cannot shut the door.  So is
 closing one that has its answer and still sends a body (`unread`).  A few
@@ -25,7 +25,7 @@ from pdcluster_worker.server.http.authorization import is_api
 from pdcluster_worker.server.http.limits import LimitsNow
 
 CROWDED = "pdcluster.crowded"
-"""In the scope's state of a request that came while as many others were open as may be."""
+"""Mark in the scope's state of a request that came while as many others were open as may be."""
 
 ConnectionT = TypeVar("ConnectionT")
 
@@ -68,7 +68,7 @@ class OpenConnections(Generic[ConnectionT]):
             self._idle[connection] = None
 
     def leave(self, connection: ConnectionT) -> None:
-        """It is closed, or about to."""
+        """Forget a connection that is closed, or about to be."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Farewell:
-    """Middleware.  draining: whether the worker takes its leave, now."""
+    """Middleware.  draining: True while the worker drains."""
 
     def __init__(self, app: ASGIApp, draining: Callable[[], bool]) -> None:
         self._app = app

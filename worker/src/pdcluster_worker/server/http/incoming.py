@@ -28,7 +28,7 @@ from pdcluster_worker.server.http.upgrade import without_offer
 logger = logging.getLogger(__name__)
 
 _FRAMING_RATIO = 8  # a chunk of one byte has 5 more; what is beyond that has another purpose
-_FIELD_BYTES = 4  # of a header field, besides its name and value
+_FIELD_BYTES = 4  # overhead of a header field over its name and value
 _DROPPED_BYTES = 1 << 20  # of a refused client: no honest one sends a header of so much before it reads
 _NOT_HTTP = "this is not a request of HTTP/1.1: send a request line, header fields and a body as RFC 9112 has them"
 
@@ -95,7 +95,7 @@ class Incoming(HttpToolsProtocol):
             self._header_check = self.loop.call_later(self.limits.header_seconds, self._too_late)
 
     def on_message_begin(self) -> None:
-        """Count anew."""
+        """Reset the count."""
         self._take_limits()
         self._num_framing_bytes = self._num_body_bytes = self._num_header_bytes = 0
         super().on_message_begin()

@@ -1,4 +1,4 @@
-"""What the HTTP server bears of all its clients together, in one place.
+"""Limits of the HTTP server for all its clients together, in one place.
 
 What one client may send and hold open is the user's (`service.limits`); the
 rest holds for any worker, and what depends on the model or on the users

@@ -29,7 +29,7 @@ from pdcluster_worker.server.errors.anthropic import is_messages
 logger = logging.getLogger(__name__)
 
 ROUTE_HEADER = "x-pdcluster-route"
-"""Of a request: asks for that of the answer, with any value but these."""
+"""Header of a request that asks for the same one in the answer, with any value but these."""
 
 _NO = ("", "0", "false")
 _KEY = "pdcluster.context"
@@ -41,7 +41,7 @@ _LABEL, _ROUTE, _PARENT, _STATE = _HEADERS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What the middleware knows of a request.
+    """Facts of a request that the middleware collects.
 
     request_id:      32 hex digits.
     arrival_seconds: monotonic.
@@ -58,7 +58,7 @@ class RequestContext:
 
 
 def context_of(request: Request) -> RequestContext:
-    """What the middleware noted of this request."""
+    """Context that the middleware made for this request."""
     context: RequestContext = request.scope[_KEY]
     return context
 
@@ -69,7 +69,7 @@ def _read(scope: Scope) -> dict[bytes, str]:
 
 
 def may_generate(path: str) -> bool:
-    """Whether a POST to it may make tokens."""
+    """Return whether a POST to it may make tokens."""
     return path not in ("/tokenize", "/detokenize") and not path.endswith("/count_tokens")
 
 

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.05
 
 
 _LAST_SECONDS = 0.1
-"""From the word to end to the last accept: what closes while connections wait for one resets them."""
+"""Time from the order to end to the last accept: what closes while connections wait for one resets them."""
 
 
 class _Server(uvicorn.Server):
@@ -73,7 +73,7 @@ class HttpServer:
     async def untaken(self) -> frozenset[str]:
         """Names of the connections whose clients have yet to take something of their answers; also after `close`.
 
-        The kernel is asked last, for what this process gives it meanwhile is seen there.
+        The kernel is asked last, since bytes that this process writes meanwhile are seen there.
         """
         answering = {name for connection in self._answering() if (name := connection.name) is not None}
         return frozenset(answering) | await self._unsent.connections()

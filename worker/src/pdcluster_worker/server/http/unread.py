@@ -1,9 +1,9 @@
-"""Answers a request whose body nobody wants, without waiting for it.
+"""Answers a request whose body is not needed, without waiting for it.
 
 The client has its whole answer at once, and that the connection ends with it.
 Then what the client still sends is dropped for a while (`limits.HttpLimits`),
 so that it can read the answer before the connection closes; sooner where a
-newcomer needs the place (`crowd`).
+new connection needs the place (`crowd`).
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdcluster_worker.server.http.limits import HttpLimits
 
 ANSWERED = "pdcluster.answered"
-"""In the scope's state: what to call once the client has its whole answer; absent = nothing."""
+"""Key in the scope's state of the function to call once the client has its whole answer; absent = none."""
 
 
 def announced_bytes(scope: Scope) -> int | None:
-    """Length of the body by its header; 0 for none, None when only its end will tell."""
+    """Length of the body by its header; 0 for none, None when only its end shows it."""
     length = 0
     for name, value in scope["headers"]:
         if name == b"transfer-encoding":

@@ -1,11 +1,11 @@
-"""Whose answers are not taken yet: connections of our port of which the kernel holds bytes, unsent or not acknowledged.
+"""Find answers that clients have yet to take: connections of our port with bytes in the kernel, unsent or not acknowledged.
 
 When a pod ends its network goes with it, and these bytes too.  The kernel's own
-tables are read, for they know those connections as well that this process has
+tables are read, since they also list connections that this process has
 closed.  Where there are none (macOS) nothing counts.
 
 A client of which nothing moves for STALLED_SECONDS, gone or stopped, counts no
-more, so that none holds a drain for ever; nothing is done to its connection.
+more, so that none holds a drain without end; nothing is done to its connection.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
-"""Of the network namespace that this process lives in."""
+"""Tables of the network namespace that this process lives in."""
 
 STALLED_SECONDS = 45.0
-"""Less than any who sends SIGTERM waits by default, `pdctl up` 60 s and a pod 300 s."""
+"""Less than the default wait after a SIGTERM: `pdctl up` waits 60 s and a pod 300 s."""
 
 REMEMBER_SECONDS = 10.0
-"""Looks that lie further apart tell nothing of what has moved between them; nobody who drains looks so seldom."""
+"""Looks that lie further apart cannot tell what has moved between them; a drain looks more often."""
 
 _FIN_BYTES = {"01": 0, "08": 0, "04": 1, "09": 1, "0B": 1}
-"""In which states something may wait, and how much of it is the end of the stream, for which no client waits.
+"""States in which something may wait, and how much of it is the end of the stream, for which no client waits.
 
 ESTABLISHED and CLOSE_WAIT; FIN_WAIT1, LAST_ACK and CLOSING.  A listener's queue is one of connections; elsewhere all is acknowledged.
 """
@@ -40,7 +40,7 @@ _LOCAL, _REMOTE, _STATE, _TRANSMIT_QUEUE = 1, 2, 3, 4
 
 @dataclass(slots=True)
 class _Held:
-    """What the kernel holds for one connection; since when, by the clock, that is the same."""
+    """Bytes that the kernel holds for one connection; since when, by the clock, they are the same."""
 
     num_bytes: int
     since_seconds: float
@@ -73,7 +73,7 @@ class Unsent:
             return _Held(num_bytes, now)
         if not held.is_stalled and now - held.since_seconds >= STALLED_SECONDS:
             held.is_stalled = True
-            logger.warning("client takes nothing of its answer, waited for no more unsent_bytes=%d seconds=%d", num_bytes, STALLED_SECONDS)
+            logger.warning("client reads nothing, no longer waiting for it unsent_bytes=%d seconds=%d", num_bytes, STALLED_SECONDS)
         return held
 
 
@@ -89,7 +89,7 @@ def _end(host: str, port: int) -> str:
 
 
 def local_end(host: str, port: int) -> str:
-    """How the local address ends of each connection that was accepted there: with the port alone where that is any address."""
+    """End of the local address of each connection accepted there: the port alone where the host is any address."""
     end = _end(host, port)
     return end[end.index(":") :] if ipaddress.ip_address(host).is_unspecified else end
 

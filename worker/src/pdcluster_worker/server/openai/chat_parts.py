@@ -35,7 +35,7 @@ def message_of(answer: Answer) -> AssistantMessage:
 
 
 def added_by(delta: Delta) -> ChatDelta | None:
-    """What one event adds; None when there is nothing to see."""
+    """Visible part that one event adds; None when it adds none."""
     text = delta.text
     reasoning = "".join([part.text for part in delta.parts if isinstance(part, ReasoningDelta)]) or None
     calls = _calls(delta.parts)

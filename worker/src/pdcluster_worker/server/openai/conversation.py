@@ -16,7 +16,7 @@ from pdcluster_worker.server.tools.calls import object_of
 
 
 def template_input(request: Conversation, *, shows_tools: bool) -> TemplateInput:
-    """What to render for a request.  shows_tools: the model is shown its tools."""
+    """Template input of a request.  shows_tools: the model is shown its tools."""
     _check_continuation(request)
     tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] if shows_tools else None
     continues = bool(request.continue_final_message)
@@ -64,7 +64,7 @@ def _templated(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
 
 
 def _check_shape(message: Message, path: str) -> None:
-    """Which of a message's fields its role has."""
+    """Check that a message has the fields of its role and no others."""
     if message.tool_calls and message.role != "assistant":
         raise _wrong(f"{path}.tool_calls", f"are made by role assistant, not {message.role}: leave them out")
     if message.content is None and not message.tool_calls:
@@ -76,7 +76,7 @@ def _check_shape(message: Message, path: str) -> None:
 
 
 def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, Any]:
-    """Of a tool's answer: which call, and which tool."""
+    """Message of a tool's answer: its call, and its tool."""
     path = f"{path}.tool_call_id"
     if message.tool_call_id is None:
         raise _wrong(path, "is required for role tool: give the id of the call that this answers")

@@ -26,7 +26,7 @@ Scored = Sequence[tuple[Token, int]]
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:
-    """How an answer names tokens.  as_ids: token_id:17."""
+    """Names of tokens in an answer.  as_ids: token_id:17."""
 
     tokenizer: Tokenizer
     as_ids: bool = False

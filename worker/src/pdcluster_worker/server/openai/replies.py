@@ -32,7 +32,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """Of the tokens of one choice, or of one chunk."""
+    """Log probabilities of the tokens of one choice, or of one chunk."""
 
     content: list[TokenLogprob]
     refusal: None = None
@@ -59,7 +59,7 @@ class PromptTokenLogprob(BaseModel):
 
 
 PromptLogprobs = Annotated[list[dict[str, PromptTokenLogprob] | None] | None, Field(exclude_if=_is_none)]
-"""By token id; null at the first position; left out where they were not asked for."""
+"""Log probabilities by token id; null at the first position; left out where they were not asked for."""
 
 ShownTokenIds = Annotated[list[int] | None, Field(exclude_if=_is_none)]
 """Left out where they were not asked for."""
@@ -136,7 +136,7 @@ class FunctionDelta(BaseModel):
 
 
 class ToolCallDelta(BaseModel):
-    """What a chunk adds to the call `index`; id and type come in its first."""
+    """Addition of a chunk to the call `index`; id and type come in its first."""
 
     index: int
     id: Annotated[str | None, Field(exclude_if=_is_none)] = None
@@ -145,7 +145,7 @@ class ToolCallDelta(BaseModel):
 
 
 class ChatDelta(BaseModel):
-    """What a chunk adds to the answer."""
+    """Addition of a chunk to the answer."""
 
     role: Annotated[Literal["assistant"] | None, Field(exclude_if=_is_none)] = None
     content: Annotated[str | None, Field(exclude_if=_is_none)] = None
@@ -259,7 +259,7 @@ class State(BaseModel):
 
 
 class DeviceState(BaseModel):
-    """What the engine computes on.
+    """Device that the engine computes on.
 
     kind: cpu or cuda; name: of the processor or the accelerator.
     operations: what the model is computed by ("reference": plain torch, without compiled kernels).

@@ -1,7 +1,7 @@
-"""What an answer says of its prompts and of single tokens, beside its text and OpenAI's log probabilities.
+"""Fields of an answer about its prompts and single tokens, beside its text and OpenAI's log probabilities.
 
 vLLM's fields: ids of prompts and tokens, log probabilities of prompts; and
-OpenAI's `echo`.  An object of one request, for what is said of a prompt comes
+OpenAI's `echo`.  An object of one request: what is said of a prompt comes
 with the first token of its first choice.
 """
 
@@ -80,7 +80,7 @@ class Shown:
 
 
 def text_offsets(token_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
-    """Where each token begins in the text of its prompt; a control token that the text does not have takes no room."""
+    """Offset at which each token begins in the text of its prompt; a control token that the text does not have takes no room."""
     offsets: list[int] = []
     detokenizer = Detokenizer()
     place = 0

@@ -1,1 +1,1 @@
-"""What a model writes before its answer, told from the answer by tags."""
+"""Reasoning that a model writes before its answer, separated from it by tags."""

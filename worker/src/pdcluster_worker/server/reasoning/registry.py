@@ -23,5 +23,5 @@ def parser_for(name: ReasoningParserName, template: str) -> ParserName | None:
 
 
 def start_for(name: ParserName, prompt: str) -> Start:
-    """Where the answer to this prompt begins."""
+    """Place at which the answer to this prompt begins."""
     return start_of(prompt, assumes_open=name == "deepseek_r1")

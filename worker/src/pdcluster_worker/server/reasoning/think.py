@@ -1,4 +1,4 @@
-"""Tells what stands between think tags from the answer after them, in pieces of any size.
+"""Separates the text between think tags from the answer after them, in pieces of any size.
 
 The parsers differ in how they begin.  Where the prompt ends inside an open tag,
 the text is reasoning from its first character; where it ends after a closed
@@ -17,11 +17,11 @@ from pdcluster_worker.server.text.held_text import TrailingSpace, held_back
 OPEN, CLOSE = "<think>", "</think>"
 
 Start = Literal["inside", "before", "answer"]
-"""Where an answer begins: in reasoning, where an opening tag may come, or after all reasoning."""
+"""Place at which an answer begins: in reasoning, where an opening tag may come, or after all reasoning."""
 
 
 def start_of(prompt: str, *, assumes_open: bool) -> Start:
-    """How an answer to this prompt begins.  assumes_open: text without an opening tag is reasoning too.
+    """Beginning of an answer to this prompt.  assumes_open: text without an opening tag is reasoning too.
 
     >>> start_of("<|assistant|><think>", assumes_open=False)
     'inside'
@@ -37,13 +37,13 @@ def start_of(prompt: str, *, assumes_open: bool) -> Start:
 
 
 def start_within(message: str) -> Start:
-    """How an answer begins that goes on with this message of the assistant."""
+    """Beginning of an answer that continues this message of the assistant."""
     return "inside" if message.rfind(OPEN) > message.rfind(CLOSE) else "answer"
 
 
 @dataclass(slots=True)
 class Split:
-    """What a piece of text is: reasoning, and then answer."""
+    """Parts of a piece of text: reasoning, and then answer."""
 
     reasoning: list[Part]
     answer: str
@@ -59,7 +59,7 @@ class ThinkTags:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning."""
+        """True if the text that comes next is reasoning."""
         return self._state == "inside"
 
     def feed(self, text: str) -> Split:

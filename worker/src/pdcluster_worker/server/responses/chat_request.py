@@ -33,7 +33,7 @@ NAMES = {
 
 
 def items_of(request: ResponsesRequest) -> list[Item]:
-    """What the request adds to a conversation."""
+    """Items that the request adds to a conversation."""
     if isinstance(request.input, str):
         return [MessageItem(role="user", content=request.input)]
     return list(request.input)

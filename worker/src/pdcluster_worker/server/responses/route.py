@@ -92,7 +92,7 @@ async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest
 
 
 def _is_whole(item: dict[str, Any]) -> bool:
-    """Whether a conversation can go on after it: not after a call that was cut off in its arguments."""
+    """Return whether a conversation can continue after it: not after a call that was cut off in its arguments."""
     return item["type"] != "function_call" or object_of(item["arguments"]) is not None
 
 

@@ -1,7 +1,7 @@
 """The requests of OpenAI's Responses API.
 
 Every field is typed and bounded, null means the default; what is known and not
-served is refused by name, a hint is passed over, and so is a field that nobody
+served is refused by name, a hint is ignored, and so is a field that no API
 defined.
 """
 
@@ -44,7 +44,7 @@ class TextPart(Body):
 
 
 class RefusalPart(Body):
-    """What an assistant said in place of an answer."""
+    """Refusal that an assistant gave in place of an answer."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -111,7 +111,7 @@ class FunctionCallItem(Body):
 
 
 class FunctionCallOutputItem(Body):
-    """What a call gave."""
+    """Result of a call."""
 
     type: Literal["function_call_output"]
     call_id: CallId
@@ -120,7 +120,7 @@ class FunctionCallOutputItem(Body):
 
 
 class ReasoningItem(Body):
-    """What the model thought before an answer."""
+    """Thoughts of the model before an answer."""
 
     type: Literal["reasoning"]
     summary: Parts | None = None
@@ -168,14 +168,14 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    """verbosity is passed over: the model writes as its prompt asks."""
+    """verbosity is ignored: the model writes as its prompt asks."""
 
     format: TextFormat | None = None
     verbosity: Annotated[Any, Ignored("the model writes as it is asked to in the prompt")] = None
 
 
 class ReasoningConfig(Body):
-    """summary is passed over: reasoning is shown as it is."""
+    """summary is ignored: reasoning is shown as it is."""
 
     effort: ReasoningEffort | None = None
     summary: Annotated[Any, Ignored("reasoning is shown as it is")] = None
@@ -206,7 +206,7 @@ Metadata = Annotated[
 
 
 class StreamOptions(Body):
-    """include_obfuscation is passed over: nothing is added to events."""
+    """include_obfuscation is ignored: nothing is added to events."""
 
     include_obfuscation: Annotated[Any, Ignored("nothing is added to events")] = None
 
@@ -217,7 +217,7 @@ class ResponsesRequest(Body):
     store:                the response is kept, for GET and for previous_response_id; null = true.
     previous_response_id: a kept response, whose conversation this one goes on with; its instructions do not count.
     truncation:           auto drops the oldest items of a conversation that is too long for the model.
-    include:              log probabilities of the text; encrypted reasoning is passed over, for reasoning is in the clear.
+    include:              log probabilities of the text; encrypted reasoning is ignored: ours is not encrypted.
     """
 
     model: Text

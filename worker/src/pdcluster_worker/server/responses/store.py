@@ -24,7 +24,7 @@ MAX_SECONDS = 24 * 3600.0
 
 _WORKER_DIGITS = 8
 _OBJECT_BYTES = 512
-"""Of memory, besides its JSON, that each object of a response or an item takes; measured."""
+"""Bytes of memory that each object of a response or an item takes beside its JSON; measured."""
 
 
 @dataclass(frozen=True, slots=True)

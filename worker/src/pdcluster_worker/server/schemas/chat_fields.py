@@ -49,7 +49,7 @@ RESERVED_KWARGS = frozenset(
         "mask_token",
     }
 )
-"""What a template is given by other ways than `chat_template_kwargs`."""
+"""Arguments of a template that come in other ways than `chat_template_kwargs`."""
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=r"^[A-Za-z0-9_.:/-]+$")]
 CallId = Annotated[Text, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
@@ -164,7 +164,7 @@ def _bounded(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 class Conversation(Body):
-    """What a chat request has beside the fields of every generation.
+    """Fields of a chat request beside those of every generation.
 
     thinking_token_budget:  most tokens of reasoning; the closing tag is then forced.  null = any number.
     include_reasoning:      false = reasoning is left out of the answer, and still counted.

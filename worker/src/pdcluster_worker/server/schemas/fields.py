@@ -36,7 +36,7 @@ MAX_SESSION_CHARACTERS = 256
 MAX_PRIORITY = 1000
 """Either way of 0, the default; lower goes first."""
 MAX_DEADLINE_MILLISECONDS = 86_400_000.0
-"""Of a request's completion: a day, as a batch may take."""
+"""Longest deadline of a request's completion: a day, as a batch may take."""
 MAX_SLO_MILLISECONDS = 3_600_000
 
 Prompt = str | list[int]
@@ -50,7 +50,7 @@ class Body(BaseModel):
 
 
 def no_value(message: str) -> PydanticCustomError:
-    """What a validator raises for a value that is not accepted."""
+    """Error that a validator raises for a value that is not accepted."""
     # The message is data, not a template: braces in it must not be filled in.
     return PydanticCustomError("invalid_value", "{message}", {"message": message})
 
@@ -67,7 +67,7 @@ Text = Annotated[str, AfterValidator(_check_unicode)]
 
 
 def is_sendable(value: Any) -> bool:
-    """Whether JSON in UTF-8 can carry a value: no text in it has half of a surrogate pair, and it is not nested too deeply."""
+    """Return whether JSON in UTF-8 can carry a value: no text in it has half of a surrogate pair, and it is not nested too deeply."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
@@ -76,7 +76,7 @@ def is_sendable(value: Any) -> bool:
 
 
 def check_sendable(value: ValueT) -> ValueT:
-    """For a validator: refuse what no answer and no prompt can carry."""
+    """Refuse, in a validator, what no answer and no prompt can carry."""
     if not is_sendable(value):
         raise no_value("is nested too deeply, or has half of a surrogate pair in it, which is not text")
     return value
@@ -167,7 +167,7 @@ def _part_text(part: Any, index: int) -> str:
 class Only:
     """Marks a field of OpenAI, vLLM or SGLang that we do not serve: values that ask for nothing pass, any other is refused by name.
 
-    fix: what to do instead, besides leaving it out.
+    fix: what to do instead of leaving it out, if there is anything.
     """
 
     def __init__(self, *allowed: Any, fix: str = "") -> None:

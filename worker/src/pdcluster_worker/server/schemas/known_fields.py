@@ -1,8 +1,8 @@
 """Fields of OpenAI, vLLM and SGLang that both APIs know, and do not serve.
 
 A request schema is the one table of what becomes of a field: `Only` marks one that is refused
-by name, with the fix; `Ignored` one that is a hint, taken and passed over; any other field of a
-schema is served.  `table` reads it, for docs/clients.md.  A field of no schema is passed over too.
+by name, with the fix; `Ignored` one that is a hint, accepted without effect; any other field of a
+schema is served.  `table` reads it, for docs/clients.md.  A field of no schema is ignored too.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What becomes of one field.  note: reason or fix, empty where there is none."""
+    """Treatment of one field.  note: reason or fix, empty where there is none."""
 
     kind: Literal["served", "refused", "ignored"]
     note: str = ""

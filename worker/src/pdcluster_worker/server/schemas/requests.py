@@ -1,7 +1,7 @@
 """The requests of OpenAI's chat and completions APIs, with the extensions that vLLM's clients use.
 
 Every standard field is typed and bounded; null means the default.  A field that
-we know and do not serve is refused by name (`Only`) or, as a hint, passed over
+we know and do not serve is refused by name (`Only`) or, as a hint, ignored
 (`known_fields.Ignored`); so is one that no API defines.  Limits that depend on
 the model are checked in `sampling`.
 """
@@ -70,7 +70,7 @@ class _Unsupported(Body, KnownFields):
 
 
 class Generate(Structured, _Unsupported):
-    """What the two APIs share."""
+    """Fields that the two APIs share."""
 
     model: Text
     max_tokens: PositiveInt | None = None

@@ -45,7 +45,7 @@ def check_route(route: Route | None, policy: DecodeScorePolicy) -> None:
 
 
 def hints_of(session: str | None, route: Route | None, policy: DecodeScorePolicy) -> RouteHints:
-    """What a checked request asks for."""
+    """Routing hints of a checked request."""
     if route is None:
         return RouteHints(session=session) if session else NO_HINTS
     given = {name: value for name, value in route.model_dump(exclude={"worker"}).items() if value is not None}

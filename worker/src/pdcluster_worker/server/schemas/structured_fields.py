@@ -54,7 +54,7 @@ class StructuredOutputs(Body):
 
 
 class Structured(Body):
-    """What both APIs take; at most one of them constrains an answer."""
+    """Constraint fields of both APIs; at most one of them constrains an answer."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -28,7 +28,7 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 
 @dataclass(frozen=True, slots=True)
 class TemplateInput:
-    """What a chat template renders.
+    """Input of a chat template.
 
     tools:   as the client wrote them; None = none are shown.
     kwargs:  the template's own settings.
@@ -44,7 +44,7 @@ class TemplateInput:
 
     @property
     def has_tools(self) -> bool:
-        """Whether tools are shown, or were called before."""
+        """True if tools are shown, or were called before."""
         return self.tools is not None or any("tool_calls" in message or message["role"] == "tool" for message in self.messages)
 
     @property

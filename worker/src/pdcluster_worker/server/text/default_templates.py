@@ -30,7 +30,8 @@ Write each call as a JSON object with the function's name and arguments, like th
 </tool_response><|im_end|>
 {% elif message.tool_calls -%}
 <|im_start|>assistant
-{{ message.content }}{% for call in message.tool_calls %}{% if message.content or not loop.first %}{{ '\\n' }}{% endif %}<tool_call>
+{{ message.content }}{% for call in message.tool_calls %}
+{%- if message.content or not loop.first %}{{ '\\n' }}{% endif %}<tool_call>
 {"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% else -%}

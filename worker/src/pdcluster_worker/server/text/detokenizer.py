@@ -14,7 +14,7 @@ _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token stands for.  text: its bytes as text, None where they are not whole characters."""
+    """Text or bytes of one token.  text: its bytes as text, None where they are not whole characters."""
 
     raw: bytes
     text: str | None = field(init=False)

@@ -16,7 +16,7 @@ import msgspec
 from pdcluster_worker.messages.requests import Token
 
 AnswerReason = Literal["stop", "length", "tool_calls"]
-"""Why a choice ended; tool_calls where the model ended it by itself after calls of its own choice."""
+"""Reason why a choice ended; tool_calls where the model ended it by itself after calls of its own choice."""
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class AnswerParser(Protocol):
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning, as far as is known."""
+        """True if the text that comes next is reasoning, as far as is known."""
         ...
 
     def feed(self, text: str) -> Sequence[Part]:
@@ -97,7 +97,7 @@ NewParser = Callable[[], AnswerParser]
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What one token adds to one choice.
+    """Addition of one token to one choice.
 
     index:         of the choice, over all prompts.
     parts:         in order; none where the text is held back.
@@ -120,7 +120,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Of the answer: without reasoning and calls."""
+        """Text of the answer: without reasoning and calls."""
         return "".join([part.text for part in self.parts if isinstance(part, TextDelta)])
 
     @property
@@ -152,7 +152,7 @@ class Answer:
 
 
 def assembled(deltas: Sequence[Delta]) -> Answer:
-    """What the deltas of one choice that has ended add up to."""
+    """Answer that the deltas of one finished choice add up to."""
     reason = deltas[-1].finish_reason
     assert reason is not None, "a generation yields until every choice has ended"
     parts = [part for delta in deltas for part in delta.parts]

@@ -27,7 +27,7 @@ class _Pattern:
 
 
 def _borders(text: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    """Length, for each prefix, of its longest proper prefix that is also its suffix."""
     borders = [0] * len(text)
     length = 0
     for i in range(1, len(text)):

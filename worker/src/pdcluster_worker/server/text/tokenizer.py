@@ -104,7 +104,7 @@ class Tokenizer:
         return self.piece(token_id).raw
 
     def piece(self, token_id: int) -> Piece:
-        """What a token stands for, see `token_bytes`."""
+        """Text or bytes of a token, see `token_bytes`."""
         known = self._pieces.get(token_id)
         if known is None:
             token = self._tokenizer.id_to_token(token_id)
@@ -112,7 +112,7 @@ class Tokenizer:
         return known
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is a control token, which is not text."""
+        """Return whether the token is a control token, which is not text."""
         return token_id in self._special
 
     @cached_property

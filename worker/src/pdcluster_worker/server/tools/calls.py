@@ -14,7 +14,7 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 MAX_CALL_CHARACTERS = 1 << 20
-"""Of text that may become a call: more than any context holds is no call."""
+"""Longest text that may become a call: more than any context holds is no call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Tool:
 
 
 Tools = Mapping[str, Tool]
-"""By name."""
+"""Tools by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def _name_in(text: str) -> str | None:
 
 
 def _may_be_call(text: str) -> bool:
-    """Whether the text is how a call of the array begins."""
+    """Return whether the text may begin a call of the array."""
     return text.lstrip().startswith(("[", ","))
 
 

@@ -14,7 +14,7 @@ _NAMED = re.compile(r"\s*+([\w.:/-]++)\s*+(?:\[CALL_ID\]\s*+\w*+\s*+)?+(?:\[ARGS
 
 
 def read_hermes(text: str, tools: Tools) -> Sequence[Call] | None:
-    """What stands between <tool_call> and </tool_call>: {"name": ..., "arguments": {...}}."""
+    """Read the text between <tool_call> and </tool_call>: {"name": ..., "arguments": {...}}."""
     call = call_of(object_of(text), tools)
     return None if call is None else [call]
 
@@ -26,7 +26,7 @@ def read_llama(text: str, tools: Tools) -> Sequence[Call] | None:
 
 
 def read_mistral(text: str, tools: Tools) -> Sequence[Call] | None:
-    """What follows [TOOL_CALLS]: a JSON array of calls, or since v11 name[ARGS]{...}."""
+    """Read the text after [TOOL_CALLS]: a JSON array of calls, or since v11 name[ARGS]{...}."""
     if (named := _NAMED.match(text)) is not None:
         call = call_of({"name": named[1], "arguments": text[named.end() :]}, tools)
         return None if call is None else [call]

@@ -45,7 +45,7 @@ def _call(name: str, body: str, tools: Tools) -> Call | None:
 
 
 def _is_open(text: str, name: str) -> bool:
-    """Whether an element has no end; to look for the end of each of many would take long."""
+    """Return whether an element has no end; looking for the end of each of many would take long."""
     return text.rfind(f"<{name}=") > text.rfind(f"</{name}>")
 
 

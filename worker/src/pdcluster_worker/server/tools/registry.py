@@ -29,7 +29,7 @@ class CallParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a family of models writes calls.
+    """Form in which a family of models writes calls.
 
     marks:   around a call, anywhere in the text; none = calls are the whole answer, which begins with one of `leads`.
     markers: control tokens among these.
@@ -72,7 +72,7 @@ _SIGNS: tuple[tuple[ParserName, tuple[str, ...]], ...] = (
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
     ("pythonic", ("func_name1(",)),
 )
-"""What a template says that tells the model how to call: all signs of one line, the first line that fits."""
+"""Signs in a template that show the form of calls to the model: all signs of one line, the first line that fits."""
 
 
 def parser_for(name: ToolParserName, template: str) -> ParserName | None:

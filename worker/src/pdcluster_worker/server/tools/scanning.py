@@ -47,7 +47,7 @@ class Numbering:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands before and after a call; close: "" = the next `open`, or the end of the answer."""
+    """Text before and after a call; close: "" = the next `open`, or the end of the answer."""
 
     open: str
     close: str = ""
@@ -82,7 +82,7 @@ class MarkedCalls:
         return [*self._closed(body, ""), *self._leftover_space()]
 
     def _next(self) -> list[Part] | None:
-        """What the held text is certain to be; None when more is needed."""
+        """Parts that the held text is certain to be; None when more is needed."""
         if self._inside is None:
             return self._outside()
         close = self._inside.close or self._inside.open

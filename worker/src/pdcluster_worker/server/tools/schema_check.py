@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_DEPTH = 64
-"""Of schemas within schemas."""
+"""Deepest nesting of schemas."""
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -16,14 +16,14 @@ _SINGLE = ("items", "additionalProperties", "not")
 
 
 def check_parameters(schema: dict[str, Any]) -> str | None:
-    """What is wrong, in words that name the place; None where nothing is.
+    """Describe the fault of a schema and its place; None where there is none.
 
     >>> check_parameters({"type": "object", "properties": {"x": {"type": "int"}}})
     "properties.x.type: must be one of object, array, string, number, integer, boolean and null, not 'int'"
     """
     kind = schema.get("type", "object")
     if kind != "object":
-        return f"type: must be object, for arguments are one, not {_short(kind)}"
+        return f"type: must be object, as arguments are one, not {_short(kind)}"
     return _check(schema, "", 0)
 
 
@@ -41,7 +41,7 @@ def _check(schema: Any, path: str, depth: int) -> str | None:
 
 
 def _own_fault(schema: dict[str, Any]) -> str | None:
-    """What is wrong with the schema's own keywords."""
+    """Describe the fault in the schema's own keywords."""
     kinds = schema.get("type", [])
     wrong = next((kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in _TYPES), None)
     if wrong is not None:

@@ -1,4 +1,4 @@
-"""Asking a given etcd: an error is a sentence, whatever is wrong, and never an exception."""
+"""Requests to a given etcd: an error names what is wrong, of etcd or of its Secret."""
 
 import base64
 import json
@@ -13,8 +13,8 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ForbiddenError, UnavailableError
 from pdcluster_api.certificates.authority import make_authority
 from pdcluster_api.discovery import keys
-from pdcluster_operator.reconcile.asking import Asking
-from pdcluster_operator.reconcile.discovery import Question
+from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
 from tests.ports import free_port
 from tests.system.etcd_server import EtcdServer
 
@@ -35,15 +35,17 @@ class WrittenSecret:
         return None if data is None else {"metadata": {"name": name}, "data": data}
 
 
-def question(*, tls: bool = True) -> Question:
-    return Question((f"127.0.0.1:{free_port()}",), *(("default", "etcd") if tls else ()))
+KEY = Key("default", "chat")
+
+
+def target(*, tls: bool = True) -> EtcdTarget:
+    return EtcdTarget(KEY, (f"127.0.0.1:{free_port()}",), "etcd" if tls else None, is_given=True)
 
 
 async def test_an_endpoint_that_is_dead_is_named():
-    asked = question(tls=False)
-    error = await Asking(WrittenSecret(None)).ask(asked)
-    assert error is not None
-    assert asked.endpoints[0] in error
+    asked = target(tls=False)
+    with pytest.raises(EtcdUnreachableError, match=asked.endpoints[0]):
+        await EtcdRequests(WrittenSecret(None)).registered(asked)
 
 
 @pytest.mark.parametrize(
@@ -55,19 +57,18 @@ async def test_an_endpoint_that_is_dead_is_named():
     ],
 )
 async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_client_certificate(found: Any, message: str):
-    asking = Asking(WrittenSecret(found))
-    error = await asking.ask(question())
-    assert error is not None
-    assert message in error
-    assert await asking.has_client_certificate(question()) is None
+    requests = EtcdRequests(WrittenSecret(found))
+    with pytest.raises(EtcdUnreachableError, match=message):
+        await requests.registered(target())
+    assert await requests.has_client_certificate(target()) is None
 
 
 @pytest.mark.parametrize(
     ("more", "has"), [({}, False), ({"tls.crt": PAIR.certificate, "tls.key": PAIR.key}, True)], ids=["without", "with"]
 )
 async def test_the_secret_says_whether_workers_show_a_certificate_too(more: dict[str, bytes], has: bool):
-    asking = Asking(WrittenSecret({"ca.crt": PAIR.certificate, **more}))
-    assert await asking.has_client_certificate(question()) is has
+    requests = EtcdRequests(WrittenSecret({"ca.crt": PAIR.certificate, **more}))
+    assert await requests.has_client_certificate(target()) is has
 
 
 class Pods:
@@ -96,12 +97,12 @@ async def test_ghosts_are_not_removed_while_the_api_server_cannot_list(tmp_path:
     try:
         for key in records:
             etcd.put(key, record)
-        asked = Question((etcd.endpoint,))
-        found = (await Asking(Pods(None)).registered(asked, Key("default", "chat"))).records.values()
+        asked = EtcdTarget(KEY, (etcd.endpoint,))
+        found = (await EtcdRequests(Pods(None)).registered(asked)).records.values()
         with pytest.raises(UnavailableError):
-            await Asking(Pods(answers)).remove(asked, Key("default", "chat"), found)
+            await EtcdRequests(Pods(answers)).remove(asked, found)
         assert etcd.values(prefix).keys() == records
-        assert await Asking(Pods(None)).remove(asked, Key("default", "chat"), found) == ["ghost-0", "ghost-1"]
+        assert await EtcdRequests(Pods(None)).remove(asked, found) == ["ghost-0", "ghost-1"]
         assert not etcd.values(prefix)
     finally:
         etcd.close()

@@ -1,8 +1,9 @@
-"""When etcd is asked about workers, what is remembered, and what is told to whom."""
+"""Reads of an etcd, the remembered answers, and the enqueuing of its cluster."""
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,23 +15,26 @@ from pdcluster_api.discovery.etcd import WorkerRecord
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.plan.observed.state import Device, Disaggregation, PodState, WorkerRecords, WorkloadState
 from pdcluster_api.schema.load import parse
-from pdcluster_operator.reconcile import worker_records as room
-from pdcluster_operator.reconcile.discovery import Question
-from pdcluster_operator.reconcile.worker_records import (
+from pdcluster_operator.reconcile import etcd_view as room
+from pdcluster_operator.reconcile.drain_commands import UNDRAIN_DELAY_SECONDS
+from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
+from pdcluster_operator.reconcile.etcd_view import (
     ACTIVE_POLL_SECONDS,
+    GIVEN_POLL_SECONDS,
     IDLE_POLL_SECONDS,
     MAX_CONCURRENT_READS,
-    MAX_RETRY_SECONDS,
-    UNDRAIN_DELAY_SECONDS,
+    MAX_WAITING,
+    RETRY,
     UNREACHABLE_RETRY_SECONDS,
-    WorkerRecordsPoller,
-    read_slots,
-    workers_question,
+    EtcdView,
+    Slots,
 )
 from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
 
-KEY, QUESTION = Key("default", "chat"), Question(("etcd:2379",))
+KEY = Key("default", "chat")
+TARGET = EtcdTarget(KEY, ("etcd:2379",))
+GIVEN = replace(TARGET, is_given=True)
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 OF = identity("r1")
 
@@ -40,7 +44,7 @@ def pods(*names: str) -> list[WorkloadState]:
 
 
 class Etcd:
-    """Answers as it is told, and counts."""
+    """Gives set answers, and counts."""
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
@@ -48,12 +52,16 @@ class Etcd:
         self.said: dict[str, Disaggregation] = {}
         self.commands: dict[str, datetime | None] = {}
         self.error: Exception | None = None
-        self.num_reads, self.removed = 0, list[str]()
+        self.removed, self.targets = list[str](), list[EtcdTarget]()
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def registered(self, question: Question, key: Key) -> Registered:
-        self.num_reads += 1
+    @property
+    def num_reads(self) -> int:
+        return len(self.targets)
+
+    async def registered(self, target: EtcdTarget) -> Registered:
+        self.targets.append(target)
         await self._answer()
         records = [
             WorkerRecord(pod, "decode", "cpu", "e", state, {}, device=self.devices.get(pod), disaggregation=self.said.get(pod))
@@ -61,11 +69,11 @@ class Etcd:
         ]
         return Registered({record.pod: StoredRecord(record.pod, 1, record) for record in records}, dict(self.commands))
 
-    async def command(self, question: Question, key: Key, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
+    async def command(self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
         await self._answer()
         self.commands = {**{pod: since for pod, since in self.commands.items() if pod not in serve}, **drain}
 
-    async def remove(self, question: Question, key: Key, records: Iterable[StoredRecord]) -> list[str]:
+    async def remove(self, target: EtcdTarget, records: Iterable[StoredRecord]) -> list[str]:
         await self._answer()
         self.removed += [stored.record.pod for stored in records]
         return self.removed
@@ -77,46 +85,50 @@ class Etcd:
 
 
 class World:
-    """etcd, a clock, and the keys that were made due."""
+    """etcd, a clock, and the keys that were enqueued."""
 
     def __init__(self) -> None:
         self.etcd, self.due, self.now, self.seconds = Etcd(), list[Key](), START, 1000.0
-        self.worker_records = self.poller()
+        self.view = self.view_of()
 
-    def poller(self, key: Key = KEY, slots: asyncio.Semaphore | None = None) -> WorkerRecordsPoller:
-        """The records of a cluster, as a new operator begins with them."""
-        return WorkerRecordsPoller(
-            key, self.etcd, lambda: self.due.append(key), slots or read_slots(), lambda: self.seconds, lambda: self.now
-        )
+    def view_of(self, key: Key = KEY, slots: Slots | None = None) -> EtcdView:
+        """The view of a cluster's etcd, as a new operator begins with it."""
+        return EtcdView(self.etcd, lambda: self.due.append(key), slots or Slots(), lambda: self.seconds, lambda: self.now)
 
     def pass_by(self, seconds: float) -> None:
         self.seconds += seconds
         self.now += timedelta(seconds=seconds)
 
     async def last(self, *names: str) -> WorkerRecords | None:
-        """What a pass is told, and then whatever it began has ended."""
-        found = self.worker_records.last(QUESTION, pods(*names))
-        await looked(self.worker_records)
+        """Records that a reconcile gets; then the read that it began has ended."""
+        found = self.view.last(TARGET, pods(*names))
+        await looked(self.view)
         return found
 
     async def drain_only(self, *names: str) -> None:
         """Two passes, so that the commands of all others are taken back."""
-        await self.worker_records.command(QUESTION, names)
+        await self.view.command(TARGET, names)
         self.pass_by(UNDRAIN_DELAY_SECONDS)
-        await self.worker_records.command(QUESTION, names)
+        await self.view.command(TARGET, names)
 
     async def fresh(self, *names: str) -> WorkerRecords:
-        """What a pass is told while a worker drains, and then whatever it began has ended."""
-        found = await self.worker_records.fresh(QUESTION, pods(*names))
-        await looked(self.worker_records)
+        """Records that a reconcile gets while a worker drains; then the read that it began has ended."""
+        found = await self.view.fresh(TARGET, pods(*names))
+        await looked(self.view)
         assert found is not None
         return found
 
 
-async def looked(poller: WorkerRecordsPoller) -> None:
+async def looked(view: EtcdView) -> None:
     """Wait until its read, if there is one, has ended."""
-    if poller._looking is not None:
-        await poller._looking
+    if view._reading is not None:
+        await view._reading
+
+
+async def until(predicate: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not predicate():
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -162,12 +174,12 @@ async def test_at_rest_etcd_is_asked_seldom_and_nobody_is_due_when_it_says_the_s
 async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it_says_something_new(world: World):
     world.etcd.states, world.etcd.said = {"a": "ready"}, {"a": Disaggregation("tcp", long_prompts=100, remote_ratio=0.9)}
     await world.last("a")
-    world.worker_records.follow(QUESTION, is_wanted=True)
+    world.view.follow(TARGET, is_wanted=True)
 
     async def look() -> tuple[int, int]:
         world.pass_by(IDLE_POLL_SECONDS)
-        world.worker_records.poll()
-        await looked(world.worker_records)
+        world.view.poll()
+        await looked(world.view)
         return world.etcd.num_reads, len(world.due)
 
     assert await look() == (2, 1)
@@ -178,28 +190,28 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
     found = await world.last("a")
     assert found is not None
     assert found.disaggregation == world.etcd.said
-    world.worker_records.poll()  # it is not time yet
+    world.view.poll()  # it is not time yet
     assert world.etcd.num_reads == 4
-    world.worker_records.follow(QUESTION, is_wanted=False)
+    world.view.follow(TARGET, is_wanted=False)
     assert await look() == (4, 2)
 
 
-async def test_an_etcd_that_is_not_up_is_not_asked_between_passes_and_one_that_failed_ever_more_seldom(world: World):
-    world.worker_records.follow(QUESTION, is_wanted=True)
-    world.worker_records.last(QUESTION, pods("a"), is_up=False)
-    world.worker_records.poll()
+async def test_an_etcd_that_is_not_up_is_not_asked_and_one_that_failed_less_and_less_often(world: World):
+    world.view.follow(TARGET, is_wanted=True)
+    world.view.last(TARGET, pods("a"), is_up=False)
+    world.view.poll()
     assert world.etcd.num_reads == 0
 
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.last("a")
     assert world.etcd.num_reads == 1
     world.pass_by(ACTIVE_POLL_SECONDS - 1)
-    world.worker_records.poll()
+    world.view.poll()
     await asyncio.sleep(0)
     assert world.etcd.num_reads == 1
     world.pass_by(1)
-    world.worker_records.poll()
-    await looked(world.worker_records)
+    world.view.poll()
+    await looked(world.view)
     assert world.etcd.num_reads == 2
 
 
@@ -241,9 +253,9 @@ async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, i
         world.etcd.error = EtcdUnreachableError("etcd is away")
         await world.fresh("a")
     else:
-        found = world.worker_records.last(QUESTION, pods("a"), is_up=False)
+        found = world.view.last(TARGET, pods("a"), is_up=False)
         assert found is not None
-        assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while nobody knows
+        assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while etcd is silent
     world.pass_by(60)
     world.etcd.error = None
     await world.fresh("a")
@@ -272,11 +284,11 @@ async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(w
         pauses.append(found.again_seconds)
         world.pass_by(found.again_seconds)
         await world.last("a")
-    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, MAX_RETRY_SECONDS, MAX_RETRY_SECONDS]
+    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, RETRY.most, RETRY.most]
     assert (world.etcd.num_reads, world.due) == (8, [KEY])
-    assert caplog.text.count("etcd of workers does not answer key=default/chat error=etcd is away") == 1
+    assert caplog.text.count("etcd does not answer key=default/chat error=etcd is away") == 1
     world.etcd.error = None
-    world.pass_by(MAX_RETRY_SECONDS)
+    world.pass_by(RETRY.most)
     await world.last("a")
     assert (await world.last()) == WorkerRecords()
     assert world.due == [KEY, KEY]
@@ -286,20 +298,20 @@ async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(w
 async def test_the_commands_of_a_cluster_that_is_gone_are_taken_back(world: World, caplog: pytest.LogCaptureFixture, *, is_away: bool):
     caplog.set_level("INFO")
     await world.fresh("a", "b")
-    await world.worker_records.command(QUESTION, {"a", "b"})
+    await world.view.command(TARGET, {"a", "b"})
     world.etcd.error = EtcdUnreachableError("gone too") if is_away else None
-    await world.worker_records.end()
-    await world.worker_records.end()
+    await world.view.end()
+    await world.view.end()
     assert world.etcd.commands == ({"a": START, "b": START} if is_away else {})
     assert ("commands left key=default/chat pods=a,b error=gone too" in caplog.text) == is_away
 
 
 async def test_an_etcd_that_is_known_to_be_down_is_not_asked(world: World):
-    assert world.worker_records.last(QUESTION, pods("a"), is_up=False) is None
+    assert world.view.last(TARGET, pods("a"), is_up=False) is None
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.fresh("a")
-    world.pass_by(MAX_RETRY_SECONDS)
-    found = world.worker_records.last(QUESTION, pods("a"), is_up=False)
+    world.pass_by(RETRY.most)
+    found = world.view.last(TARGET, pods("a"), is_up=False)
     assert found is not None
     assert (found.error, found.again_seconds, world.etcd.num_reads) == ("etcd is away", None, 1)
     await world.last("a")
@@ -336,18 +348,18 @@ async def test_an_etcd_that_takes_too_long_or_goes_wrong_is_an_error_too(
 ):
     monkeypatch.setattr(room, "READ_TIMEOUT_SECONDS", 0.01)
     world.etcd.answers.clear()
-    assert (await world.fresh("a")).error == "etcd has not answered within 0 s"
+    assert (await world.fresh("a")).error == "etcd at etcd:2379 has not answered within 0 s"
     world.etcd.answers.set()
     world.pass_by(UNREACHABLE_RETRY_SECONDS)
     world.etcd.error = KeyError("unforeseen")
     await world.fresh("a")
-    assert (await world.fresh("a")).error == "etcd cannot be asked (KeyError); the operator's log says more"
+    assert (await world.fresh("a")).error == "etcd at etcd:2379 cannot be asked (KeyError); the operator's log says more"
     assert "etcd not asked" in caplog.text
 
 
 async def test_commands_are_written_once_and_taken_back(world: World):
     await world.fresh("a", "b")
-    await world.worker_records.command(QUESTION, {"a", "b"})
+    await world.view.command(TARGET, {"a", "b"})
     assert world.etcd.commands == {"a": START, "b": START}
     world.pass_by(7)
     await world.drain_only("a")
@@ -367,7 +379,7 @@ async def test_the_next_operator_learns_since_when_from_the_command_itself(world
 
 async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
     await world.fresh("a")
-    await world.worker_records.command(QUESTION, {"a"})
+    await world.view.command(TARGET, {"a"})
     world.now += timedelta(days=1)
     assert (await world.fresh("a")).asked == {"a": 0.0}
     assert world.etcd.commands == {"a": START}
@@ -376,40 +388,40 @@ async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
 async def test_time_counts_while_etcd_is_away_and_an_empty_one_is_told_again(world: World):
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.fresh("a")
-    await world.worker_records.command(QUESTION, {"a"})
+    await world.view.command(TARGET, {"a"})
     world.pass_by(30)
     assert (await world.fresh("a")).asked == {"a": 30.0}
     world.etcd.error = None
     world.pass_by(UNREACHABLE_RETRY_SECONDS)
     await world.fresh("a")
     await world.fresh("a")
-    await world.worker_records.command(QUESTION, {"a"})
+    await world.view.command(TARGET, {"a"})
     assert world.etcd.commands == {"a": START}
 
 
 async def test_a_command_that_etcd_does_not_take_is_written_at_the_next_look(world: World):
     await world.fresh("a")
     world.etcd.error = EtcdUnreachableError("etcd is away")
-    await world.worker_records.command(QUESTION, {"a"})
+    await world.view.command(TARGET, {"a"})
     world.etcd.error = None
     assert (await world.fresh("a")).error == "etcd is away"
     world.pass_by(UNREACHABLE_RETRY_SECONDS)
     await world.fresh("a")
     await world.fresh("a")
-    await world.worker_records.command(QUESTION, {"a"})
+    await world.view.command(TARGET, {"a"})
     assert world.etcd.commands == {"a": START}
 
 
 async def test_a_command_is_taken_back_a_moment_later_for_its_pod_may_be_about_to_end(world: World):
     await world.fresh("a", "b")
-    await world.worker_records.command(QUESTION, {"a", "b"})
+    await world.view.command(TARGET, {"a", "b"})
     for seconds, drain, told in ((0.0, {"b"}, {"a", "b"}), (0.9, {"b"}, {"a", "b"}), (0.2, {"a", "b"}, {"a", "b"})):
         world.pass_by(seconds)
-        await world.worker_records.command(QUESTION, drain)
+        await world.view.command(TARGET, drain)
         assert world.etcd.commands.keys() == told
-    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts anew
+    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts again
         world.pass_by(seconds)
-        await world.worker_records.command(QUESTION, {"b"})
+        await world.view.command(TARGET, {"b"})
         assert world.etcd.commands.keys() == told
 
 
@@ -419,7 +431,7 @@ async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World)
     world.pass_by(IDLE_POLL_SECONDS)
     old, world.etcd.answers = world.etcd.answers, asyncio.Event()
     before = dict(world.etcd.commands)
-    world.worker_records.last(QUESTION, pods("a"))
+    world.view.last(TARGET, pods("a"))
     await asyncio.sleep(0)
     slow, world.etcd.answers = world.etcd.answers, old
     await world.drain_only()
@@ -431,31 +443,31 @@ async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World)
 
 
 async def test_only_records_that_were_read_are_removed_and_an_error_only_logged(world: World, caplog: pytest.LogCaptureFixture):
-    await world.worker_records.remove(QUESTION, ["ghost"])  # nothing is known yet
+    await world.view.remove(TARGET, ["ghost"])  # nothing is known yet
     world.etcd.states = {"ghost": "ready", "a": "ready"}
     await world.fresh("a")
-    await world.worker_records.remove(QUESTION, ["ghost", "stranger"])
+    await world.view.remove(TARGET, ["ghost", "stranger"])
     assert world.etcd.removed == ["ghost"]
     await world.fresh("a")
     world.etcd.error = UnavailableError("the API server is away")
-    await world.worker_records.remove(QUESTION, ["ghost"])
+    await world.view.remove(TARGET, ["ghost"])
     assert world.etcd.removed == ["ghost"]
     assert "records not removed" in caplog.text
 
 
 async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: World):
     world.etcd.answers.clear()
-    assert world.worker_records.last(QUESTION, pods("a")) is None
-    task = world.worker_records._looking
+    assert world.view.last(TARGET, pods("a")) is None
+    task = world.view._reading
     assert task is not None
-    await world.worker_records.end()
+    await world.view.end()
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert task.cancelled()
     world.etcd.answers.set()
     await world.fresh("a")
-    await world.worker_records.command(QUESTION, {"a"})
-    other = await world.worker_records.fresh(Question(("other:2379",)), pods("a"))
+    await world.view.command(TARGET, {"a"})
+    other = await world.view.fresh(EtcdTarget(KEY, ("other:2379",)), pods("a"))
     assert other is not None
     assert other.asked == {"a": 0.0}  # only what that etcd itself says
     assert world.due == []
@@ -464,23 +476,119 @@ async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: Wo
 async def test_an_operator_that_starts_looks_at_a_few_clusters_at_a_time(world: World):
     world.etcd.answers.clear()
     keys = [Key("default", f"chat-{number}") for number in range(3 * MAX_CONCURRENT_READS)]
-    slots = read_slots()
-    pollers = [world.poller(key, slots) for key in keys]
-    for poller in pollers:
-        poller.last(QUESTION, ())
+    slots = Slots()
+    views = [world.view_of(key, slots) for key in keys]
+    for view in views:
+        view.last(TARGET, ())
     for _ in range(5):
         await asyncio.sleep(0)
     assert world.etcd.num_reads == MAX_CONCURRENT_READS
     world.etcd.answers.set()
-    for poller in pollers:
-        await looked(poller)
+    for view in views:
+        await looked(view)
     assert sorted(world.due) == sorted(keys)
 
 
 def test_the_etcd_that_is_run_for_a_cluster_is_asked_at_its_service():
     document = minimal()
-    name = document["metadata"]["name"]
-    prefix = f"/pdcluster/default/{name}/workers/"
-    assert workers_question(parse(document)) == Question((f"{name}-etcd.default.svc:2379",), "default", prefix=prefix)
+    key = Key("default", document["metadata"]["name"])
+    assert EtcdTarget.of(parse(document)) == EtcdTarget(key, (f"{key.name}-etcd.default.svc:2379",))
     document["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd:2379"], "tlsSecret": "etcd"}}
-    assert workers_question(parse(document)) == Question(("etcd:2379",), "default", "etcd", prefix)
+    assert EtcdTarget.of(parse(document)) == EtcdTarget(key, ("etcd:2379",), "etcd", is_given=True)
+
+
+async def test_the_first_answer_of_a_given_etcd_is_waited_for_and_then_remembered(world: World):
+    world.etcd.error = EtcdUnreachableError("refused")
+    assert [await world.view.error(GIVEN) for _ in range(2)] == ["refused"] * 2
+    assert (world.etcd.num_reads, world.due) == (1, [KEY])
+    found = world.view.last(GIVEN, pods("a"), is_up=False)
+    assert found is not None
+    assert (found.error, found.again_seconds) == ("refused", None)  # it is polled, and a change enqueues
+
+
+async def test_a_given_etcd_is_as_the_last_read_of_its_records_found_it(world: World):
+    world.etcd.states = {"a": "ready"}
+    assert await world.view.error(GIVEN) is None
+    assert world.view.last(GIVEN, pods("a")) == WorkerRecords({"a": "ready"})
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.view.fresh(GIVEN, pods("a"))
+    assert await world.view.error(GIVEN) == "etcd is away"
+    assert world.etcd.num_reads == 2
+
+
+async def test_a_dead_endpoint_keeps_no_reconcile_for_long(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 0.01)
+    world.etcd.answers.clear()
+    assert await world.view.error(GIVEN) == "etcd at etcd:2379 has not answered yet"
+    world.view.stop()
+
+
+async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 1000.0)
+    slots, num_slow = Slots(), MAX_CONCURRENT_READS + 1
+    world.etcd.answers.clear()
+    slow = [world.view_of(Key("default", f"slow-{number}"), slots) for number in range(num_slow)]
+    waiting = [asyncio.create_task(view.error(GIVEN)) for view in slow]
+    await until(lambda: world.etcd.num_reads == num_slow)
+    quick = world.view_of(Key("default", "quick"), slots)
+    async with asyncio.timeout(10):  # of which nothing is used: as many as may wait do so
+        assert await quick.error(GIVEN) == "etcd at etcd:2379 has not answered yet"
+    await until(lambda: world.etcd.num_reads == num_slow + 1)  # it is asked all the same
+    assert sum(not task.done() for task in waiting) == MAX_WAITING
+    world.etcd.answers.set()
+    await until(lambda: Key("default", "quick") in world.due)
+    assert await quick.error(GIVEN) is None
+    await asyncio.gather(*waiting)
+
+
+async def test_a_given_etcd_is_read_now_and_then_and_its_cluster_is_enqueued_when_that_changes(world: World):
+    async def poll() -> tuple[int, int]:
+        world.pass_by(GIVEN_POLL_SECONDS)
+        world.view.poll()
+        await looked(world.view)
+        return world.etcd.num_reads, len(world.due)
+
+    await world.view.error(GIVEN)
+    assert [await poll(), await poll()] == [(2, 1), (3, 1)]
+    world.etcd.error = EtcdUnreachableError("gone")
+    assert await poll() == (4, 2)
+    assert await world.view.error(GIVEN) == "gone"
+    assert [await poll(), await poll()] == [(5, 2), (6, 2)]  # as often as one that answers
+    world.etcd.error = EtcdUnreachableError("refused")
+    assert await poll() == (7, 3)
+    world.etcd.error = None
+    assert await poll() == (8, 4)
+    assert await world.view.error(GIVEN) is None
+
+
+async def test_a_read_that_is_under_way_is_not_begun_twice(world: World):
+    await world.view.error(GIVEN)
+    world.etcd.answers.clear()
+    for _ in range(3):
+        world.pass_by(GIVEN_POLL_SECONDS)
+        world.view.poll()
+        await asyncio.sleep(0)
+    assert world.etcd.num_reads == 2
+    world.view.stop()
+
+
+async def test_a_slow_read_that_fails_after_a_later_one_has_answered_says_nothing(world: World):
+    await world.view.error(GIVEN)
+    old, world.etcd.answers = world.etcd.answers, asyncio.Event()
+    world.pass_by(GIVEN_POLL_SECONDS)
+    world.view.poll()
+    await asyncio.sleep(0)
+    slow, world.etcd.answers = world.etcd.answers, old
+    await world.view.fresh(GIVEN, ())
+    world.etcd.error = EtcdUnreachableError("it was away")
+    slow.set()
+    await looked(world.view)
+    assert await world.view.error(GIVEN) is None
+
+
+async def test_another_etcd_in_the_place_of_the_first_is_read_and_the_first_no_more(world: World):
+    await world.view.error(GIVEN)
+    other = replace(GIVEN, endpoints=("other:2379",))
+    world.etcd.error = EtcdUnreachableError("refused")
+    assert await world.view.error(other) == "refused"
+    assert world.etcd.targets == [GIVEN, other]

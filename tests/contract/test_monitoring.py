@@ -1,4 +1,4 @@
-"""PodMonitor, alerts and dashboard: real metrics, valid PromQL, this cluster only."""
+"""PodMonitors, alerts and dashboard of the chart: real metrics, valid PromQL, each about one PDCluster."""
 
 import json
 import re
@@ -9,8 +9,6 @@ import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pdcluster_api.manifests.alerts import QUEUE_BOUND, TPOT_BOUND, TTFT_BOUND
-from pdcluster_api.manifests.render import Capabilities, Manifest, render_shared
 from pdcluster_api.schema import conditions
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
@@ -18,14 +16,15 @@ from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 from pdcluster_worker.messages.requests import FinishReason
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.geometry import reason_label
-from tests.operator.object_cases import Change, at, both
-from tests.operator.pdcluster_api.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, matches, pod_of, shared_of
+from tests.chart.helm_chart import RELEASE, Manifest, named, of_kind, only, render
+from tests.operator.pdcluster_api.manifests.rendering import matches, pod_of, shared_of
 
-MIXED = both(at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}), at("spec.autoscale.mode", "Advise"))
+EVERYTHING = {"monitoring": {"podMonitors": True, "alerts": True, "labels": {"release": "prometheus"}}}
 OPERATOR = "pdcluster_operator_"
-LABELS = both(at("spec.monitoring.labels", {"release": "prometheus"}), at("spec.autoscale", {"mode": "On", "budget": {"total": 9}}))
-SCOPE = {"namespace": "serving", "pdcluster": "chat"}
-ALWAYS = {"namespace", "pdcluster", "pod", "le"}
+SCOPE = {"namespace", "pdcluster"}
+OF_WORKERS = {"pod", "role", "pool", "revision"}
+MANIFESTS = render(EVERYTHING)
+NAME = f"{RELEASE}-pdcluster"
 
 
 def worker_series() -> dict[str, set[str]]:
@@ -43,7 +42,7 @@ def own_labels(family: str) -> set[str]:
 
 
 def operator_series() -> dict[str, set[str]]:
-    """Every series of the operator that speaks of one PDCluster, and its labels besides the cluster's own."""
+    """Every series of the operator that speaks of one PDCluster, and its labels apart from the cluster's own."""
     registry = CollectorRegistry()
     LoopMetrics(registry)
     AutoscaleMetrics(registry)
@@ -51,31 +50,40 @@ def operator_series() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for family in registry.collect():
         labels = set((family if hasattr(family, "_labelnames") else registry._names_to_collectors[family.name])._labelnames)
-        if SCOPE.keys() <= labels:
-            found[family.name + ("_total" if family.type == "counter" else "")] = labels - SCOPE.keys()
+        if labels >= SCOPE:
+            found[family.name + ("_total" if family.type == "counter" else "")] = labels - SCOPE
     return found
 
 
 def all_series() -> dict[str, set[str]]:
-    return {**worker_series(), **operator_series()}
+    """Every series with all its labels, those that the PodMonitors put on it too."""
+    of_workers = {name: labels | OF_WORKERS for name, labels in worker_series().items()}
+    return {name: labels | SCOPE | {"le"} for name, labels in {**of_workers, **operator_series()}.items()}
 
 
-def rules(*changes: Change) -> list[Manifest]:
-    (group,) = shared_of(*changes)["PrometheusRule", "chat"]["spec"]["groups"]
+def rules() -> list[Manifest]:
+    (group,) = only(MANIFESTS, "PrometheusRule")["spec"]["groups"]
     found: list[Manifest] = group["rules"]
     return found
 
 
-def dashboard(*changes: Change) -> dict[str, Any]:
-    data = shared_of(*changes)["ConfigMap", "chat-dashboard"]["data"]
-    content: dict[str, Any] = json.loads(data["pdcluster-serving-chat.json"])
+def dashboard() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(named(MANIFESTS, "ConfigMap", f"{NAME}-dashboard")["data"]["pdcluster.json"])
     return content
 
 
-def expressions(*changes: Change) -> list[str]:
-    """PromQL of all alerts and panels; Grafana's interval as Prometheus would get it."""
-    panels = [target["expr"] for panel in dashboard(*changes)["panels"] for target in panel["targets"]]
-    return [text.replace("$__rate_interval", "1m") for text in (*(rule["expr"] for rule in rules(*changes)), *panels)]
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def of_panels() -> list[str]:
+    """PromQL of the panels; Grafana's interval as Prometheus would get it."""
+    return [target["expr"].replace("$__rate_interval", "1m") for panel in panels() for target in panel["targets"]]
+
+
+def expressions() -> list[str]:
+    """PromQL of all alerts and panels."""
+    return [*(rule["expr"] for rule in rules()), *of_panels()]
 
 
 def selectors(expression: str) -> list[Any]:
@@ -92,48 +100,57 @@ def selectors(expression: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("change", [LABELS, MIXED], ids=["1P1D", "mixed"])
-def test_every_expression_is_valid_and_asks_for_real_metrics_of_this_cluster(change: Change) -> None:
+def test_every_expression_is_valid_and_asks_for_real_metrics_by_labels_that_they_have() -> None:
     known = all_series()
-    for expression in expressions(change):
+    for expression in expressions():
+        for selector in selectors(expression):
+            given = {matcher.name for matcher in selector.matchers.matchers}
+            assert selector.name in known, expression
+            assert given <= known[selector.name], expression
+
+
+def test_every_grouping_is_by_a_label_that_is_there() -> None:
+    known = all_series()
+    for expression in expressions():
+        have = set.union(*(known[selector.name] for selector in selectors(expression)))
+        for group in re.findall(r"(?:by|on) \(([^)]*)\)", expression):
+            assert set(group.split(", ")) <= have, expression
+
+
+def test_an_alert_is_about_one_pdcluster_at_a_time_and_names_it() -> None:
+    for rule in rules():
+        groups = re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"])
+        assert groups, rule["alert"]
+        assert all(group.split(", ")[:2] == ["namespace", "pdcluster"] for group in groups), rule["alert"]
+        assert not re.search(r"\b(sum|max|avg|count|absent|vector)(_over_time)? ?\(", rule["expr"].replace("max_over_time(", "")), rule[
+            "alert"
+        ]
+
+
+def test_a_panel_is_about_the_pdcluster_that_the_variables_name() -> None:
+    variables = {variable["name"] for variable in dashboard()["templating"]["list"]}
+
+    assert variables == {"datasource", *SCOPE}
+    for expression in of_panels():
         for selector in selectors(expression):
             given = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
-            assert selector.name in known, expression
-            assert SCOPE.items() <= given.items(), expression
-            assert given.keys() <= known[selector.name] | ALWAYS | {"role", "pool", "revision"}, expression
-
-
-@pytest.mark.parametrize("change", [LABELS, MIXED], ids=["1P1D", "mixed"])
-def test_every_grouping_is_by_a_label_that_is_there(change: Change) -> None:
-    known = all_series()
-    for expression in expressions(change):
-        have = set.union(*(known[selector.name] for selector in selectors(expression))) | ALWAYS | {"role", "pool", "revision"}
-        for group in re.findall(r"by \(([^)]*)\)", expression):
-            assert set(group.split(", ")) <= have, expression
+            assert {name: given.get(name) for name in SCOPE} == {name: f"${name}" for name in SCOPE}, expression
 
 
 def test_every_metric_of_the_operator_about_a_cluster_is_on_the_dashboard() -> None:
     """But what it read of the workers: that is theirs, and on the dashboard as such."""
-    shown = {selector.name for expression in expressions(LABELS) for selector in selectors(expression)}
+    shown = {selector.name for expression in of_panels() for selector in selectors(expression)}
     read = {f"{OPERATOR}pool_{name.removeprefix('pdcluster_')}" for name in worker_series()}
 
     assert operator_series().keys() - read - shown == set()
     assert len(operator_series().keys() - read) > 5
 
 
-def test_without_the_autoscaler_nothing_is_said_of_it() -> None:
-    text = " ".join(expressions())
-
-    assert f"{OPERATOR}drains_cut_total" in text
-    assert f"{OPERATOR}autoscale" not in text
-    assert f"{OPERATOR}autoscale" in " ".join(expressions(MIXED))
-
-
 def test_what_stands_in_the_autoscalers_way_is_an_alert() -> None:
     """The reasons of its gauge are the conditions, and each is in one alert."""
     matchers = [
         matcher.value
-        for rule in rules(LABELS)
+        for rule in rules()
         for selector in selectors(rule["expr"])
         for matcher in selector.matchers.matchers
         if selector.name == f"{OPERATOR}autoscale_problems" and matcher.name == "reason"
@@ -143,28 +160,28 @@ def test_what_stands_in_the_autoscalers_way_is_an_alert() -> None:
 
 
 def test_every_metric_of_the_worker_is_on_the_dashboard() -> None:
-    shown = {selector.name for expression in expressions() for selector in selectors(expression)}
+    shown = {selector.name for expression in of_panels() for selector in selectors(expression)}
     families = {family.name for family in Metrics().registry.collect()}
 
     assert {family for family in families if not any(name.startswith(family) for name in shown)} == set()
 
 
 @pytest.mark.parametrize(
-    ("histogram", "bound"),
+    ("histogram", "bound", "written"),
     [
-        ("time_to_first_token_seconds", TTFT_BOUND),
-        ("time_per_output_token_seconds", TPOT_BOUND),
-        ("remote_prefill_phase_seconds", QUEUE_BOUND),
+        ("time_to_first_token_seconds", "2.5", "), 2.5)"),
+        ("time_per_output_token_seconds", "0.1", "), 0.1)"),
+        ("remote_prefill_phase_seconds", "1.0", 'le="1.0"'),
     ],
 )
-def test_bounds_of_alerts_are_bounds_of_buckets(histogram: str, bound: str) -> None:
+def test_bounds_of_alerts_are_bounds_of_buckets(histogram: str, bound: str, written: str) -> None:
     metric = getattr(Metrics(), histogram)
     if metric._labelnames:
         metric.labels("queue")
     (family,) = metric.collect()
 
     assert bound in {sample.labels.get("le") for sample in family.samples}
-    assert any(f'le="{bound}"' in rule["expr"] for rule in rules())
+    assert any(written in rule["expr"] for rule in rules() if f"pdcluster_{histogram}" in rule["expr"])
 
 
 def test_every_refusal_that_is_answered_503_counts_in_the_alert() -> None:
@@ -177,29 +194,20 @@ def test_alerts_say_what_is_wrong_where_and_what_to_do() -> None:
 
     assert len({rule["alert"] for rule in found}) == len(found)
     for rule in found:
-        assert rule["labels"] == {"severity": rule["labels"]["severity"], **SCOPE}
+        assert set(rule["labels"]) == {"severity"}
         assert rule["labels"]["severity"] in ("critical", "warning")
-        assert rule["annotations"]["summary"].startswith("PDCluster serving/chat: ")
+        assert rule["annotations"]["summary"].startswith("PDCluster {{ $labels.namespace }}/{{ $labels.pdcluster }}: ")
         assert min(len(rule["annotations"][part]) for part in ("description", "runbook")) > 40
 
 
 def test_labels_in_alert_texts_are_in_their_results() -> None:
     for rule in rules():
-        for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["description"]):
+        for label in re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())):
             assert re.search(rf"by \([^)]*\b{label}\b", rule["expr"]), rule["alert"]
 
 
-def test_mixed_cluster_has_nothing_about_remote_prefill() -> None:
-    text = " ".join(expressions(MIXED))
-
-    assert 'role="mixed"' in text
-    assert "remote_prefill" not in text
-    assert "kv_transfer" not in text
-    assert 'role="decode"' not in text
-
-
 def test_pod_monitor_scrapes_all_workers_under_the_labels_of_the_expressions() -> None:
-    monitor = shared_of()["PodMonitor", "chat"]
+    monitor = named(MANIFESTS, "PodMonitor", f"{NAME}-workers")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     targets = {each["targetLabel"]: each["sourceLabels"] for each in endpoint["relabelings"]}
 
@@ -212,35 +220,45 @@ def test_pod_monitor_scrapes_all_workers_under_the_labels_of_the_expressions() -
     assert not matches(monitor["spec"]["selector"], shared_of()["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"])
 
 
-def test_dashboard_fits_grafanas_grid_and_keeps_its_address() -> None:
+@pytest.mark.parametrize(
+    ("namespaces", "selector"), [([], {"any": True}), (["models", "research"], {"matchNames": ["models", "research"]})]
+)
+def test_workers_are_scraped_in_the_namespaces_that_the_operator_looks_after(namespaces: list[str], selector: Manifest) -> None:
+    monitor = named(render({**EVERYTHING, "watchNamespaces": namespaces}), "PodMonitor", f"{NAME}-workers")
+
+    assert monitor["spec"]["namespaceSelector"] == selector
+
+
+def test_dashboard_fits_grafanas_grid() -> None:
     content = dashboard()
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in content["panels"]]
+    rows = [panel["gridPos"]["y"] for panel in content["panels"] if panel["type"] == "row"]
 
     assert len(set(places)) == len(places)
+    assert places == sorted(places, key=lambda place: (place[1], place[0]))
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in content["panels"])
-    assert len(content["uid"]) <= 40
-    assert content == dashboard(at("spec.monitoring.labels", {"release": "prometheus"}))
+    assert not any(panel["gridPos"]["y"] < row < panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels() for row in rows)
+    assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
     assert len({panel["title"] for panel in content["panels"]}) == len(content["panels"])
 
 
 def test_dashboard_legends_name_labels_that_the_expression_keeps() -> None:
-    for panel in dashboard()["panels"]:
+    for panel in panels():
         for target in panel["targets"]:
             for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
                 assert re.search(rf"by \([^)]*\b{label}\b", target["expr"]), panel["title"]
 
 
 def test_monitoring_objects_carry_the_labels_that_prometheus_selects_by() -> None:
-    shared = shared_of(LABELS)
+    made = [manifest for manifest in MANIFESTS if manifest["metadata"]["labels"].get("release") == "prometheus"]
 
-    for key in (("PodMonitor", "chat"), ("PrometheusRule", "chat"), ("ConfigMap", "chat-dashboard")):
-        assert shared[key]["metadata"]["labels"]["release"] == "prometheus"
-    assert shared["ConfigMap", "chat-dashboard"]["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert [manifest["kind"] for manifest in made] == ["ConfigMap", "PodMonitor", "PodMonitor", "PrometheusRule"]
+    assert made[0]["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 def test_pod_monitor_bounds_what_a_worker_may_say_to_prometheus() -> None:
-    """Who chooses the image chooses the page.  Every bound is one that Prometheus' operator takes as it is written."""
-    spec = shared_of()["PodMonitor", "chat"]["spec"]
+    """Every bound is one that Prometheus' operator takes as it is written."""
+    spec = named(MANIFESTS, "PodMonitor", f"{NAME}-workers")["spec"]
 
     limits = {name: value for name, value in spec.items() if name.endswith("Limit")}
     assert set(limits) == {"sampleLimit", "labelLimit", "labelNameLengthLimit", "labelValueLengthLimit", "bodySizeLimit"}
@@ -249,41 +267,23 @@ def test_pod_monitor_bounds_what_a_worker_may_say_to_prometheus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "kind", "name"),
-    [("podMonitor", "PodMonitor", "chat"), ("alerts", "PrometheusRule", "chat"), ("dashboard", "ConfigMap", "chat-dashboard")],
+    ("value", "kinds"),
+    [
+        ("podMonitors", {"PrometheusRule", "ConfigMap"}),
+        ("alerts", {"PodMonitor", "ConfigMap"}),
+        ("dashboard", {"PodMonitor", "PrometheusRule"}),
+    ],
 )
-def test_each_monitoring_object_can_be_left_out(field: str, kind: str, name: str) -> None:
-    assert (kind, name) in shared_of()
-    assert (kind, name) not in shared_of(at(f"spec.monitoring.{field}", False))
+def test_each_monitoring_object_can_be_left_out(value: str, kinds: set[str]) -> None:
+    made = render({"monitoring": {**EVERYTHING["monitoring"], value: False}})
+
+    assert {manifest["kind"] for manifest in made} & {"PodMonitor", "PrometheusRule", "ConfigMap"} == kinds
 
 
-@pytest.mark.parametrize(
-    ("change", "capabilities"),
-    [(at("spec.monitoring.podMonitor", False), EVERYTHING), (LABELS, Capabilities(pod_monitor=False, prometheus_rule=True))],
-    ids=["not wanted", "no such kind"],
-)
-def test_cluster_that_is_not_scraped_has_no_alerts(change: Change, capabilities: Capabilities) -> None:
-    """They would fire at once, for the absence of metrics."""
-    kinds = {kind for kind, _ in shared_of(change, capabilities=capabilities)}
-
-    assert not kinds & {"PodMonitor", "PrometheusRule"}
-
-
-def test_alerts_are_about_the_role_that_answers_now() -> None:
-    manifests = render_shared(cluster_of(MIXED), OWNER, SITE, EVERYTHING, "0a1b2c3d", serving_role="decode")
-    (rule,) = [manifest for manifest in manifests if manifest["kind"] == "PrometheusRule"]
-    text = json.dumps(rule["spec"])
-
-    assert 'role=\\"decode\\"' in text
-    assert 'role=\\"mixed\\"' not in text
-
-
-def test_cluster_whose_routers_are_gone_has_an_alert_while_its_decode_workers_run() -> None:
-    routers = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
-    absent = {rule["alert"]: rule["expr"] for rule in rules(routers) if rule["expr"].startswith("absent(pdcluster_num_requests_running")}
-
-    assert sorted(re.findall(r'role="(\w+)"', " ".join(absent.values()))) == ["decode", "router"]
-    assert not any('role="router"' in rule["expr"] for rule in rules())
+@pytest.mark.parametrize("kind", ["PodMonitor", "PrometheusRule"])
+def test_by_default_what_the_api_server_has_a_kind_for_is_made(kind: str) -> None:
+    assert of_kind(render(), kind) == []
+    assert of_kind(render(None, "--api-versions", f"monitoring.coreos.com/v1/{kind}"), kind)
 
 
 def test_label_values_that_alerts_count_by_are_there_from_the_start() -> None:
@@ -292,7 +292,7 @@ def test_label_values_that_alerts_count_by_are_there_from_the_start() -> None:
     counted = []
     for selector in (selector for rule in rules() for selector in selectors(rule["expr"]) if selector.name.endswith("_total")):
         for matcher in selector.matchers.matchers:
-            if matcher.name not in {*SCOPE, "role", "pool", "revision"} and not selector.name.startswith(OPERATOR):
+            if matcher.name not in OF_WORKERS and not selector.name.startswith(OPERATOR):
                 counted += [(selector.name, matcher.name, value) for value in matcher.value.split("|")]
     known = {(sample.name, *label) for sample in zeros for label in sample.labels.items()}
 
@@ -314,10 +314,3 @@ def test_every_reason_of_a_refused_pair_is_there_from_the_start() -> None:
 @pytest.mark.parametrize("reason", get_args(FinishReason))
 def test_every_good_end_is_there_from_the_start(reason: str) -> None:
     assert Metrics().registry.get_sample_value("pdcluster_request_success_total", {"finish_reason": reason}) == 0.0
-
-
-def test_kinds_that_the_api_server_lacks_are_not_made() -> None:
-    kinds = {kind for kind, _ in shared_of(capabilities=Capabilities(pod_monitor=False, prometheus_rule=False))}
-
-    assert not kinds & {"PodMonitor", "PrometheusRule"}
-    assert "PodMonitor" in {kind for kind, _ in shared_of(capabilities=Capabilities(pod_monitor=True, prometheus_rule=False))}

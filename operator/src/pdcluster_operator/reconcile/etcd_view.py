@@ -1,0 +1,372 @@
+"""One view of a PDCluster's etcd: the worker records as last read, and whether it answers.
+
+Both come from the same reads: an etcd answers when the last read did.  One that the user gave is
+read every `GIVEN_POLL_SECONDS`, since Ready depends on it.  Of one that is run for the cluster the
+readiness of its pods says the same: it is read once per `IDLE_POLL_SECONDS`, by a reconcile, or,
+where it is followed, between reconciles too, for a change of a worker record comes with no event.
+After a failed read it is retried with back-off, and no reconcile waits for it until it answers.
+
+While workers drain, each reconcile reads again, with a time limit.  Kept: since when each drain and
+each mismatch lasts; the commands hold the time too, for an operator that restarts.  All other times
+are by a monotonic clock.  When a PDCluster is gone its commands are removed, since nothing else
+would.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from pdcluster_api.apiserver.errors import ClusterError
+from pdcluster_api.backoff import Backoff
+from pdcluster_api.discovery.commands import Registered
+from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_api.plan.observed.state import Device, Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.plan.status.disaggregating import digest
+from pdcluster_api.plan.status.insync import odd_ones
+from pdcluster_operator.reconcile.drain_commands import DrainCommands
+from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
+
+logger = logging.getLogger(__name__)
+POLL_SECONDS = 5.0
+"""Between two looks at what is due, of all PDClusters."""
+
+IDLE_POLL_SECONDS = 60.0
+"""Between two reads of workers without a mismatch."""
+
+GIVEN_POLL_SECONDS = 15.0
+"""Between two reads of a given etcd, whether it answers or not."""
+
+ACTIVE_POLL_SECONDS = 10.0
+"""Between two reads while there is a mismatch."""
+
+RETRY = Backoff(first=10.0, most=300.0)
+"""Problem of a managed etcd that did not answer."""
+
+UNREACHABLE_RETRY_SECONDS = 5.0
+"""Retry of an etcd that has not answered while a shrink is held."""
+
+MAX_CONCURRENT_READS = 8
+"""Background reads at a time: an operator that starts has to read for all clusters."""
+
+MAX_WAITING = 2
+"""Reconciles that wait for a first answer at a time: more would take all runners, and an answer
+enqueues its cluster anyway.
+"""
+
+FIRST_ANSWER_TIMEOUT_SECONDS = 4.0
+"""Longest wait of a cluster's first reconcile for an answer, so that its first status need not
+be corrected.
+"""
+
+READ_TIMEOUT_SECONDS = 8.0
+"""Timeout of one read or write for which a reconcile waits."""
+
+BACKGROUND_TIMEOUT_SECONDS = 60.0
+"""Time limit of a read for which none waits: sixteen endpoints, 3 s each, and the Secret."""
+
+NOT_YET = "has not answered yet"
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Bounds that all PDClusters share.
+
+    reads:   background reads; of given etcds all are read at once, so that dead ones hold up none
+    waiting: reconciles that wait for a first answer
+    """
+
+    reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS))
+    waiting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING))
+
+
+@dataclass
+class _Known:
+    """State of one etcd.
+
+    at:    time of the last answer or failure; None = not read yet, or to be read again
+    error: of the last read; None = it answered
+    odd:   per pod, since when a record has no pod or a pod no record
+    is_away: unreachable since the last successful read; mismatch timers restart
+    looks: reads so far; judged: the reads that `odd` is based on: a change since is no mismatch yet
+    is_followed: it is read between reconciles too
+    turn:  counts reads and commands; known_turn: turn of `last`, which no earlier read may
+           overwrite
+    """
+
+    target: EtcdTarget
+    at: float | None = None
+    last: Registered | None = None
+    error: str | None = None
+    num_failures: int = 0
+    commands: DrainCommands = field(default_factory=DrainCommands)
+    odd: dict[str, float] = field(default_factory=dict)
+    is_away: bool = False
+    is_followed: bool = False
+    looks: int = 0
+    judged: int = 0
+    turn: int = 0
+    known_turn: int = 0
+
+    def next_turn(self) -> int:
+        self.turn += 1
+        return self.turn
+
+    @property
+    def has_answer(self) -> bool:
+        return self.last is not None or self.error is not None
+
+    @property
+    def retry_seconds(self) -> float:
+        """Between two reads after a failed one."""
+        return GIVEN_POLL_SECONDS if self.target.is_given else RETRY.after(self.num_failures)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Between two reads when nothing is to be expected."""
+        if self.error is not None:
+            return self.retry_seconds
+        return GIVEN_POLL_SECONDS if self.target.is_given else IDLE_POLL_SECONDS
+
+
+@dataclass
+class EtcdView:
+    """Worker records, drain commands and reachability of one PDCluster's etcd.
+
+    enqueue: enqueues the PDCluster
+    clock:   seconds that only go forward
+    now:     wall-clock time, in UTC, stored with commands for an operator that restarts
+    """
+
+    requests: EtcdRequests
+    enqueue: Callable[[], None]
+    slots: Slots = field(default_factory=Slots)
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _known: _Known | None = None
+    _reading: asyncio.Task[None] | None = None
+
+    def follow(self, target: EtcdTarget, *, is_wanted: bool) -> None:
+        """Read between reconciles too: no Kubernetes event comes with a change of a worker
+        record.
+        """
+        self._of(target).is_followed = is_wanted
+
+    async def error(self, target: EtcdTarget) -> str | None:
+        """Error of the last read of a given etcd; None = it answered.  A first read is waited for."""
+        known = self._of(target)
+        if not known.has_answer:
+            self._read_if_due(known, 0.0)
+            await self._first_answer()
+        return known.error if known.has_answer else f"{target} {NOT_YET}"
+
+    def last(self, target: EtcdTarget, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> WorkerRecords | None:
+        """Last known records; starts a due read, which enqueues the cluster when it brings a change.
+
+        is_up: False = etcd is known not to answer, and a change of that enqueues the cluster
+        """
+        known = self._of(target)
+        if not is_up:
+            known.is_away = True
+            found = self._records(known, workloads)
+            return found and replace(found, again_seconds=None)
+        is_odd = known.error is None and known.last is not None and odd_ones(_states(known.last), workloads)
+        self._read_if_due(known, ACTIVE_POLL_SECONDS if is_odd else known.idle_seconds)
+        return self._records(known, workloads)
+
+    async def fresh(self, target: EtcdTarget, workloads: Iterable[WorkloadState]) -> WorkerRecords | None:
+        """Read now.
+
+        An etcd that did not answer is waited for once; its answer enqueues the cluster.
+        """
+        known = self._of(target)
+        if known.error is None:
+            await self._read(known, READ_TIMEOUT_SECONDS)
+        else:
+            self._read_if_due(known, UNREACHABLE_RETRY_SECONDS)
+        return self._records(known, workloads)
+
+    async def command(self, target: EtcdTarget, drain: Collection[str]) -> None:
+        """Write drain commands for exactly these pods; those of other pods are removed a moment
+        later.
+
+        A command that etcd does not take is missing in the next read, and written then.
+        """
+        known, now = self._of(target), self.clock()
+        known.commands.ask(drain, known.last.commands if known.last else (), now)
+        if known.last is None or known.error is not None:
+            return
+        wanted, serve = known.commands.missing(known.last.commands, now), known.commands.removable(now)
+        if not wanted and not serve:
+            return
+        added = {pod: self.now() - timedelta(seconds=age) for pod, age in wanted.items()}
+        logger.info("commands key=%s drain=%s serve=%s", target.key, ",".join(sorted(added)), ",".join(sorted(serve)))
+        error = await _error(target, self.requests.command(target, added, serve))
+        if error is None:
+            commands = {**{pod: since for pod, since in known.last.commands.items() if pod not in serve}, **added}
+            known.last, known.known_turn = Registered(known.last.records, commands), known.next_turn()
+        else:
+            self._fail(known, error)
+
+    async def remove(self, target: EtcdTarget, pods: Collection[str]) -> None:
+        """Remove the records of pods that do not exist, as they were last read."""
+        known = self._of(target)
+        if not pods or known.last is None or known.error is not None:
+            return
+        records = [stored for pod, stored in known.last.records.items() if pod in pods]
+        error = await _error(target, self.requests.remove(target, records))
+        if error is not None:
+            logger.warning("records not removed key=%s error=%s", target.key, error)
+        known.at = None  # read again
+
+    def poll(self) -> None:
+        """Start a read that is due without a reconcile.
+
+        One that is run for the cluster and known to be down is left to the reconciles.
+        """
+        known = self._known
+        if known is None:
+            return
+        if known.target.is_given or (known.is_followed and (known.error is not None or not known.is_away)):
+            self._read_if_due(known, known.idle_seconds)
+
+    def stop(self) -> asyncio.Task[None] | None:
+        """Cancel the read that is under way; returns it."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+        return reading
+
+    async def end(self) -> None:
+        """The PDCluster is gone: remove its commands."""
+        self.stop()
+        known, self._known = self._known, None
+        if known is None or known.last is None or not known.last.commands or known.error is not None:
+            return
+        pods = known.last.commands
+        error = await _error(known.target, self.requests.command(known.target, {}, pods))
+        if error is not None:  # as of an etcd that went with its cluster
+            logger.info("commands left key=%s pods=%s error=%s", known.target.key, ",".join(sorted(pods)), error)
+
+    def _of(self, target: EtcdTarget) -> _Known:
+        if self._known is None or self._known.target != target:
+            self.stop()
+            self._known = _Known(target)
+        return self._known
+
+    async def _first_answer(self) -> None:
+        if self._reading is not None and not self.slots.waiting.locked():
+            async with self.slots.waiting:
+                await asyncio.wait({self._reading}, timeout=FIRST_ANSWER_TIMEOUT_SECONDS)
+
+    def _read_if_due(self, known: _Known, seconds: float) -> None:
+        is_due = known.at is None or self.clock() - known.at >= seconds
+        if is_due and self._reading is None:
+            self._reading = asyncio.create_task(self._read_behind(known), name=f"records of {known.target.key}")
+
+    async def _read_behind(self, known: _Known) -> None:
+        before = known.error, _content(known)
+        try:
+            async with contextlib.nullcontext() if known.target.is_given else self.slots.reads:
+                await self._read(known, BACKGROUND_TIMEOUT_SECONDS)
+        finally:
+            if self._reading is asyncio.current_task():
+                self._reading = None
+        if (known.error, _content(known)) != before:
+            self.enqueue()
+
+    async def _read(self, known: _Known, timeout: float) -> None:
+        turn = known.next_turn()
+
+        async def read() -> None:
+            found = await self.requests.registered(known.target)
+            known.looks += 1
+            if turn > known.known_turn:
+                known.last, known.known_turn = found, turn
+
+        error = await _error(known.target, read(), timeout)
+        if error is not None:
+            if turn > known.known_turn:  # a later read answered
+                self._fail(known, error)
+            return
+        self._succeed(known)
+
+    def _succeed(self, known: _Known) -> None:
+        if known.error is not None:
+            logger.info("etcd answers again key=%s", known.target.key)
+        if known.is_away:
+            known.odd = {}
+        known.error, known.num_failures, known.at, known.is_away = None, 0, self.clock(), False
+        starts = known.last.commands if known.last else {}
+        ages = {pod: (self.now() - since).total_seconds() for pod, since in starts.items() if since is not None}
+        known.commands.learn(ages, self.clock())
+
+    def _fail(self, known: _Known, error: str) -> None:
+        if known.error != error:
+            logger.info("etcd does not answer key=%s error=%s", known.target.key, error)
+        known.error, known.at, known.is_away = error, self.clock(), True
+        known.num_failures += 1
+
+    def _records(self, known: _Known, workloads: Iterable[WorkloadState]) -> WorkerRecords | None:
+        now = self.clock()
+        asked = known.commands.ages(now)
+        if known.error is not None:
+            return WorkerRecords(asked=asked, error=known.error, again_seconds=known.retry_seconds)
+        if known.last is None:
+            return None
+        states = _states(known.last)
+        odd, is_new = odd_ones(states, workloads), known.looks != known.judged
+        known.judged = known.looks
+        known.odd = {pod: known.odd.get(pod, now) for pod in odd if is_new or pod in known.odd}
+        since_odd = {pod: now - since for pod, since in known.odd.items()}
+        last = known.last
+        return WorkerRecords(
+            states,
+            frozenset(last.commands),
+            asked,
+            since_odd,
+            devices=_devices(last),
+            disaggregation=_disaggregation(last),
+        )
+
+
+def _content(known: _Known) -> tuple[object, ...]:
+    """Parts of the records that a plan depends on."""
+    if known.last is None:
+        return ()
+    last = known.last
+    disaggregation = digest(_disaggregation(last))
+    return _states(last), _devices(last), frozenset(last.commands), disaggregation
+
+
+def _states(registered: Registered) -> dict[str, str]:
+    return {pod: stored.record.state for pod, stored in registered.records.items()}
+
+
+def _devices(registered: Registered) -> dict[str, Device]:
+    records = {pod: stored.record for pod, stored in registered.records.items()}
+    return {pod: record.device for pod, record in records.items() if record.device is not None}
+
+
+def _disaggregation(registered: Registered) -> dict[str, Disaggregation]:
+    found = {pod: stored.record.disaggregation for pod, stored in registered.records.items()}
+    return {pod: said for pod, said in found.items() if said is not None}
+
+
+async def _error(target: EtcdTarget, request: Awaitable[object], timeout: float | None = None) -> str | None:
+    """Return the error as a sentence; None = there was none."""
+    seconds = READ_TIMEOUT_SECONDS if timeout is None else timeout
+    try:
+        async with asyncio.timeout(seconds):
+            await request
+    except TimeoutError:
+        return f"{target} has not answered within {seconds:.0f} s"
+    except (EtcdUnreachableError, ClusterError) as e:
+        return str(e)
+    except Exception as e:
+        logger.exception("etcd not asked key=%s", target.key)
+        return f"{target} cannot be asked ({type(e).__name__}); the operator's log says more"
+    return None
