@@ -10,7 +10,7 @@ from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.scaler import render_scaler
 from pdcluster_api.plan.autoscale.explain import read_record
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_api.plan.observed.decision import Decision, Input, RecordedDecision, Step
+from pdcluster_api.plan.observed.decision import Decision, Input, Step
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Disaggregation, DiscoveryState, Observed, PodState, ScalerState, WorkerRecords, WorkloadState
 from pdcluster_api.plan.status.autoscaled import recorded
@@ -60,7 +60,7 @@ def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objec
     inputs = (Input("decode", "kv_cache_usage_ratio", 0.9123, 0.75), Input("prefill", "prefill_queue_requests", None, 8.0))
     steps = (Step("need", "decode", 1, 2, "kv_cache_usage_ratio 0.91 over 0.75: needs 2"), Step("pool", "decode/cpu", 1, 2, "the cheapest"))
     decision = Decision({("prefill", "cpu"): 1, ("decode", "cpu"): 2}, inputs, steps)
-    decided = RecordedDecision(datetime(2026, 1, 2, tzinfo=UTC), decision, (Problem(CAPACITY_SHORT, "cpu is short of 1 worker"),))
+    decided = replace(decision, at=datetime(2026, 1, 2, tzinfo=UTC), problems=(Problem(CAPACITY_SHORT, "cpu is short of 1 worker"),))
     planned = plan_cluster(parse(document), replace(running(document), decision=decided), NOW).status
     answer = clusters.merge("chat", {"status": dict(planned)}, "status")
 

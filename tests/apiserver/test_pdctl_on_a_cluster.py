@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdcluster_api.plan.autoscale.explain import remembered
-from pdcluster_api.plan.observed.decision import Decision, Input, RecordedDecision, Step
+from pdcluster_api.plan.observed.decision import Decision, Input, Step
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.revision import revision_of
@@ -65,7 +66,7 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
     at("spec.autoscale", {"mode": "On", "budget": {"total": 8}})(document)
     clusters.create(document)
     none = pdctl("why", "chat")
-    entries = remembered(None, RecordedDecision(datetime(2026, 3, 4, tzinfo=UTC), DECISION))
+    entries = remembered(None, replace(DECISION, at=datetime(2026, 3, 4, tzinfo=UTC)))
     sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in DECISION.replicas.items()]
     pool = {"name": "cpu", "gpu": "cpu", "desired": 2, "current": 1, "ready": 1, "updated": 1}
     status = {

@@ -54,14 +54,14 @@ def test_everything_is_told_anew_under_the_next_number():
         cache.insert(block, block_hash)
     cache.take_events()
     cache.drop(0)
-    cache.tell_all()
+    cache.begin_snapshot()
     cache.drop(1)
     cache.insert(4, b"d")
     assert cache.take_events() == m.BlockEvents([b"c", b"d"], [], sequence=2, is_cleared=True)
     cache.drop(4)
     assert cache.take_events() == m.BlockEvents([], [b"d"], sequence=3)
     cache.drop(2)
-    cache.tell_all()
+    cache.begin_snapshot()
     assert cache.take_events() == m.BlockEvents([], [], sequence=4, is_cleared=True)
     assert cache.take_events() is None
 
@@ -70,7 +70,7 @@ def test_engine_tells_its_whole_cache_when_asked(engine, spec):
     """[V19]."""
     rig = engine()
     rig.handle(m.Submit(spec("a", list(range(9)), max_tokens=1)))
-    rig.handle(m.TellBlocks())
+    rig.handle(m.AskSnapshot())
     assert rig.of(m.BlockEvents)[1:] == [m.BlockEvents(block_hashes(list(range(9)), 4), [], sequence=2, is_cleared=True)]
 
 

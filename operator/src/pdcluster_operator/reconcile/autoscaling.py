@@ -24,7 +24,7 @@ from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_api.plan.cluster import asked_of
-from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.sizes.pool_facts import Seen, is_unschedulable, pool_facts
 from pdcluster_api.plan.status.autoscaled import has_changed
@@ -66,7 +66,6 @@ class _Handed:
     """A decision on its way to a reconcile.  made_on: see `_version`"""
 
     outcome: Outcome
-    record: RecordedDecision
     made_on: object
 
 
@@ -120,7 +119,7 @@ class Autoscaling:
         """The newest numbers of its workers; None = it is not followed."""
         return None if self._followed is None else self._followed.windows
 
-    def follow(self, cluster: PDCluster, observed: Observed) -> RecordedDecision | None:
+    def follow(self, cluster: PDCluster, observed: Observed) -> Decision | None:
         """Scrape the workers from now on, as the spec says; with mode Off no longer.
 
         Returns the decision that a round has made on this state; None = there is none.
@@ -152,12 +151,12 @@ class Autoscaling:
         self.shared.metrics.forget(self.key)
         return followed.task
 
-    def _take(self, followed: _Followed) -> RecordedDecision | None:
+    def _take(self, followed: _Followed) -> Decision | None:
         handed, followed.handed = followed.handed, None
         if handed is None or handed.made_on != _version(followed.observed):
             return None
         self._keep(followed, handed.outcome)
-        return handed.record
+        return handed.outcome.decision
 
     def _keep(self, followed: _Followed, outcome: Outcome) -> None:
         self.shared.metrics.show(self.key, outcome, followed.outcome)
@@ -181,9 +180,8 @@ class Autoscaling:
         followed.windows.leave(followed.leaving)
         windows = followed.windows.pools()
         outcome = decide(followed.cluster.spec, facts, windows, followed.memory, clock)
-        record = RecordedDecision(clock.wall, outcome.decision, outcome.problems)
-        if has_changed(followed.spec, replace(observed, decision=record)):
-            followed.handed = _Handed(outcome, record, _version(observed))
+        if has_changed(followed.spec, replace(observed, decision=outcome.decision)):
+            followed.handed = _Handed(outcome, _version(observed))
             return True
         self._keep(followed, outcome)
         return False

@@ -104,7 +104,7 @@ class AutoscaleMetrics:
         self._clear(key)
         for pool, number in replicas.items():
             self._replicas.labels(*key, *pool).set(number)
-        for reason, number in Tally(problem.reason for problem in outcome.problems).items():
+        for reason, number in Tally(problem.reason for problem in outcome.decision.problems).items():
             self._problems.labels(*key, reason).set(number)
 
     def forget(self, key: Key) -> None:

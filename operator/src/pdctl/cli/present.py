@@ -11,7 +11,7 @@ from typing import Any
 
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.autoscale.bounds import bounds_of
-from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.autoscaled import FIELD, recorded
 from pdcluster_api.schema import conditions as words
@@ -25,7 +25,7 @@ _COLUMNS = ("POOL", *_SHOWN, "BOUNDS", "LAST CHANGE")
 _BELOW = (words.DISCOVERY_READY, *words.ROLE_READY.values())
 
 
-def present_lines(body: Mapping[str, Any], records: Sequence[RecordedDecision], now: datetime) -> list[str]:
+def present_lines(body: Mapping[str, Any], records: Sequence[Decision], now: datetime) -> list[str]:
     """A table of the pools, then what stands in the way; empty where the status says nothing.
 
     now: for schedules
@@ -58,7 +58,7 @@ def _condition(condition: Mapping[str, Any]) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
 
-def _rows(body: Mapping[str, Any], records: Sequence[RecordedDecision], now: datetime) -> Iterator[tuple[str, ...]]:
+def _rows(body: Mapping[str, Any], records: Sequence[Decision], now: datetime) -> Iterator[tuple[str, ...]]:
     status, spec = _section(body, "status"), _spec(body)
     decided = recorded(status, str(_section(status, FIELD).get("mode"))) or {}
     for role in _entries(status.get("roles")):
@@ -79,13 +79,13 @@ def _bounds(spec: PDClusterSpec | None, key: PoolKey, now: datetime) -> str:
     return f"{low} to {high}" + (f" ({source})" if source.startswith("schedule ") else "")
 
 
-def _last_change(key: PoolKey, records: Sequence[RecordedDecision]) -> str:
+def _last_change(key: PoolKey, records: Sequence[Decision]) -> str:
     """The newest decision, of those that are remembered, that gave a pool another size.
 
     records: the newest first
     """
     for number, record in enumerate(records, start=1):
-        steps = [step for step in record.decision.steps if step.subject == "/".join(key)]
+        steps = [step for step in record.steps if step.subject == "/".join(key)]
         if steps and steps[0].before != steps[-1].after:
             where = "below" if number == 1 else f"--last {number}"
             return f"{record.at.astimezone(UTC):%m-%d %H:%M:%S}: {steps[0].before} to {steps[-1].after} ({where})"

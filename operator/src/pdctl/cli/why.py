@@ -11,7 +11,7 @@ import yaml
 
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.autoscale.explain import COLUMNS, explained, read_record, summary
-from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.decision import Decision
 from pdctl.cli.live import Place, read_object
 from pdctl.cli.present import present_lines
 from pdctl.cli.source import read_text
@@ -77,7 +77,7 @@ def render_why(body: Body, last: int, now: datetime) -> str:
     return "\n\n".join([*(["\n".join([f"{name}, autoscale.mode {mode}", *present])] if present else []), *blocks, *hint])
 
 
-def _told(written: Body) -> Iterator[tuple[RecordedDecision, object]]:
+def _told(written: Body) -> Iterator[tuple[Decision, object]]:
     """Decisions with the mode that they were taken in, the newest first; None = not known."""
     entries = written.get("lastDecisions")
     for number, entry in enumerate(entries if isinstance(entries, list) else []):
@@ -101,12 +101,12 @@ def _nothing(name: str, mode: object) -> str:
     return f"{name} has no decision: spec.autoscale.mode is {mode}; set it to Advise (only shown) or On (carried out)"
 
 
-def record_lines(name: str, mode: object, record: RecordedDecision) -> Iterator[str]:
+def record_lines(name: str, mode: object, record: Decision) -> Iterator[str]:
     """One decision: a line with its time and what changed, and the table.
 
     mode: that it was taken in, None = not known
     """
     manner = {"On": "carried out", "Advise": "advice only"}.get(str(mode), "")
-    changed = summary(record.decision) or "no pool changes"
+    changed = summary(record) or "no pool changes"
     yield f"{name}, {record.at:%Y-%m-%d %H:%M:%S} UTC{f', {manner}' if manner else ''}: {changed}"
-    yield from table(COLUMNS, explained(record.decision, record.problems), right=(2, 3))
+    yield from table(COLUMNS, explained(record), right=(2, 3))

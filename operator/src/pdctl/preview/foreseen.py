@@ -13,7 +13,7 @@ from pdcluster_api.plan.autoscale.bounds import bounds_of, conflict, is_on
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts
 from pdcluster_api.plan.cluster import sizes_of
-from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.sizes.scalers import PoolSize
@@ -32,7 +32,7 @@ def foreseen(cluster: PDCluster, observed: Observed, now: str) -> Observed:
     wall = datetime.fromisoformat(now)
     facts = [_settled(size) for size in sizes_of(cluster, observed)]
     outcome = decide(cluster.spec, facts, {}, Memory(), Clock(0.0, wall))
-    return replace(observed, decision=RecordedDecision(wall, outcome.decision, outcome.problems))
+    return replace(observed, decision=outcome.decision)
 
 
 def _settled(size: PoolSize) -> PoolFacts:
@@ -68,9 +68,9 @@ def _beginnings(schedule: ScheduleSpec, wall: datetime) -> Iterator[datetime]:
             yield begin
 
 
-def why_resized(record: RecordedDecision | None, size: PoolSize) -> str | None:
+def why_resized(record: Decision | None, size: PoolSize) -> str | None:
     """Reason why the autoscaler gives a pool another size than it had; None = it does not."""
-    steps = () if record is None else record.decision.steps
+    steps = () if record is None else record.steps
     subject = "/".join(size.key)
     mine = [step for step in steps if step.subject == subject and step.before != step.after]
     if not mine or mine[0].before == mine[-1].after:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pdcluster_api.errors import Fault
 from pdcluster_api.plan.cluster import plan_cluster, sizes_of
-from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
 from pdcluster_api.plan.sizes.scalers import PoolSize
@@ -220,7 +220,7 @@ def _pools(
     sizes: Iterable[PoolSize],
     running: Mapping[PoolKey, int],
     known: Mapping[PoolKey, PoolSpec],
-    decided: RecordedDecision | None,
+    decided: Decision | None,
 ) -> Iterator[PoolChange]:
     found = set()
     for size in sizes:

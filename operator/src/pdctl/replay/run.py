@@ -14,7 +14,7 @@ from pdcluster_api.errors import Fault, InvalidObjectError, InvalidTraceError
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.rules import GRACE_ROUNDS
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, Sample
-from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.workload import PoolKey
 from pdctl.replay.pools import SimulatedPool, carry_out
@@ -65,7 +65,7 @@ class Moment:
     ttft_seconds: float | None
     tpot_seconds: float | None
     over: frozenset[str]
-    record: RecordedDecision | None
+    record: Decision | None
     problems: tuple[str, ...]
     num_cut: float
 
@@ -122,7 +122,7 @@ def _moment(scene: _Scene, load: Load, interval: float) -> Moment:
     prompts = scene.prefill.serve(load, scene.of("prefill"), interval)
     scene.decode.serve(prompts, scene.of("decode"), interval)
     before = {pool.key: _pool_moment(pool) for pool in scene.pools}
-    outcome, at = _decided(scene, load, interval)
+    outcome = _decided(scene, load, interval)
     carry_out(scene.pools, outcome.decision.replicas, load.seconds + interval)
     return Moment(
         load=load,
@@ -139,8 +139,8 @@ def _moment(scene: _Scene, load: Load, interval: float) -> Moment:
             for each in outcome.decision.inputs
             if each.value is not None and each.limit is not None and each.value > each.limit
         ),
-        record=RecordedDecision(at, outcome.decision, outcome.problems) if outcome.changed else None,
-        problems=tuple(sorted({problem.reason for problem in outcome.problems})),
+        record=outcome.decision if outcome.changed else None,
+        problems=tuple(sorted({problem.reason for problem in outcome.decision.problems})),
         num_cut=cut,
     )
 
@@ -150,7 +150,7 @@ def _pool_moment(pool: SimulatedPool) -> PoolMoment:
     return PoolMoment(pool.role, pool.gpu, pool.replicas, facts.ready, facts.ending, facts.current)
 
 
-def _decided(scene: _Scene, load: Load, interval: float) -> tuple[Outcome, datetime]:
+def _decided(scene: _Scene, load: Load, interval: float) -> Outcome:
     kept = scene.spec.autoscale.stale_after + GRACE_ROUNDS + 2
     for key, sample in scraped(scene.pools, scene.prefill, scene.decode, load, interval).items():
         scene.windows.setdefault(key, deque(maxlen=kept)).append(sample)
@@ -158,7 +158,7 @@ def _decided(scene: _Scene, load: Load, interval: float) -> tuple[Outcome, datet
     clock = Clock(now, MIDNIGHT + timedelta(seconds=now))
     outcome = decide(scene.spec, [pool.facts() for pool in scene.pools], scene.windows, scene.memory, clock)
     scene.memory = outcome.memory
-    return outcome, clock.wall
+    return outcome
 
 
 def _demand(scene: _Scene, load: Load) -> Mapping[str, float]:

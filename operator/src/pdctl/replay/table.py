@@ -50,5 +50,5 @@ def _rows(moments: Sequence[Moment]) -> Iterator[list[str]]:
             moment.tpot_seconds,
         )
         sizes = [str(number) for pool in moment.pools.values() for number in (pool.replicas, pool.ready, pool.draining)]
-        decision = "" if moment.record is None else summary(moment.record.decision)
+        decision = "" if moment.record is None else summary(moment.record)
         yield [*("" if number is None else f"{number:.6g}" for number in numbers), *sizes, decision, " ".join(moment.problems)]

@@ -143,7 +143,7 @@ async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_onc
     assert follow(scene) is None
     await scene.until(lambda: scene.due)
     record = follow(scene)
-    assert dict(record.decision.replicas) == {("prefill", "cpu"): 1, ("decode", "cpu"): 2}
+    assert dict(record.replicas) == {("prefill", "cpu"): 1, ("decode", "cpu"): 2}
     assert record.at == NOW
     assert follow(scene) is None
     await scene.until(lambda: len(scene.due) == 2)
@@ -157,7 +157,7 @@ async def test_a_round_decides_once_and_no_reconcile_does(scene: Scene, monkeypa
     follow(scene)
     await scene.until(lambda: scene.due)
 
-    assert follow(scene).decision is outcomes[0].decision
+    assert follow(scene) is outcomes[0].decision
     assert follow(scene) is None
     assert len(outcomes) == 1
 
@@ -265,10 +265,10 @@ async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_
     worked = worked_by(spec)
     follow(scene, worked)
     await scene.until(lambda: scene.due)
-    assert dict(follow(scene, worked).decision.replicas)["decode", "cpu"] == 2
+    assert dict(follow(scene, worked).replicas)["decode", "cpu"] == 2
     times[0] += 61.0
     follow(scene, worked_by(spec.model_copy(update={"stale_after": 4})))
     await scene.until(lambda: len(scene.due) > 1)
     record = follow(scene, worked)
-    assert dict(record.decision.replicas)["decode", "cpu"] == 1
+    assert dict(record.replicas)["decode", "cpu"] == 1
     assert [problem.reason for problem in record.problems] == ["CapacityShort"]

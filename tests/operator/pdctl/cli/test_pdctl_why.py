@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdcluster_api.plan.autoscale.explain import remembered
-from pdcluster_api.plan.observed.decision import Decision, RecordedDecision, Step
+from pdcluster_api.plan.observed.decision import Decision, Step
 from pdcluster_api.plan.observed.problem import Problem
 from pdctl.cli.main import app
 from tests.operator.object_cases import minimal
@@ -32,7 +32,7 @@ def status(number: int = 1, mode: str = "On") -> dict[str, Any]:
     decision = see(spec, facts_of(spec), decode=replace(CALM, num_requests_waiting=20.0)).decision
     entries: list[dict[str, Any]] = []
     for minute in range(number):
-        entries = remembered(entries, RecordedDecision(AT.replace(minute=minute), decision, (SHORT,)))
+        entries = remembered(entries, replace(decision, at=AT.replace(minute=minute), problems=(SHORT,)))
     return {"autoscaling": {"mode": mode, "lastDecisions": entries}}
 
 
@@ -49,7 +49,7 @@ def scaled(**fields: Any) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     for hour, step in enumerate(steps):
         sizes = {("prefill", "cpu"): 3, ("decode", "cpu"): 2 - hour}
-        entries = remembered(entries, RecordedDecision(AT.replace(hour=hour), Decision(sizes, steps=(step,))))
+        entries = remembered(entries, Decision(sizes, steps=(step,), at=AT.replace(hour=hour)))
     roles = [
         {"name": role, "pools": [{"name": "cpu", "desired": desired, "current": current, "ready": ready}]}
         for role, desired, current, ready in (("prefill", 3, 3, 2), ("decode", 1, 2, 1))

@@ -164,7 +164,7 @@ def test_every_change_is_explained_by_its_record():
     moments = list(replay(make_spec(), steady(6.0, 300.0), SPEEDS))
     for before, after in itertools.pairwise(moments):
         changed = {key for key in before.pools if before.pools[key].replicas != after.pools[key].replicas}
-        steps = {} if before.record is None else {step.subject: step.after for step in before.record.decision.steps}
+        steps = {} if before.record is None else {step.subject: step.after for step in before.record.steps}
         assert {f"{role}/{pool}" for role, pool in changed} <= set(steps)
 
 
@@ -177,7 +177,7 @@ def test_shipped_traces_replay_on_their_object(name: str):
     assert found.unserved < 1.0
     assert found.changes_per_hour < 15.0
     assert all(hours < found.fixed_hours[gpu] for gpu, hours in found.accelerator_hours.items())
-    roles = {step.subject for moment in moments if moment.record for step in moment.record.decision.steps if "/" in step.subject}
+    roles = {step.subject for moment in moments if moment.record for step in moment.record.steps if "/" in step.subject}
     assert roles == {"prefill/b200", "decode/b300"}
 
 

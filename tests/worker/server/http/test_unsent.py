@@ -12,7 +12,7 @@ from pdcluster_worker.server.http.unsent import (
     REMEMBER_SECONDS,
     STALLED_SECONDS,
     TABLES,
-    Unsent,
+    UntakenAnswers,
     local_end,
     name,
     parse,
@@ -108,7 +108,7 @@ class Table:
     def __init__(self, folder) -> None:
         self.path = folder / "tcp"
         self.now = 0.0
-        self.unsent = Unsent("0.0.0.0", PORT, [self.path], lambda: self.now)
+        self.unsent = UntakenAnswers("0.0.0.0", PORT, [self.path], lambda: self.now)
 
     async def count(self, tx_queue: str, now: float) -> int:
         self.path.write_text(HEAD + line(tx_queue=tx_queue))
@@ -188,7 +188,7 @@ async def test_real_connection_counts_until_its_client_has_read(family, host, cl
         client.setblocking(False)
         accepted, _ = listener.accept()
         with accepted:
-            unsent = Unsent(*listener.getsockname()[:2])
+            unsent = UntakenAnswers(*listener.getsockname()[:2])
             assert not await unsent.connections()
             known = name(accepted.getsockname()[:2], accepted.getpeername()[:2])
             accepted.setblocking(False)

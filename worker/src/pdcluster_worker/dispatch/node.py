@@ -29,7 +29,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Hello
-from pdcluster_worker.peers.client import Here, Peer, PeerEvents
+from pdcluster_worker.peers.client import LocalSide, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, WorkerState, command_key, dtype_key, workers_prefix
@@ -65,7 +65,7 @@ def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
     return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=config.model.name)
 
 
-class Node:
+class JoinedWorker:
     """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
 
     on_peers: called when the state of a peer changed.
@@ -89,7 +89,7 @@ class Node:
         has_engine = worker.engineless is None
         hello = hello_of(config, worker.engine_id, worker.engine_ready) if has_engine else hello_of_router(config, worker.engine_id)
         refusals = Refusals(worker.metrics)
-        here = Here(hello, credentials, refusals, worker.blocks)
+        here = LocalSide(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(
             worker.credit_queue,
             lambda: self._directory.prefills(),

@@ -35,7 +35,7 @@ def open_stub(channel: grpc.aio.Channel) -> "WorkerAsyncStub":
     return stub
 
 
-class Line:
+class PeerChannel:
     """A channel to one worker, and how many requests are under way on it.  credentials: what it shows, for as long as it lives."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:

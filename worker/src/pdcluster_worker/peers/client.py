@@ -21,7 +21,7 @@ from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import Generated, Hello, Load, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.calls import Line, replies, unary
+from pdcluster_worker.peers.calls import PeerChannel, replies, unary
 from pdcluster_worker.peers.notes import notes_from_proto
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.records import WorkerRecord
@@ -63,7 +63,7 @@ class PeerEvents:
 
 
 @dataclass(frozen=True)
-class Here:
+class LocalSide:
     """This worker's side, shared by all its peers."""
 
     hello: Hello
@@ -81,7 +81,7 @@ class Peer:
     hello: of the last handshake; None before the first.
     """
 
-    def __init__(self, record: WorkerRecord, here: Here, events: PeerEvents) -> None:
+    def __init__(self, record: WorkerRecord, here: LocalSide, events: PeerEvents) -> None:
         self.key = record.pod
         self.record = record
         self.state: PeerState = "connecting"
@@ -197,8 +197,8 @@ class Peer:
 
     # --- the pair ---------------------------------------------------------------------------------
 
-    def _open(self) -> Line:
-        return Line(self.record.grpc_address, self._here.credentials.channel)
+    def _open(self) -> PeerChannel:
+        return PeerChannel(self.record.grpc_address, self._here.credentials.channel)
 
     async def _show_newest_certificate(self) -> None:
         """Open a channel; it shows the certificate that it was opened with, so a new certificate needs a new channel."""

@@ -17,7 +17,7 @@ from pdcluster_worker.errors import WorkerError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import open_channel, open_stub, unary
-from pdcluster_worker.peers.client import HANDSHAKE_SECONDS, Here, Peer, PeerEvents
+from pdcluster_worker.peers.client import HANDSHAKE_SECONDS, LocalSide, Peer, PeerEvents
 from pdcluster_worker.peers.records import WorkerRecord
 
 _DECODING: tuple[Role, ...] = ("decode", "mixed")
@@ -29,7 +29,7 @@ _NAMED = 4
 class Directory:
     """One per worker; `set_members` and `probe` are for `discovery`."""
 
-    def __init__(self, pod: str, here: Here, events: PeerEvents, metrics: Metrics) -> None:
+    def __init__(self, pod: str, here: LocalSide, events: PeerEvents, metrics: Metrics) -> None:
         self._pod = pod
         self._here = here
         self._metrics = metrics

@@ -28,15 +28,15 @@ async def agreed_dtype(config: DiscoveryConfig, key: str, proposal: DType, repor
     Raises ConfigError when the key holds anything else than a dtype.
     """
     tls = None if config.tls is None else EtcdCredentials(config.tls)
-    delay, told = FIRST_BACKOFF_SECONDS, ""
+    delay, reported = FIRST_BACKOFF_SECONDS, ""
     for endpoint in cycle(config.endpoints):
         credentials = None if tls is None else tls.channel()
         try:
             async with Etcd(endpoint, CALL_SECONDS, credentials) as etcd:
                 return _parsed(key, await etcd.create(key, proposal.encode()))
         except EtcdError as e:
-            if str(e) != told:
-                told = str(e)
+            if str(e) != reported:
+                reported = str(e)
                 logger.warning("dtype not agreed etcd=%s reason=%s", endpoint, e)
                 report(f"etcd {endpoint}, which keeps the dtype of this revision: {e}")
         await asyncio.sleep(delay)

@@ -19,7 +19,7 @@ from pdcluster_worker.transfer.layout import SliceChecksum, combined, head_crcs
 
 
 @dataclass(slots=True, eq=False)
-class Receiving:
+class IncomingEpoch:
     """One open epoch.
 
     arriving:     what of it comes from each rank of the peer, by its heads.
@@ -28,20 +28,20 @@ class Receiving:
 
     epoch: bytes
     block_ids: tuple[int, ...]
-    arriving: "dict[range, ArrivingSlice]" = field(default_factory=dict)
+    arriving: "dict[range, IncomingSlice]" = field(default_factory=dict)
     num_copying: int = 0
     is_fenced: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class ArrivingSlice:
+class IncomingSlice:
     """Some heads of an epoch's blocks.
 
     num_claimed:  blocks of `block_ids` that frames have been accepted for, from the front.
     crcs:         CRCs of the heads by block received whole (none when verification is off).
     """
 
-    receiving: Receiving
+    receiving: IncomingEpoch
     heads: range
     num_claimed: int = 0
     crcs: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Inbox:
         self._verify = verify
         self._emit = emit
         self._lock = threading.Lock()
-        self._epochs: dict[bytes, Receiving] = {}
+        self._epochs: dict[bytes, IncomingEpoch] = {}
         self._open_blocks: set[int] = set()
 
     def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
@@ -73,7 +73,7 @@ class Inbox:
                 raise ValueError("epoch is open already: every transfer needs its own")
             if taken := blocks & self._open_blocks:
                 raise ValueError(f"blocks {sorted(taken)} are open under another epoch: fence it first")
-            self._epochs[epoch] = Receiving(epoch, tuple(block_ids))
+            self._epochs[epoch] = IncomingEpoch(epoch, tuple(block_ids))
             self._open_blocks |= blocks
 
     def fence(self, epoch: bytes) -> None:
@@ -86,7 +86,7 @@ class Inbox:
                 receiving.is_fenced = True
                 self._finish(receiving)
 
-    def claim(self, epoch: bytes, heads: range, block_ids: Sequence[int]) -> ArrivingSlice | str:
+    def claim(self, epoch: bytes, heads: range, block_ids: Sequence[int]) -> IncomingSlice | str:
         """Ask to write these heads of the next blocks of an epoch; each can be claimed once.  Returns why not as a str."""
         with self._lock:
             receiving = self._epochs.get(epoch)
@@ -102,7 +102,7 @@ class Inbox:
             arriving.num_claimed += len(block_ids)
             return arriving
 
-    def enter(self, arriving: ArrivingSlice) -> bool:
+    def enter(self, arriving: IncomingSlice) -> bool:
         """Before copying bytes: True if allowed, and then `leave` must follow at once; False once the epoch is fenced."""
         with self._lock:
             if arriving.receiving.is_fenced:
@@ -110,7 +110,7 @@ class Inbox:
             arriving.receiving.num_copying += 1
             return True
 
-    def leave(self, arriving: ArrivingSlice) -> None:
+    def leave(self, arriving: IncomingSlice) -> None:
         """After copying bytes."""
         receiving = arriving.receiving
         with self._lock:
@@ -118,7 +118,7 @@ class Inbox:
             if receiving.is_fenced:
                 self._finish(receiving)
 
-    def complete(self, arriving: ArrivingSlice, block_id: int, landing: memoryview) -> bool:
+    def complete(self, arriving: IncomingSlice, block_id: int, landing: memoryview) -> bool:
         """Land the slice of this block, whose bytes have all arrived; False once the epoch is fenced (it then counts as missing)."""
         if not self.enter(arriving):
             return False
@@ -133,16 +133,16 @@ class Inbox:
                 arriving.crcs[block_id] = crcs
             return not arriving.receiving.is_fenced
 
-    def _new_slice(self, receiving: Receiving, heads: range) -> ArrivingSlice | str:
+    def _new_slice(self, receiving: IncomingEpoch, heads: range) -> IncomingSlice | str:
         held = self._memory.heads
         if not held.start <= heads.start < heads.stop <= held.stop:
             return f"heads {_told(heads)} are not held here: {_told(held)} are"
         for other in receiving.arriving:
             if heads.start < other.stop and other.start < heads.stop:
                 return f"heads {_told(heads)} come as {_told(other)} in this transfer"
-        return ArrivingSlice(receiving, heads)
+        return IncomingSlice(receiving, heads)
 
-    def _finish(self, receiving: Receiving) -> None:
+    def _finish(self, receiving: IncomingEpoch) -> None:
         if receiving.num_copying:
             return
         del self._epochs[receiving.epoch]
@@ -155,11 +155,11 @@ class Inbox:
         checksum = self._checksum(slices) if len(received) == len(receiving.block_ids) else None
         self._emit(Fenced(receiving.epoch, received, num_bytes, checksum))
 
-    def _checksum(self, slices: Sequence[ArrivingSlice]) -> int | None:
+    def _checksum(self, slices: Sequence[IncomingSlice]) -> int | None:
         return combined(map(_checksum_of, slices)) if self._verify else None
 
 
-def _checksum_of(arriving: ArrivingSlice) -> int:
+def _checksum_of(arriving: IncomingSlice) -> int:
     checksum = SliceChecksum(arriving.heads)
     checksum.extend(arriving.crcs[block_id] for block_id in arriving.receiving.block_ids)
     return checksum.value
@@ -169,7 +169,7 @@ def _told(heads: range) -> str:
     return f"{heads.start} to {heads.stop - 1}"
 
 
-def _why_not(arriving: ArrivingSlice, block_ids: Sequence[int]) -> str:
+def _why_not(arriving: IncomingSlice, block_ids: Sequence[int]) -> str:
     """Name the first block that is not the next one of the opened list."""
     receiving, num_claimed = arriving.receiving, arriving.num_claimed
     expected = receiving.block_ids[num_claimed:]

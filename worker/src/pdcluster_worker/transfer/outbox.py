@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pdcluster_worker.transfer.kv_slice import Emit, KVSlice, SliceEnded, SliceSent
 from pdcluster_worker.transfer.layout import SliceChecksum
 
-Peer = tuple[str, str]
+PeerAddress = tuple[str, str]
 """(engine_id, address): a restarted engine is another peer."""
 
 
 @dataclass(slots=True, eq=False)
-class Send:
+class OutgoingSlice:
     """One slice that is being written to a peer.  `reason` is set once it ends by failure or cancel."""
 
     part: KVSlice
-    peer: Peer
+    peer: PeerAddress
     checksum: SliceChecksum
     queued: deque[tuple[int, int]] = field(default_factory=deque)
     num_unacked: int = 0
@@ -41,7 +41,7 @@ class Send:
 class Frame:
     """Consecutive blocks of one slice that travel together."""
 
-    send: Send
+    send: OutgoingSlice
     sources: tuple[int, ...]
     targets: tuple[int, ...]
 
@@ -57,10 +57,10 @@ class Outbox:
         self._emit = emit
         self._clock = clock
         self._lock = threading.Lock()
-        self._sends: dict[KVSlice, Send] = {}
-        self._ready: dict[Peer, deque[Send]] = {}
+        self._sends: dict[KVSlice, OutgoingSlice] = {}
+        self._ready: dict[PeerAddress, deque[OutgoingSlice]] = {}
 
-    def write(self, part: KVSlice, peer: Peer, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(self, part: KVSlice, peer: PeerAddress, pairs: Sequence[tuple[int, int]]) -> None:
         """Queue (source, target) pairs, of one peer for each slice.
 
         After the slice has ended they are dropped unread: its `SliceEnded` speaks for them too.
@@ -68,19 +68,19 @@ class Outbox:
         with self._lock:
             send = self._sends.get(part)
             if send is None:
-                send = self._sends[part] = Send(part, peer, SliceChecksum(part.heads))
+                send = self._sends[part] = OutgoingSlice(part, peer, SliceChecksum(part.heads))
             if send.reason is not None or not pairs:
                 return
             if not send.queued:
                 self._ready.setdefault(peer, deque()).append(send)
             send.queued.extend(pairs)
 
-    def has_work(self, peer: Peer) -> bool:
+    def has_work(self, peer: PeerAddress) -> bool:
         """True when `take` would return a frame."""
         with self._lock:
             return any(send.queued for send in self._ready.get(peer, ()))
 
-    def take(self, peer: Peer, max_blocks: int) -> Frame | None:
+    def take(self, peer: PeerAddress, max_blocks: int) -> Frame | None:
         """The next frame for this peer, at most `max_blocks` long; its sources are read until `release`."""
         with self._lock:
             ready = self._ready.get(peer, deque())
@@ -119,7 +119,7 @@ class Outbox:
         with self._lock:
             self._end(frame.send, f"refused: {reason}")
 
-    def fail(self, peer: Peer, reason: str) -> None:
+    def fail(self, peer: PeerAddress, reason: str) -> None:
         """The connection to this peer is gone: every slice with work under way there ends; idle ones may go on over the next connection."""
         with self._lock:
             for send in self._sends.values():
@@ -141,7 +141,7 @@ class Outbox:
         with self._lock:
             self._sends.pop(part, None)
 
-    def _end(self, send: Send, reason: str) -> None:
+    def _end(self, send: OutgoingSlice, reason: str) -> None:
         if send.reason is not None:
             return
         send.reason = reason

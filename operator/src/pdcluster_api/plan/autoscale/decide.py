@@ -62,8 +62,8 @@ def decide(
         notes.step(rules.POOL, pool.name, (before, after), _choice(pool, before, after))
     replicas = {pool.key: sizes[pool.key] for pool in pools}
     changed = any(replicas[pool.key] != pool.facts.replicas for pool in pools)
-    decision = Decision(replicas, tuple(notes.inputs), tuple(notes.steps))
-    return Outcome(decision, memory, tuple(notes.problems), changed)
+    notes_of = tuple(notes.inputs), tuple(notes.steps), tuple(notes.problems)
+    return Outcome(Decision(replicas, *notes_of, at=clock.wall), memory, changed)
 
 
 def _totals(spec: AutoscaleSpec, facts: Iterable[PoolFacts], windows: Windows, now: float) -> dict[PoolKey, Totals]:

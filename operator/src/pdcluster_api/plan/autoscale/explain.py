@@ -5,12 +5,12 @@ same decision, cut only where it was beyond the bounds below, which keep ten of
 them far from what an object may hold.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from pdcluster_api.plan.autoscale.values import short
-from pdcluster_api.plan.observed.decision import Decision, Input, RecordedDecision, Step
+from pdcluster_api.plan.observed.decision import Decision, Input, Step
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.text import shortened
 
@@ -23,13 +23,13 @@ MAX_TEXT = 300  # characters
 COLUMNS = ("ROLE", "RULE", "FROM", "TO", "WHY")
 
 
-def explained(decision: Decision, problems: Sequence[Problem] = ()) -> list[tuple[str, ...]]:
+def explained(decision: Decision) -> list[tuple[str, ...]]:
     """Rows below `COLUMNS`: per role its inputs, the step of each rule and the result; then
     problems.
     """
     roles = list(dict.fromkeys(role for role, _ in decision.replicas))
     rows = [row for role in roles for row in _of_role(role, decision)]
-    return [*rows, *(("-", "problem", "", "", f"{each.reason}: {each.message}") for each in problems)]
+    return [*rows, *(("-", "problem", "", "", f"{each.reason}: {each.message}") for each in decision.problems)]
 
 
 def _of_role(role: str, decision: Decision) -> Iterator[tuple[str, ...]]:
@@ -69,25 +69,24 @@ def summary(decision: Decision) -> str:
     return ", ".join(f"{pool} {first[pool]} to {last[pool]}" for pool in first if first[pool] != last[pool])
 
 
-def remembered(entries: object, record: RecordedDecision) -> list[dict[str, Any]]:
+def remembered(entries: object, decision: Decision) -> list[dict[str, Any]]:
     """The entries of a status with one more, the newest first; unreadable ones are dropped."""
     old = entries if isinstance(entries, list | tuple) else []
     kept = [entry for entry in old if read_record(entry) is not None]
-    return [write_record(record), *kept[: MAX_DECISIONS - 1]]
+    return [write_record(decision), *kept[: MAX_DECISIONS - 1]]
 
 
-def write_record(record: RecordedDecision) -> dict[str, Any]:
+def write_record(decision: Decision) -> dict[str, Any]:
     """As one entry of the status.  The time is kept in whole seconds of UTC."""
-    decision = record.decision
     return {
-        "at": record.at.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z",
+        "at": decision.at.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z",
         "replicas": [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decision.replicas.items()],
         "inputs": [_input(each) for each in decision.inputs[:MAX_INPUTS]],
         "steps": [
             {"rule": step.rule, "subject": step.subject, "before": step.before, "after": step.after, "why": shortened(step.why, MAX_TEXT)}
             for step in decision.steps[:MAX_STEPS]
         ],
-        "problems": [{"reason": each.reason, "message": shortened(each.message, MAX_TEXT)} for each in record.problems[:MAX_PROBLEMS]],
+        "problems": [{"reason": each.reason, "message": shortened(each.message, MAX_TEXT)} for each in decision.problems[:MAX_PROBLEMS]],
     }
 
 
@@ -96,7 +95,7 @@ def _input(each: Input) -> dict[str, Any]:
     return {"subject": each.subject, "name": each.name, **{name: value for name, value in numbers.items() if value is not None}}
 
 
-def read_record(entry: object) -> RecordedDecision | None:
+def read_record(entry: object) -> Decision | None:
     """Read what `write_record` wrote; None = another program wrote it."""
     try:
         return _read(entry)  # type: ignore[arg-type]
@@ -104,14 +103,14 @@ def read_record(entry: object) -> RecordedDecision | None:
         return None
 
 
-def _read(entry: Mapping[str, Any]) -> RecordedDecision:
-    at = datetime.fromisoformat(entry["at"])
-    decision = Decision(
+def _read(entry: Mapping[str, Any]) -> Decision:
+    return Decision(
         {(str(each["role"]), str(each["pool"])): int(each["replicas"]) for each in entry["replicas"]},
         tuple(Input(each["subject"], each["name"], _float(each, "value"), _float(each, "limit")) for each in entry["inputs"]),
         tuple(Step(each["rule"], each["subject"], int(each["before"]), int(each["after"]), each["why"]) for each in entry["steps"]),
+        tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]),
+        datetime.fromisoformat(entry["at"]).astimezone(UTC),
     )
-    return RecordedDecision(at.astimezone(UTC), decision, tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]))
 
 
 def _float(each: Mapping[str, Any], name: str) -> float | None:

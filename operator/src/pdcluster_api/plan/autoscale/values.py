@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pdcluster_api.plan.observed.decision import Decision
-from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema.workload import PoolKey
 
 
@@ -187,5 +186,4 @@ class Outcome:
 
     decision: Decision
     memory: Memory
-    problems: tuple[Problem, ...] = ()
     changed: bool = False

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema.workload import PoolKey
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Decision:
-    """The replicas of every pool, and how they came about."""
+    """The replicas of every pool, how they came about, what stood in the way, and when it was."""
 
     replicas: Mapping[PoolKey, int]
     inputs: tuple[Input, ...] = ()
     steps: tuple[Step, ...] = ()
-
-
-@dataclass(frozen=True)
-class RecordedDecision:
-    """A decision with its time and with what stood in its way."""
-
-    at: datetime
-    decision: Decision
     problems: tuple[Problem, ...] = ()
+    at: datetime = _NEVER

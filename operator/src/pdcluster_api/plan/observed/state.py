@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema.workload import WorkloadId
 
@@ -196,5 +196,5 @@ class Observed:
     failures: Sequence[Failure] = ()
     key_fault: Problem | None = None
     worker_records: WorkerRecords | None = None
-    decision: RecordedDecision | None = None
+    decision: Decision | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)

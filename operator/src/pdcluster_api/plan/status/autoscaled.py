@@ -43,7 +43,7 @@ def recorded(status: Mapping[str, Any], mode: str) -> dict[PoolKey, int] | None:
 def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
     """Return whether the decision of this reconcile differs from the record."""
     decided = observed.decision
-    return decided is not None and spec.mode != OFF and dict(decided.decision.replicas) != recorded(observed.status, spec.mode)
+    return decided is not None and spec.mode != OFF and dict(decided.replicas) != recorded(observed.status, spec.mode)
 
 
 def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
@@ -63,7 +63,7 @@ def autoscaled(spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observe
         return tuple(sizes)
     known = recorded(observed.status, ON) or {}
     if observed.decision is not None:
-        known = dict(observed.decision.decision.replicas)
+        known = dict(observed.decision.replicas)
     scalers = _by_pool(observed.scalers)
     return together([size if size.key not in known else _following(size, known[size.key], scalers.get(size.key)) for size in sizes])
 
@@ -84,7 +84,7 @@ def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any
     if decided is None or not is_new(spec, observed):
         return {FIELD: before} if before else {}
     entries = before.get("lastDecisions") if isinstance(before, Mapping) else None
-    sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decided.decision.replicas.items()]
+    sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decided.replicas.items()]
     newest, *older = remembered(entries, decided)
     return {FIELD: {"mode": spec.mode, "replicas": sizes, "lastDecisions": [{"mode": spec.mode, **newest}, *older]}}
 
@@ -109,7 +109,7 @@ def decision_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
     """An event for a decision that is new in the status."""
     old, new = _newest(before), _newest(after)
     record = None if new is None or new == old else read_record(new)
-    if record is None or not (text := summary(record.decision)):
+    if record is None or not (text := summary(record)):
         return
     if after[FIELD].get("mode") == ON:
         yield Event(words.AUTOSCALED, text)

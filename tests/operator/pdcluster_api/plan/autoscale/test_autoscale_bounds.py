@@ -125,7 +125,7 @@ def test_of_bounds_that_exclude_each_other_max_wins_and_it_is_said():
 
     assert outcome.decision.replicas[D] == 3
     assert reasons(outcome) == ["BoundsConflict"]
-    assert "minReplicas is 8 and maxReplicas is 3" in outcome.problems[0].message
+    assert "minReplicas is 8 and maxReplicas is 3" in outcome.decision.problems[0].message
 
 
 def test_a_cluster_that_asks_for_nothing_stays_so():
@@ -134,7 +134,7 @@ def test_a_cluster_that_asks_for_nothing_stays_so():
     outcome = agreed(spec)
 
     assert outcome.decision.replicas == {P: 0, D: 0}
-    assert (outcome.decision.steps, outcome.problems) == ((), ())
+    assert (outcome.decision.steps, outcome.decision.problems) == ((), ())
 
 
 def test_no_role_serves_without_the_other():
@@ -165,7 +165,7 @@ def test_the_last_ready_worker_of_a_role_stays_while_another_pool_takes_over_by_
     assert "waits until another is ready" in step_of(begun, rules.NEVER_ALONE, "decode/night").why
     assert waiting.decision.replicas == {P: 4, night: 1, day: 4}
     assert done.decision.replicas == {P: 4, night: 0, day: 4}
-    assert not begun.problems
+    assert not begun.decision.problems
 
 
 @pytest.mark.parametrize(("unready_top", "size"), [(0, 4), (2, 2), (3, 1)])

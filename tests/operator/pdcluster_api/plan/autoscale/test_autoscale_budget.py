@@ -137,7 +137,7 @@ def test_a_raised_minimum_waits_for_pods_that_still_end():
     assert see(spec, ending).decision.replicas == {P: 4, D: 2}
     assert "it waits for room" in step_of(see(spec, ending), rules.BUDGET, "decode/x").why
     assert see(spec, ending, prefill=HUNGRY).decision.replicas == {P: 4, D: 2}  # no other pool takes the room
-    assert "decode/x has 2 of minReplicas 4" in see(spec, ending).problems[0].message
+    assert "decode/x has 2 of minReplicas 4" in see(spec, ending).decision.problems[0].message
     assert see(spec, gone).decision.replicas == {P: 4, D: 4}
 
 
@@ -174,7 +174,7 @@ def test_a_budget_below_the_minima_keeps_a_worker_of_each_role_and_is_said():
     assert see(spec).decision.replicas == {P: 1, D: 1}
     assert reasons(see(spec)) == ["BudgetTooSmall"]
     assert see(least).decision.replicas == {P: 1, D: 1}
-    assert "more than the budget (in all: 2 of 1)" in see(least).problems[0].message
+    assert "more than the budget (in all: 2 of 1)" in see(least).decision.problems[0].message
 
 
 def test_pools_that_are_no_longer_declared_count_until_their_pods_are_gone():
@@ -249,10 +249,10 @@ def test_a_limit_that_keeps_a_role_from_what_it_needs_is_said(pools: list[dict[s
 
     for queue in (20.0, 30.0, 300.0):
         outcome = see(spec, decode=replace(CALM, num_requests_waiting=queue))
-        assert [(each.reason, each.message) for each in outcome.problems] == [
+        assert [(each.reason, each.message) for each in outcome.decision.problems] == [
             ("ScalingLimited", f"decode needs more than its 4 workers: held by {limits}")
         ]
-    assert see(spec).problems == ()
+    assert see(spec).decision.problems == ()
 
 
 def test_a_role_for_which_there_is_no_budget_at_all_says_so():
@@ -261,7 +261,7 @@ def test_a_role_for_which_there_is_no_budget_at_all_says_so():
     outcome = see(spec)
 
     assert outcome.decision.replicas == {P: 0, D: 4}
-    assert [each.message for each in outcome.problems] == ["prefill needs more than its 0 workers: held by autoscale.budget"]
+    assert [each.message for each in outcome.decision.problems] == ["prefill needs more than its 0 workers: held by autoscale.budget"]
 
 
 def test_a_lowered_budget_takes_workers_that_start_and_not_the_last_that_is_ready():
@@ -287,4 +287,4 @@ def test_a_budget_is_exceeded_while_the_one_ready_worker_is_the_last_to_have_com
     outcome = see(spec, facts_of(spec, decode={"replicas": 3, "ready": 1}))
 
     assert outcome.decision.replicas == {P: 1, D: 3}
-    assert "waits until another is ready, over the budget (in all: 4 of 2)" in outcome.problems[0].message
+    assert "waits until another is ready, over the budget (in all: 4 of 2)" in outcome.decision.problems[0].message

@@ -67,7 +67,7 @@ def test_top_ordinals_that_no_node_takes_are_given_back_and_the_other_type_is_as
     assert outcome.decision.replicas[H100] == 3  # 4 ready workers at 100 % of 80 % need 5
     assert outcome.memory.backoff == {"B200": NOW + 600}
     assert reasons(outcome) == ["CapacityShort"]
-    assert "B200 is short of 2 workers" in outcome.problems[0].message
+    assert "B200 is short of 2 workers" in outcome.decision.problems[0].message
     assert step_of(outcome, rules.CAPACITY, "prefill/b200").after == 2
 
 
@@ -82,7 +82,7 @@ def test_a_short_type_is_left_alone_for_a_while_and_then_asked_again():
 
     assert at(599).decision.replicas[B200] == 4
     assert reasons(at(599)) == ["CapacityShort"]
-    assert "B200 is short of 1 worker" in at(599).problems[0].message
+    assert "B200 is short of 1 worker" in at(599).decision.problems[0].message
     assert rules.CAPACITY in rules_of(at(599), "prefill")
     assert at(600).decision.replicas[B200] == 5
     assert reasons(at(600)) == []
@@ -95,7 +95,7 @@ def test_what_is_short_is_what_is_needed_and_not_only_what_waits():
     outcome = see(spec, facts, prefill=replace(CALM, prefill_queue_requests=16.0))
 
     assert reasons(outcome) == ["CapacityShort"]
-    assert outcome.problems[0].message.startswith("B200 is short of 3 workers")  # 6 are needed, 3 serve
+    assert outcome.decision.problems[0].message.startswith("B200 is short of 3 workers")  # 6 are needed, 3 serve
 
 
 def test_what_both_roles_miss_of_a_type_adds_up():
@@ -105,7 +105,7 @@ def test_what_both_roles_miss_of_a_type_adds_up():
 
     outcome = run(spec, facts, windows_of(facts, prefill=HUNGRY, decode=FULL), memory)
 
-    assert [each.message.partition(";")[0] for each in outcome.problems] == ["H100 is short of 2 workers that no node takes"]
+    assert [each.message.partition(";")[0] for each in outcome.decision.problems] == ["H100 is short of 2 workers that no node takes"]
 
 
 def test_a_type_without_room_is_left_alone_by_both_roles():
@@ -136,7 +136,7 @@ def test_a_pod_that_waits_for_a_moment_is_on_its_way():
 
     outcome = see(spec, facts)
 
-    assert (outcome.changed, outcome.problems, outcome.memory.backoff) == (False, (), {})
+    assert (outcome.changed, outcome.decision.problems, outcome.memory.backoff) == (False, (), {})
 
 
 def test_min_replicas_and_the_last_worker_are_not_given_back():
@@ -166,7 +166,7 @@ def test_pods_that_cannot_be_created_make_the_other_pool_grow():
 
     assert outcome.decision.replicas == {B200: 4, H100: 3, D: 4}
     assert reasons(outcome) == ["CapacityShort"]
-    assert "exceeded quota" in outcome.problems[0].message
+    assert "exceeded quota" in outcome.decision.problems[0].message
 
 
 def test_a_role_that_shrinks_gives_first_what_no_node_took():

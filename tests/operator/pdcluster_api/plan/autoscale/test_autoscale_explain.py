@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_api.plan.autoscale import explain
 from pdcluster_api.plan.autoscale.explain import COLUMNS, explained, read_record, remembered, summary, write_record
-from pdcluster_api.plan.observed.decision import Decision, Input, RecordedDecision, Step
+from pdcluster_api.plan.observed.decision import Decision, Input, Step
 from pdcluster_api.plan.observed.problem import Problem
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, facts_of, make_spec, pool, see
 
@@ -24,7 +24,7 @@ def grown() -> Any:
 def test_rows_lead_from_numbers_to_replicas():
     outcome = grown()
 
-    rows = explained(outcome.decision, [Problem("CapacityShort", "B200 is short of 2 workers")])
+    rows = explained(replace(outcome.decision, problems=(Problem("CapacityShort", "B200 is short of 2 workers"),)))
 
     assert {len(row) for row in rows} == {len(COLUMNS)}
     text = "\n".join("  ".join(row) for row in rows)
@@ -48,7 +48,7 @@ def test_the_summary_says_what_changed():
 
 def test_a_record_is_read_as_it_was_written():
     outcome = grown()
-    record = RecordedDecision(AT, outcome.decision, (Problem("RatioConstraintViolated", "no"),))
+    record = replace(outcome.decision, at=AT, problems=(Problem("RatioConstraintViolated", "no"),))
 
     entry = json.loads(json.dumps(write_record(record), allow_nan=False))
 
@@ -59,13 +59,13 @@ def test_a_record_is_read_as_it_was_written():
 def test_times_are_written_in_utc_and_whole_seconds():
     local = AT.astimezone(timezone(timedelta(hours=9))).replace(microsecond=7)
 
-    assert write_record(RecordedDecision(local, Decision({})))["at"] == "2026-03-04T12:00:05Z"
+    assert write_record(Decision({}, at=local))["at"] == "2026-03-04T12:00:05Z"
 
 
 def test_a_record_is_bounded():
     step = Step("need", "decode", 1, 2, "x" * 10_000)
     decision = Decision({("decode", "x"): 1}, (Input("decode", "n", 1.0),) * 1000, (step,) * 1000)
-    record = RecordedDecision(AT, decision, (Problem("r", "y" * 10_000),) * 1000)
+    record = replace(decision, at=AT, problems=(Problem("r", "y" * 10_000),) * 1000)
 
     entries = remembered([write_record(record)] * 40, record)
 
@@ -75,7 +75,7 @@ def test_a_record_is_bounded():
 
 
 def test_the_newest_decision_stands_first_and_what_cannot_be_read_is_dropped():
-    first, second = RecordedDecision(AT, Decision({})), RecordedDecision(AT + timedelta(seconds=5), Decision({}))
+    first, second = Decision({}, at=AT), Decision({}, at=AT + timedelta(seconds=5))
 
     entries = remembered(remembered(None, first), second)
 
@@ -83,8 +83,6 @@ def test_the_newest_decision_stands_first_and_what_cannot_be_read_is_dropped():
     assert remembered([{"at": "yesterday"}, *entries], first)[1:] == entries
 
 
-@pytest.mark.parametrize(
-    "entry", [None, "x", 3, {}, {"at": "2026-03-04T12:00:05Z"}, {**write_record(RecordedDecision(AT, Decision({}))), "steps": [{}]}]
-)
+@pytest.mark.parametrize("entry", [None, "x", 3, {}, {"at": "2026-03-04T12:00:05Z"}, {**write_record(Decision({}, at=AT)), "steps": [{}]}])
 def test_what_somebody_else_wrote_is_no_record(entry: object):
     assert read_record(entry) is None

@@ -100,7 +100,7 @@ def test_a_band_that_bounds_forbid_is_said_and_kept_as_nearly_as_can_be():
 
     assert outcome.decision.replicas == {P: 3, D: 10}
     assert reasons(outcome) == ["RatioConstraintViolated"]
-    assert "prefill 3 over decode 10 is 0.3" in outcome.problems[0].message
+    assert "prefill 3 over decode 10 is 0.3" in outcome.decision.problems[0].message
 
 
 def test_a_role_does_not_grow_out_of_a_band_that_the_other_cannot_follow():
@@ -110,7 +110,7 @@ def test_a_role_does_not_grow_out_of_a_band_that_the_other_cannot_follow():
 
     assert outcome.decision.replicas == {P: 2, D: 4}
     assert reasons(outcome) == ["ScalingLimited"]
-    assert outcome.problems[0].message == "decode needs more than its 4 workers: held by autoscale.ratio"
+    assert outcome.decision.problems[0].message == "decode needs more than its 4 workers: held by autoscale.ratio"
     assert (step_of(outcome, rules.RATIO, "decode").before, step_of(outcome, rules.RATIO, "decode").after) == (5, 4)
 
 

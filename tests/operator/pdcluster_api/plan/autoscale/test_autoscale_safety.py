@@ -134,7 +134,7 @@ def test_a_role_without_numbers_keeps_its_size_and_says_so():
 
     assert outcome.decision.replicas == {P: 6, D: 4}
     assert reasons(outcome) == ["MetricsMissing"]
-    assert "6 of 6" in outcome.problems[0].message
+    assert "6 of 6" in outcome.decision.problems[0].message
     assert rules_of(outcome, "prefill") == [rules.METRICS]
 
 

@@ -166,4 +166,4 @@ def step_of(outcome: Outcome, rule: str, subject: str | None = None) -> Step:
 
 
 def reasons(outcome: Outcome) -> list[str]:
-    return [problem.reason for problem in outcome.problems]
+    return [problem.reason for problem in outcome.decision.problems]

@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_api.plan.autoscale.explain import MAX_DECISIONS
 from pdcluster_api.plan.cluster import plan_cluster
-from pdcluster_api.plan.observed.decision import Decision, RecordedDecision, Step
+from pdcluster_api.plan.observed.decision import Decision, Step
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed, ScalerState
 from pdcluster_api.plan.result import ClusterPlan
@@ -29,12 +29,12 @@ def scaled_cluster(mode: str = "On", **fields: Any) -> PDCluster:
     return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})})
 
 
-def decision(decode: int, *problems: Problem, prefill: int = 1, before: int = 2) -> RecordedDecision:
+def decision(decode: int, *problems: Problem, prefill: int = 1, before: int = 2) -> Decision:
     steps = (Step("pool", "decode/cpu", before, decode, "the cheapest pool"),) if decode != before else ()
-    return RecordedDecision(AT, Decision({PREFILL: prefill, DECODE: decode}, steps=steps), problems)
+    return Decision({PREFILL: prefill, DECODE: decode}, steps=steps, problems=problems, at=AT)
 
 
-def plan_of(cluster: PDCluster, observed: Observed, decided: RecordedDecision | None = None, now: str = NOW) -> ClusterPlan:
+def plan_of(cluster: PDCluster, observed: Observed, decided: Decision | None = None, now: str = NOW) -> ClusterPlan:
     return plan_cluster(cluster, replace(observed, decision=decided), now)
 
 
@@ -76,7 +76,7 @@ def test_the_record_sizes_statefulsets_and_scalers_without_a_decision() -> None:
 
 
 @pytest.mark.parametrize("decided", [None, decision(3, before=3)], ids=["no numbers", "the same again"])
-def test_what_changes_nothing_leaves_the_status_as_it_is(decided: RecordedDecision | None) -> None:
+def test_what_changes_nothing_leaves_the_status_as_it_is(decided: Decision | None) -> None:
     cluster = scaled_cluster()
     observed = recorded_at(cluster, 3, scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 3, 2)])
     first = plan_of(cluster, observed)

@@ -13,7 +13,7 @@ from functools import partial
 from pdcluster_worker.dispatch.decode.offloading import Offloading, Pace
 from pdcluster_worker.dispatch.decode.quality import Quality
 from pdcluster_worker.dispatch.decode.remote import RemotePrefill
-from pdcluster_worker.dispatch.engines.client import Mailbox, ShortOfBlocksError
+from pdcluster_worker.dispatch.engines.client import RequestOutputs, ShortOfBlocksError
 from pdcluster_worker.dispatch.engines.engines import Place
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import RequestError
@@ -93,7 +93,7 @@ class DecodeDispatcher:
                 pace.ended()
                 place.close()
 
-    def _short_of_blocks(self, mailbox: Mailbox, spec: RequestSpec) -> RequestError | None:
+    def _short_of_blocks(self, mailbox: RequestOutputs, spec: RequestSpec) -> RequestError | None:
         """Error that ends a request that was just preempted; None = it waits for blocks."""
         if not is_short_of_blocks(self._worker.policy.moving, mailbox.num_preemptions):
             return None
@@ -132,7 +132,7 @@ class DecodeDispatcher:
         else:
             yield Generated(await place.mailbox.token(), "local")
 
-    async def _first_step(self, mailbox: Mailbox) -> Token:
+    async def _first_step(self, mailbox: RequestOutputs) -> Token:
         """The first token decoded here after a remote prefill, timed from the hand-over of its KV."""
         clock = asyncio.get_running_loop().time
         start = clock()

@@ -94,7 +94,7 @@ class EngineGroup:
             await child.start()
         self._tasks = [asyncio.create_task(self._keep(child), name=f"engine {child.rank}") for child in self._children]
 
-    def tell_of_children(self, on_child: Callable[[Child], None]) -> None:
+    def report_children(self, on_child: Callable[[Child], None]) -> None:
         """Call `on_child` for every process here, and for each that is started again, before it says anything."""
         self._on_child = on_child
         for child in self._children:

@@ -1,4 +1,4 @@
-"""The part of a request's planning that both APIs share: is it for our model, and what its body means for the answer.
+"""Check a request against the served model and the policy, and answer it: the part that all APIs share.
 
 Every accepted request is logged here once, with the client's own id as a label.
 """
