@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from pdcluster_worker.dispatch import draining
-from pdcluster_worker.processes import server_process
 from pdcluster_worker.server.http.unsent import (
     REMEMBER_SECONDS,
     STALLED_SECONDS,
@@ -18,7 +17,6 @@ from pdcluster_worker.server.http.unsent import (
     parse,
     read,
 )
-from pdctl.local import supervisor
 
 PORT = 8000
 LOCAL = ":1F40"
@@ -159,11 +157,6 @@ async def test_what_was_there_at_a_look_of_long_ago_is_another_answer(tmp_path, 
     assert await table.count("00000400", STALLED_SECONDS + REMEMBER_SECONDS) == 1
     assert await table.count_until("00000400", 2 * STALLED_SECONDS) == 1
     assert not caplog.messages
-
-
-def test_stalled_client_is_given_up_before_a_process_that_is_told_to_end_is_killed() -> None:
-    """`pdctl up` waits less than a pod's grace period is."""
-    assert STALLED_SECONDS + server_process.HTTP_DRAIN_SECONDS < supervisor.DRAIN_SECONDS
 
 
 def test_clients_are_looked_at_often_enough_to_be_remembered_while_requests_run() -> None:
