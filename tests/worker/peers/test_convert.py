@@ -64,7 +64,7 @@ targets = st.builds(
     Target,
     epoch=st.binary(min_size=16, max_size=16),
     engine_id=names,
-    address=names,
+    addresses=st.lists(names, min_size=1, max_size=8),
     cached_tokens=naturals,
     block_ids=st.lists(naturals, min_size=1, max_size=5, unique=True),
 )
