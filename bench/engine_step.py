@@ -25,7 +25,7 @@ from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, Sampling
-from pdcluster_worker.processes.engine_process import Mailbox
+from pdcluster_worker.processes.engine_process import EngineSocket
 from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
 VOCABULARY = 49152
@@ -89,7 +89,7 @@ def started(runner: NoModel, num_requests: int) -> EngineCore:
     return core
 
 
-def measure(mailbox: Mailbox, num_requests: int, num_steps: int) -> None:
+def measure(mailbox: EngineSocket, num_requests: int, num_steps: int) -> None:
     """Print milliseconds of a step."""
     runner = NoModel()
     core = started(runner, num_requests)
@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         other = multiprocessing.Process(target=drop, args=(address := f"ipc://{folder}/engine",), daemon=True)
         other.start()
-        mailbox = Mailbox(address)
+        mailbox = EngineSocket(address)
         for num_requests in options.requests:
             measure(mailbox, num_requests, options.steps)
         other.terminate()

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pdcluster_api.certificates.authority import Pair, issue, make_authority
+from pdcluster_api.certificates.authority import Pair, issue
+from tests.authorities import NOW, new_authority, write_pair
 from tests.ports import free_port
 
-NOW = datetime.datetime.now(datetime.UTC)
 DEADLINE_SECONDS = 20.0
 
 
@@ -29,14 +29,6 @@ class TlsEtcd:
     endpoint: str
     authority: Pair
     client: Pair
-
-
-def write_pair(folder: Path, name: str, pair: Pair) -> tuple[Path, Path]:
-    """The two files of a certificate."""
-    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
-    certificate.write_bytes(pair.certificate)
-    key.write_bytes(pair.key)
-    return certificate, key
 
 
 def client_of(authority: Pair, user: str) -> Pair:
@@ -60,7 +52,7 @@ def client_of(authority: Pair, user: str) -> Pair:
 @contextmanager
 def tls_etcd(folder: Path, *, asks_clients: bool, host: str = "127.0.0.1") -> Iterator[TlsEtcd]:
     """Runs within the block; its certificate is for `host` alone."""
-    authority = make_authority(NOW)
+    authority = new_authority()
     certificate, key = write_pair(folder, "server", issue(authority, [host], NOW))
     ca, _ = write_pair(folder, "ca", authority)
     endpoint, peer = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"

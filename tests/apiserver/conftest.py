@@ -7,13 +7,18 @@ test writes their status.
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from tests.apiserver.cluster_client import Body, Connection, connected
 from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
 from tests.apiserver.objects import Objects
+from tests.apiserver.operator_fixtures import operator_in
+from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.plain_api import PlainApi
 
 FOLDER = Path(__file__).parent
@@ -82,3 +87,40 @@ def dry_clusters(control_plane: ControlPlane) -> Iterator[Objects]:
     objects = Objects(control_plane, "default")
     yield objects
     objects.close()
+
+
+@pytest.fixture(scope="module")
+def operator(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[OperatorProcess]:
+    """The module's own, in its NAMESPACE; with SETTINGS, environment variables, where it has some."""
+    folder, settings = tmp_path_factory.mktemp("operator"), getattr(request.module, "SETTINGS", {})
+    with operator_in(control_plane, folder, request.module.NAMESPACE, **settings) as process:
+        yield process
+
+
+@pytest.fixture
+def nodes(control_plane: ControlPlane, operator: OperatorProcess, request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    """Nodes for the pods of the module's namespace."""
+    with Nodes(PlainApi(control_plane.kubeconfig), request.module.NAMESPACE) as found:
+        yield found
+
+
+@pytest.fixture
+def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    """An API server that a test may stop."""
+    with ControlPlane(tmp_path) as plane:
+        yield plane
+
+
+@pytest_asyncio.fixture
+async def connection(control_plane: ControlPlane) -> AsyncIterator[Connection]:
+    """The operator's client."""
+    async with connected(control_plane.kubeconfig) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def owner(connection: Connection, namespace: str) -> Body:
+    """A PDCluster that owns what a test makes."""
+    return await connection.owner(namespace)

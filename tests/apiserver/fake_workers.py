@@ -10,8 +10,8 @@ from aiohttp import web
 from pdcluster_api.schema import labels
 from tests.apiserver import nodeless
 from tests.apiserver.plain_api import Body
-from tests.operator.pdcluster_operator.scrape.pages import WorkerPages
 from tests.ports import free_port
+from tests.worker_pages import WorkerPages
 
 MOST_WORKERS = 6  # of one role
 _NETS = {"prefill": 1, "decode": 2}

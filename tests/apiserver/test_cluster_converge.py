@@ -1,34 +1,22 @@
 """Children on the real API server: no drift where there is none, our fields reverted after any edit, and those of others left."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, CONFIG_MAP, POOL_SCALER, SECRET, SERVICE
 from pdcluster_api.schema.labels import SEEN_REPLICAS
 from pdcluster_operator.writes.diff import ObjectName
 from tests.apiserver import cluster_objects as objects
-from tests.apiserver.cluster_client import Connection, connected
+from tests.apiserver.cluster_client import Connection
 from tests.apiserver.control_plane import ControlPlane, KubectlError
 from tests.system.waiting import wait_for
 
 Body = dict[str, Any]
 STATEFUL = f"statefulset/{objects.WORKLOAD}"
 RECORD = f"controllerrevision/{objects.WORKLOAD}"
-
-
-@pytest_asyncio.fixture
-async def connection(control_plane: ControlPlane) -> AsyncIterator[Connection]:
-    async with connected(control_plane.kubeconfig) as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def owner(connection: Connection, namespace: str) -> Body:
-    return await connection.owner(namespace)
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from pdcluster_api.apiserver.client import Limits
 from pdcluster_api.apiserver.connect import connect
@@ -24,17 +22,6 @@ from tests.system.waiting import wait_for
 
 Body = dict[str, Any]
 QUICK = Limits(timeout_seconds=2.0, tries=2, first_delay_seconds=0.05)
-
-
-@pytest_asyncio.fixture
-async def connection(control_plane: ControlPlane) -> AsyncIterator[Connection]:
-    async with connected(control_plane.kubeconfig) as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def owner(connection: Connection, namespace: str) -> Body:
-    return await connection.owner(namespace)
 
 
 @pytest.fixture
@@ -165,13 +152,6 @@ async def test_list_reads_every_page(control_plane: ControlPlane, owner: Body, n
         assert names == [body["metadata"]["name"] for body in made]
         assert paged.calls("list") == 3
         assert [body async for body in paged.client.list(SERVICE, namespace, fields="metadata.name=nothing")] == []
-
-
-@pytest.fixture
-def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    """An API server that a test may stop."""
-    with ControlPlane(tmp_path) as plane:
-        yield plane
 
 
 async def test_an_api_server_that_restarts_is_waited_for(own_plane: ControlPlane):

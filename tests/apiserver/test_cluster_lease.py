@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,13 +155,6 @@ async def test_a_candidate_without_rights_waits_and_says_why(control_plane: Cont
         with pytest.raises(EnoughError):
             await candidate(limited, namespace, "one", sleep=once).acquire()
     assert 'User "no-rights" cannot get resource "leases"' in caplog.text
-
-
-@pytest.fixture
-def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    """An API server that a test may stop."""
-    with ControlPlane(tmp_path) as plane:
-        yield plane
 
 
 async def test_a_leader_that_cannot_renew_has_lost_before_anybody_can_take_over(own_plane: ControlPlane, caplog: pytest.LogCaptureFixture):

@@ -1,11 +1,9 @@
 """Status and events on the real API server."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from pdcluster_api.apiserver.kinds import EVENT, PDCLUSTER, POOL_SCALER
 from pdcluster_api.plan.result import Event
@@ -16,17 +14,6 @@ from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane
 
 Body = dict[str, Any]
-
-
-@pytest_asyncio.fixture
-async def connection(control_plane: ControlPlane) -> AsyncIterator[Connection]:
-    async with connected(control_plane.kubeconfig) as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def owner(connection: Connection, namespace: str) -> Body:
-    return await connection.owner(namespace)
 
 
 def condition(status: str, reason: str) -> Body:

@@ -12,7 +12,7 @@ from pdcluster_api.plan.autoscale.explain import read_record
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.decision import Decision, Input, Step
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import Disaggregation, DiscoveryState, Observed, PodState, ScalerState, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import Disaggregation, DiscoveryState, Observed, ScalerState, WorkerRecords, WorkloadState
 from pdcluster_api.plan.status.autoscaled import recorded
 from pdcluster_api.schema.conditions import CAPACITY_SHORT
 from pdcluster_api.schema.load import parse
@@ -20,6 +20,7 @@ from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
 from tests.operator.object_cases import at, minimal
+from tests.operator.pods import pod_state
 
 NOW = "2026-01-02T03:04:05Z"
 NEW = Observed(generation=1, status={}, discovery=DiscoveryState(managed=True, ready=0, wanted=1))
@@ -75,7 +76,7 @@ def test_what_is_known_of_disaggregation_is_stored_whole(clusters: Objects) -> N
     document = minimal()
     clusters.create(document)
     seen = running(document)
-    pods = {role: PodState(f"{role}-0", state.id, ready=True, terminating=False) for state in seen.workloads for role in [state.id.role]}
+    pods = {role: pod_state(state.id, f"{role}-0") for state in seen.workloads for role in [state.id.role]}
     said = {
         "decode-0": Disaggregation("tcp", (("prefill-0", "dtype differs"),), 1, long_prompts=10, remote_ratio=0.5),
         "prefill-0": Disaggregation("tcp", bytes_per_second=3_000_000_000),

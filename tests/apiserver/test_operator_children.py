@@ -7,18 +7,12 @@ import pytest
 
 from pdcluster_api.schema.labels import FIELD_MANAGER, MANAGED_BY, ROTATE_CA
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.operator_fixtures import operator_in, ready_scene
+from tests.apiserver.operator_fixtures import ready_scene
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.system.waiting import wait_for
 
 NAMESPACE = "operator-children"
-
-
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

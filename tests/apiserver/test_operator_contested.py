@@ -10,19 +10,12 @@ import pytest
 from pdcluster_operator.reconcile.contested import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
-from tests.apiserver.operator_fixtures import operator_in
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import Scene
 from tests.apiserver.plain_api import PlainApi
 
 NAMESPACE = "operator-contested"
 RIVAL = "some-controller"
-
-
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE) as process:
-        yield process
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, Rule, leaving, ready
-from tests.apiserver.operator_fixtures import operator_in
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
 from tests.apiserver.plain_api import PlainApi
@@ -19,12 +18,6 @@ from tests.system.waiting import wait_for
 
 _numbers = itertools.count(1)
 NAMESPACE = "operator-drain"
-
-
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE) as process:
-        yield process
 
 
 class Drained:

@@ -13,7 +13,6 @@ from pdcluster_api.schema.labels import COMPONENT
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.limited_user import limited_user
 from tests.apiserver.nodeless import Nodes, Rule, ready, waiting
-from tests.apiserver.operator_fixtures import operator_in
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, GROUP, Scene
 from tests.apiserver.plain_api import Body, PlainApi
@@ -27,18 +26,6 @@ UNPLACED: Body = {
     "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}],
     "containerStatuses": [],
 }
-
-
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE) as process:
-        yield process
-
-
-@pytest.fixture
-def nodes(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Nodes]:
-    with Nodes(PlainApi(control_plane.kubeconfig), NAMESPACE) as found:
-        yield found
 
 
 @pytest.fixture

@@ -8,19 +8,14 @@ import pytest
 from pdcluster_api.schema.labels import MANAGED_BY
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready
-from tests.apiserver.operator_fixtures import SELDOM, operator_in
+from tests.apiserver.operator_fixtures import SELDOM
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 
 NAMESPACE = "operator-put-back"
-
-
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE, PDCLUSTER_RESYNC_SECONDS=SELDOM) as process:
-        yield process
+SETTINGS = {"PDCLUSTER_RESYNC_SECONDS": SELDOM}
 
 
 @pytest.fixture(scope="module")

@@ -8,27 +8,15 @@ import pytest
 from pdcluster_api.schema.labels import REVISION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, Rule, ready, waiting
-from tests.apiserver.operator_fixtures import SELDOM, operator_in
-from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_fixtures import SELDOM
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 
 _numbers = itertools.count(1)
 NAMESPACE = "operator-rollout"
+SETTINGS = {"PDCLUSTER_RESYNC_SECONDS": SELDOM}
 OTHER_ENGINE = {"maxBatchedTokens": 512}
-
-
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE, PDCLUSTER_RESYNC_SECONDS=SELDOM) as process:
-        yield process
-
-
-@pytest.fixture
-def nodes(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Nodes]:
-    with Nodes(PlainApi(control_plane.kubeconfig), NAMESPACE) as found:
-        yield found
 
 
 @pytest.fixture

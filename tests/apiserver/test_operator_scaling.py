@@ -7,7 +7,6 @@ import pytest
 
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
-from tests.apiserver.operator_fixtures import operator_in
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
 from tests.apiserver.plain_api import PlainApi
@@ -28,12 +27,6 @@ spec:
     prefill: {{pools: [{{name: cpu, replicas: 1}}]}}
     decode: {{pools: [{{name: cpu, replicas: {replicas}, minReplicas: 1, maxReplicas: 5}}]}}
 """
-
-
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

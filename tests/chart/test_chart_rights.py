@@ -10,30 +10,8 @@ from pdcluster_api.apiserver import kinds
 from pdcluster_api.apiserver.kinds import Kind, Manner
 from pdcluster_operator.settings import Settings
 from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, environment_of, helm, of_kind, render
+from tests.chart.rights import KEPT, OBJECTS, OWNED, READ
 
-READ = {"get", "list", "watch"}
-KEPT = READ | {"create", "patch"}
-OWNED = KEPT | {"delete"}
-
-OBJECTS = {
-    "pdcluster.io/pdclusters": READ,
-    "pdcluster.io/pdclusters/status": {"patch"},
-    "pdcluster.io/pdpoolscalers": OWNED,
-    "pdcluster.io/pdpoolscalers/status": {"patch"},
-    "apps/statefulsets": OWNED,
-    "apps/controllerrevisions": OWNED,
-    "/services": OWNED,
-    "/configmaps": OWNED,
-    "/serviceaccounts": OWNED,
-    "/secrets": KEPT,
-    "policy/poddisruptionbudgets": OWNED,
-    "networking.k8s.io/networkpolicies": OWNED,
-    "monitoring.coreos.com/podmonitors": {"list", "delete"},
-    "monitoring.coreos.com/prometheusrules": {"list", "delete"},
-    "/pods": READ,
-    "/events": {"list"},
-    "events.k8s.io/events": {"create"},
-}
 DISCOVERY = {"apiextensions.k8s.io/customresourcedefinitions": {"list", "watch"}, "/namespaces": {"list", "watch"}}
 LEASES = {"coordination.k8s.io/leases": {"create"}, f"coordination.k8s.io/leases {RELEASE}-pdcluster": {"get", "update"}}
 

@@ -9,7 +9,7 @@ import yaml
 
 from pdcluster_api.schema import conditions
 from tests.chart.helm_chart import CHART
-from tests.chart.test_chart_rights import OBJECTS
+from tests.chart.rights import OBJECTS
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = (ROOT / "docs" / "kubernetes.md").read_text()

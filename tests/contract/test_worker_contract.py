@@ -28,12 +28,11 @@ from pdcluster_worker.config.worker import DiscoveryConfig, EtcdTLSConfig, Liste
 from pdcluster_worker.dispatch.disaggregation import MAX_REASON, MAX_REFUSED
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages.facts import Device
-from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import options, records
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdctl.local.certificates import WORKER_NAME
 from tests.operator.object_cases import minimal
-from tests.operator.pdcluster_api.manifests.test_every_field_counts import ENGINE_VALUES, SCHEDULING_VALUES
+from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES, SCHEDULING_VALUES
 
 ROOT = Path(__file__).parents[2]
 ENTRY = "alice"
@@ -43,67 +42,6 @@ OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 """Settings of the model in a worker's file, beside name and path."""
 
 SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
-
-# The table of docs/architecture.md, 'Contracts'; _total is the counters' suffix.
-METRICS = (
-    "time_to_first_token_seconds",
-    "ttft_phase_seconds",
-    "time_per_output_token_seconds",
-    "inter_token_latency_seconds",
-    "e2e_request_latency_seconds",
-    "engine_step_seconds",
-    "engine_step_requests",
-    "engine_step_tokens",
-    "kv_transfer_seconds",
-    "remote_prefill_phase_seconds",
-    "num_requests_running",
-    "num_requests_waiting",
-    "prefill_queue_requests",
-    "prefill_queue_tokens",
-    "kv_cache_usage_ratio",
-    "kv_blocks",
-    "engine_busy_ratio",
-    "engine_device_info",
-    "engine_scheduler_info",
-    "device_memory_bytes",
-    "device_utilization_ratio",
-    "engine_stalled",
-    "draining",
-    "prompt_tokens",
-    "prefill_tokens",
-    "generation_tokens",
-    "prefill_seconds",
-    "decode_seconds",
-    "engine_phase_seconds",
-    "engine_failed_rows",
-    "prefix_cache_hit_tokens",
-    "prefix_cache_query_tokens",
-    "prefix_cache_evictions",
-    "spec_decode_draft_tokens",
-    "spec_decode_accepted_tokens",
-    "spec_decode_emitted_tokens",
-    "structured_requests",
-    "grammar_cache_hits",
-    "grammar_compile_seconds",
-    "remote_prefill",
-    "long_prompts",
-    "request_moves",
-    "races",
-    "race_wasted_tokens",
-    "kv_transfer_bytes_per_second",
-    "kv_transport_info",
-    "engine_dtype_info",
-    "kv_transfer_bytes",
-    "preemptions",
-    "request_rejected",
-    "request_success",
-    "qos_admitted",
-    "qos_rejected",
-    "qos_degraded",
-    "qos_slo",
-    "qos_estimated_ttft_seconds",
-    "qos_estimated_tpot_seconds",
-)
 
 
 def rendered(example: str, role: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -263,12 +201,6 @@ def test_what_records_say_of_disaggregation_is_read_whole_by_the_operator() -> N
 
     assert read == Disaggregation("tcp", tuple((peer.pod, peer.reason) for peer in refused), 12, 40, 0.85, 1_200_000_000)
     assert read_disaggregation({"disaggregation": None}) is None
-
-
-def test_metrics_of_the_contract_exist() -> None:
-    names = {family.name for family in Metrics().registry.collect()}
-
-    assert {f"pdcluster_{name}" for name in METRICS} <= names
 
 
 def test_certificate_name_is_what_the_worker_expects() -> None:

@@ -26,9 +26,3 @@ def child(kind: str, name: str, version: int = 1, *, uid: str = "", owner: str =
         **parts.pop("metadata", {}),
     }
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **parts}
-
-
-def pod(name: str, version: int = 1, **parts: Any) -> Body:
-    """A pod of the cluster, whose owner is a StatefulSet."""
-    owner = {"ownerReferences": [{"kind": "StatefulSet", "name": "x", "uid": "uid-of-x", "controller": True}]}
-    return child("Pod", name, version, **{**parts, "metadata": {**owner, **parts.get("metadata", {})}})

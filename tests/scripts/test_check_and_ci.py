@@ -118,6 +118,8 @@ def test_check_runs_every_tool(tmp_path: Path) -> None:
         "mypy bench",
         "== imports",
         "lint-imports ",
+        "== tests",
+        "python scripts/check_tests.py",
         "== words",
         "python scripts/check_words.py",
         "== sizes",
@@ -141,6 +143,7 @@ def test_check_runs_every_tool(tmp_path: Path) -> None:
         ("mypy worker/src", "types"),
         ("mypy bench", "bench-types"),
         ("lint-imports", "imports"),
+        ("python scripts/check_tests", "tests"),
         ("python scripts/check_words", "words"),
         ("python scripts/check_sizes", "sizes"),
         ("python scripts/check_duplicates", "duplicates"),
@@ -163,7 +166,7 @@ def test_fast_check_leaves_out_what_takes_long(tmp_path: Path) -> None:
 
     assert status == 0
     assert [line for line in lines if line.startswith("==")] == [
-        f"== {name}" for name in ("format", "lint", "words", "sizes", "duplicates", "charts", "reference")
+        f"== {name}" for name in ("format", "lint", "tests", "words", "sizes", "duplicates", "charts", "reference")
     ]
 
 

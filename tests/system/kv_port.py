@@ -31,7 +31,7 @@ def receive(sock: socket.socket, decode: Callable[[bytes], MessageT | int]) -> M
 def write_blocks(target: pb.Target, block_ids: Sequence[int], block_bytes: int) -> list[str | None]:
     """Write zeros to these blocks under the target's epoch, a frame each, as a sender would; returns why each was refused, None if not."""
     with connect(target.address) as sock:
-        sock.sendall(wire.encode_hello(wire.Hello(target.engine_id)))
+        sock.sendall(wire.encode_hello(wire.KvHello(target.engine_id)))
         assert receive(sock, wire.decode_reply) == wire.Reply(None)
         refusals = []
         for block_id in block_ids:

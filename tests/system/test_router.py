@@ -5,14 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from pdcluster_worker.journeys.journey import LIFETIME
-from pdctl.cli.main import app
 from tests.otlp_collector import Collector, Span
 from tests.reference import Reference
 from tests.system.client import body
 from tests.system.cluster import NewCluster, Pair
+from tests.system.pdctl import pdctl
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
@@ -68,7 +67,7 @@ def test_router_says_why_a_request_went_where_it_went(router: WorkerProcess, pai
     assert f"credit at={pair.decode.name} peer={pair.prefill.name} waited_seconds=" in route
     assert route.endswith("; prefill=remote")
     for url in (str(router.client.http.base_url), str(pair.decode.client.http.base_url), str(pair.prefill.client.http.base_url)):
-        shown = CliRunner().invoke(app, ["why", "--request", reply.json()["id"], "--url", url])
+        shown = pdctl("why", "--request", reply.json()["id"], "--url", url)
         words = shown.output.split()
         assert (shown.exit_code, [name for name in LIFETIME if name in words]) == (0, _seen_at(url, pair)), shown.output
 

@@ -33,7 +33,7 @@ def check_still_works(pair: Pair, prompts: Prompts, reference: Reference) -> Non
 def test_write_under_an_unknown_epoch_is_refused(pair: Pair, prompts: Prompts, reference: Reference) -> None:  # T4
     before, block = pair.decode.metrics(), os.urandom(pair.decode.block_bytes)
     with connect(pair.decode.record["kv_address"]) as sock:
-        sock.sendall(wire.encode_hello(wire.Hello(pair.decode.record["engine_id"])))
+        sock.sendall(wire.encode_hello(wire.KvHello(pair.decode.record["engine_id"])))
         assert receive(sock, wire.decode_reply) == wire.Reply(None)
         for _ in range(2):  # the connection goes on after a refusal
             epoch = os.urandom(16)
@@ -48,7 +48,7 @@ def test_write_under_an_unknown_epoch_is_refused(pair: Pair, prompts: Prompts, r
 
 def test_connection_for_another_engine_is_refused(pair: Pair, prompts: Prompts, reference: Reference) -> None:
     with connect(pair.decode.record["kv_address"]) as sock:
-        sock.sendall(wire.encode_hello(wire.Hello("an-earlier-engine")))
+        sock.sendall(wire.encode_hello(wire.KvHello("an-earlier-engine")))
         reply = receive(sock, wire.decode_reply)
         assert reply.refusal is not None
         assert sock.recv(1) == b""

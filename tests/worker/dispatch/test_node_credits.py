@@ -18,7 +18,7 @@ from pdcluster_worker.config.worker import (
 )
 from pdcluster_worker.dispatch.engines.client import EngineClient
 from pdcluster_worker.dispatch.engines.engines import Engine, Engines
-from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials
@@ -44,7 +44,7 @@ class Scene:
         )
         self.engines = Engines(*(self.engine(rank) for rank in range(2)))
         self.worker = Worker("prefill", self.engines, Metrics(), PolicyConfig())
-        self.node = Node(config, Identity("pod", "default", "127.0.0.1"), Credentials(tls), self.worker, self._untaken)
+        self.node = JoinedWorker(config, Identity("pod", "default", "127.0.0.1"), Credentials(tls), self.worker, self._untaken)
         # As `join` does, without ports and without a session with etcd.
         self.node._record = self.node._make_record(1, 2)
         self.worker.state = "ready"

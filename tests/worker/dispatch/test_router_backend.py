@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.dispatch.engines.engines import Engines
-from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.dispatch.router_backend import RouterBackend
 from pdcluster_worker.dispatch.worker import Engineless, Worker
 from pdcluster_worker.errors import RequestError
@@ -24,7 +24,7 @@ class PlayedNode:
     """A node whose decode workers a test sets; its ingress answers one token."""
 
     def __init__(self, policy: PolicyConfig) -> None:
-        self.worker = Worker("router", Engines(), Metrics(), policy, engineless=Engineless("w", 16, self.absence))
+        self.worker = Worker("router", Engines(), Metrics(), policy, engineless=Engineless("w", 16), absence=self.absence)
         self.worker.state = "ready"
         self.ingress = SimpleNamespace(generate=self._generate)
         self.on_peers = lambda: None
@@ -50,7 +50,7 @@ class PlayedNode:
 def make(wait_seconds: float = 0.0, max_queued_requests: int = 1024) -> tuple[PlayedNode, RouterBackend]:
     policy = PolicyConfig(admission=AdmissionPolicy(worker_wait_seconds=wait_seconds, max_queued_requests=max_queued_requests))
     node, backend = PlayedNode(policy), RouterBackend("chat", 2048, 100)
-    backend.serve(cast(Node, node))
+    backend.serve(cast(JoinedWorker, node))
     return node, backend
 
 

@@ -10,7 +10,7 @@ from pdcluster_worker.config.policy_file import PolicyFile
 from pdcluster_worker.dispatch import worker as worker_module
 from pdcluster_worker.dispatch.worker import Worker, merge
 from pdcluster_worker.errors import ConfigError, RequestError
-from pdcluster_worker.messages.engine import Abort, BlockEvents, TellBlocks
+from pdcluster_worker.messages.engine import Abort, AskSnapshot, BlockEvents
 from pdcluster_worker.routing.waiting import ASKING_HEADS
 from tests.worker.dispatch.doubles import ScriptedEngine, client_of, stats
 
@@ -145,7 +145,7 @@ async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_it
 ) -> None:
     """[V19], [Y11]: a repeat changes nothing; after a gap nothing is taken until a snapshot."""
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
-    engine.answer = lambda message: [BlockEvents([b"d"], [], 5, is_cleared=True)] if isinstance(message, TellBlocks) else ()
+    engine.answer = lambda message: [BlockEvents([b"d"], [], 5, is_cleared=True)] if isinstance(message, AskSnapshot) else ()
     async with aclosing(worker.reports()) as reports, asyncio.timeout(5):
         await anext(reports)
         engine.say(BlockEvents([b"a"], [], 1))
@@ -160,7 +160,7 @@ async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_it
             await asyncio.sleep(0)
         report = await anext(reports)
         assert (report.stored, report.removed, report.snapshot) == ((b"d",), (), True)
-    assert engine.inputs == [TellBlocks()]
+    assert engine.inputs == [AskSnapshot()]
 
 
 async def test_worker_cached_tokens_leaves_one_token_to_compute(worker: Worker, engine: ScriptedEngine) -> None:

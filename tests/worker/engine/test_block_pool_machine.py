@@ -117,7 +117,7 @@ class PoolMachine(RuleBasedStateMachine):
         """[V19]: events that never arrive; the next ones show it, and a snapshot follows."""
         if self.pool.prefix_cache.take_events() is None:
             return
-        self.pool.prefix_cache.tell_all()
+        self.pool.prefix_cache.begin_snapshot()
 
     def _follow(self, events: m.BlockEvents) -> None:
         if events.is_cleared:

@@ -54,14 +54,14 @@ def test_everything_is_told_anew_under_the_next_number():
         cache.insert(block, block_hash)
     cache.take_events()
     cache.drop(0)
-    cache.tell_all()
+    cache.begin_snapshot()
     cache.drop(1)
     cache.insert(4, b"d")
     assert cache.take_events() == m.BlockEvents([b"c", b"d"], [], sequence=2, is_cleared=True)
     cache.drop(4)
     assert cache.take_events() == m.BlockEvents([], [b"d"], sequence=3)
     cache.drop(2)
-    cache.tell_all()
+    cache.begin_snapshot()
     assert cache.take_events() == m.BlockEvents([], [], sequence=4, is_cleared=True)
     assert cache.take_events() is None
 
@@ -70,7 +70,7 @@ def test_engine_tells_its_whole_cache_when_asked(engine, spec):
     """[V19]."""
     rig = engine()
     rig.handle(m.Submit(spec("a", list(range(9)), max_tokens=1)))
-    rig.handle(m.TellBlocks())
+    rig.handle(m.AskSnapshot())
     assert rig.of(m.BlockEvents)[1:] == [m.BlockEvents(block_hashes(list(range(9)), 4), [], sequence=2, is_cleared=True)]
 
 
@@ -119,13 +119,6 @@ def test_two_requests_share_the_blocks_of_a_running_one(engine, spec):
     assert rig.tokens("b")[0].cached_tokens == 12
     rig.run()
     assert rig.token_ids("b") == rig.runner.reference([*range(12), 99], 2)
-
-
-def test_chains_of_two_salts_share_no_block():
-    tokens = list(range(8))
-    chains = [block_hashes(tokens, 4, salt) for salt in (b"", b"a" * 32, b"b" * 32)]
-    assert chains[1] == block_hashes(tokens, 4, b"a" * 32)
-    assert len({block_hash for chain in chains for block_hash in chain}) == 6
 
 
 def test_a_prompt_hits_the_blocks_of_its_own_salt_only(engine, spec):

@@ -10,12 +10,12 @@ import pytest
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.head_line import mailbox as mailbox_module
 from pdcluster_worker.head_line.mailbox import HeadMailbox
-from pdcluster_worker.head_line.wire import Answer, Hello, LineError, encode, read_frame, server_context, write_frame
+from pdcluster_worker.head_line.wire import Answer, HeadHello, LineError, encode, read_frame, server_context, write_frame
 from pdcluster_worker.messages.engine import EngineFailed, Ping, Stop, decode_outputs
 from pdcluster_worker.messages.engine import encode as encode_messages
 from tests.ports import free_port
 
-HELLO = Hello(1, "c", "r", "mixed", "node-b", "127.0.0.1")
+HELLO = HeadHello(1, "c", "r", "mixed", "node-b", "127.0.0.1")
 
 
 class PlayedHead:

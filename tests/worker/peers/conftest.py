@@ -33,7 +33,7 @@ from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Generated, Hello, Load, Note, Report
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.client import Here, Peer, PeerEvents
+from pdcluster_worker.peers.client import LocalSide, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, command_key, worker_key, workers_prefix
@@ -364,7 +364,8 @@ class Worker:
             self._on_lost,
             lambda _: None,
         )
-        self.directory = Directory(record.pod, Here(hello, credentials, self.refusals, self.index), events, self.metrics)
+        self.directory = Directory(record.pod, LocalSide(hello, credentials, self.refusals, self.index), self.metrics)
+        self.directory.report_to(events)
         self.server: grpc.aio.Server | None = None
 
     def _on_lost(self, peer: Peer) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.certificates.authority import WORKER_NAME, Pair, issue, make_authority
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.peers import tls
 from pdcluster_worker.peers.tls import Credentials
-from tests.tls_etcd import NOW
+from tests.authorities import Pair, new_authority, worker_pair
 
-OLD, NEW, STRANGER = make_authority(NOW), make_authority(NOW), make_authority(NOW)
+OLD, NEW, STRANGER = new_authority(), new_authority(), new_authority()
 BOTH = OLD.certificate + NEW.certificate
 
 
@@ -28,7 +27,7 @@ class Files:
 
     def write(self, ca: bytes, signer: Pair) -> None:
         """Accept `ca`, show a certificate of `signer`."""
-        leaf = issue(signer, [WORKER_NAME], NOW)
+        leaf = worker_pair(signer)
         for path, content in ((self.config.ca, ca), (self.config.certificate, leaf.certificate), (self.config.key, leaf.key)):
             Path(path).write_bytes(content)
 

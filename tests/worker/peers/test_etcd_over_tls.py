@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.certificates.authority import make_authority
 from pdcluster_worker.config.worker import DiscoveryConfig, EtcdTLSConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, command_key, workers_prefix
 from pdcluster_worker.peers.tls import EtcdCredentials
-from tests.tls_etcd import NOW, TlsEtcd, tls_etcd, write_pair
+from tests.authorities import new_authority, write_pair
+from tests.tls_etcd import TlsEtcd, tls_etcd
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["server only", "mutual"])
@@ -65,7 +65,7 @@ async def test_plain_text_never_registers_and_says_so(etcd: TlsEtcd, discover: A
 async def test_an_etcd_of_another_authority_is_refused_until_the_file_is_put_right(
     etcd: TlsEtcd, files: EtcdTLSConfig, discover: Any, eventually: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Path(files.ca).write_bytes(make_authority(NOW).certificate)
+    Path(files.ca).write_bytes(new_authority().certificate)
     discovery = discover(etcd, files)
     await eventually(lambda: "CERTIFICATE_VERIFY_FAILED" in (discovery.problem or ""))
     Path(files.ca).write_text("broken")  # refused: the last good one stays, and goes on failing

@@ -82,7 +82,7 @@ class RawPeer:
         self.block_bytes = engine.memory.block_bytes
 
     def hello(self, engine_id: str = "decode") -> wire.Reply:
-        self.sock.sendall(wire.encode_hello(wire.Hello(engine_id)))
+        self.sock.sendall(wire.encode_hello(wire.KvHello(engine_id)))
         return self.read(wire.decode_reply)
 
     def header(self, epoch: bytes, block_ids: Sequence[int], payload_bytes: int | None = None) -> None:

@@ -74,7 +74,7 @@ def test_garbage_instead_of_a_frame_closes_that_connection_alone(decode, connect
     assert connect().hello().refusal is None
 
 
-@pytest.mark.parametrize("truncated", [b"PDCKV", wire.encode_hello(wire.Hello("decode"))[:-1]])
+@pytest.mark.parametrize("truncated", [b"PDCKV", wire.encode_hello(wire.KvHello("decode"))[:-1]])
 def test_broken_off_hello_is_counted(decode, connect, wait_until, truncated):
     peer = connect()
     peer.sock.sendall(truncated)

@@ -48,7 +48,7 @@ def test_connection_without_a_hello_is_closed(tcp_engine, raw_peer):
 def test_hello_that_drips_is_closed_at_the_deadline_of_the_whole(tcp_engine, raw_peer):
     decode = tcp_engine("d" * 250, limits=PortLimits(hello_seconds=0.5))
 
-    assert drip(raw_peer(decode), wire.encode_hello(wire.Hello("d" * 250)))
+    assert drip(raw_peer(decode), wire.encode_hello(wire.KvHello("d" * 250)))
 
 
 def test_idle_connection_is_closed_after_its_hello(tcp_engine, raw_peer):

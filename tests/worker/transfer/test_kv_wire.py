@@ -9,7 +9,7 @@ from pdcluster_worker.transfer import wire
 EPOCHS = st.binary(min_size=16, max_size=16)
 REASONS = st.none() | st.text(max_size=100)
 MESSAGES = {
-    (wire.encode_hello, wire.decode_hello): st.builds(wire.Hello, st.text(max_size=60)),
+    (wire.encode_hello, wire.decode_hello): st.builds(wire.KvHello, st.text(max_size=60)),
     (wire.encode_reply, wire.decode_reply): st.builds(wire.Reply, REASONS),
     (wire.encode_header, wire.decode_header): st.builds(
         wire.Header,
@@ -79,7 +79,7 @@ def test_decode_names_what_is_wrong_before_asking_for_more(decode, data, reason)
 @pytest.mark.parametrize(
     ("encode", "message"),
     [
-        (wire.encode_hello, wire.Hello("e" * 257)),
+        (wire.encode_hello, wire.KvHello("e" * 257)),
         (wire.encode_header, wire.Header(bytes(17), (1,), 1)),
         (wire.encode_header, wire.Header(bytes(16), (1,) * 257, 1)),
         (wire.encode_header, wire.Header(bytes(16), (), 0)),

@@ -32,7 +32,7 @@ class RawReceiver:
         self.socks.append(sock)
         hello = read(sock, wire.decode_hello)
         sock.sendall(wire.encode_reply(wire.Reply(refusal)))
-        assert hello == wire.Hello(self.engine_id)
+        assert hello == wire.KvHello(self.engine_id)
         return sock
 
     def close(self):

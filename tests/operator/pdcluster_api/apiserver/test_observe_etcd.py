@@ -9,6 +9,7 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.labels import cluster_labels
 from tests.operator import bodies as made
+from tests.operator.pods import pod_body
 
 NAME = "chat-etcd"
 BAD_IMAGE = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
@@ -22,7 +23,7 @@ def member(number: int = 0, state: dict[str, Any] | None = None, **status: Any) 
         entry["lastState"] = {"terminated": {"exitCode": 1, "message": '{"level":"fatal","ts":"1","msg":"cannot listen"}'}}
     labels = {**cluster_labels(made.NAME, "etcd"), "app.kubernetes.io/name": "etcd"}
     found = {"conditions": [{"type": "Ready", "status": str(state is None)}], "containerStatuses": [entry], **status}
-    return made.pod(f"{NAME}-{number}", metadata={"labels": labels}, status=found)
+    return pod_body(f"{NAME}-{number}", metadata={"labels": labels}, status=found)
 
 
 def stateful_set(ready: int, wanted: int = 1, current: int | None = None) -> made.Body:
@@ -72,7 +73,7 @@ def test_an_etcd_that_just_starts_or_is_ready_has_no_problem():
 
 
 def test_a_workers_problem_is_not_the_etcds():
-    worker = made.pod(
+    worker = pod_body(
         "chat-decode-cpu-0", metadata={"labels": cluster_labels(made.NAME, "decode")}, status=member(state=BAD_IMAGE)["status"]
     )
     assert managed_etcd(Live(made.cluster(), [stateful_set(0), worker]), NAME, 1, {}).problem is None

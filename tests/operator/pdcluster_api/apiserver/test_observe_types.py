@@ -10,15 +10,14 @@ from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.schema.labels import GPU, workload_labels
 from pdcluster_api.schema.workload import WorkloadId
 from tests.operator import bodies as made
+from tests.operator.pods import worker_body
 
 DECODE = WorkloadId(made.NAME, "decode", "first", "0123abcd")
 LABELS = workload_labels(DECODE.cluster, DECODE.role, DECODE.pool, DECODE.revision)
 
 
-def pod(gpu: str | None) -> made.Body:
-    owners = [{"kind": "StatefulSet", "name": DECODE.name, "uid": "of-it", "controller": True}]
-    marks = {} if gpu is None else {"annotations": {GPU: gpu}}
-    return made.pod(f"{DECODE.name}-0", metadata={"labels": LABELS, "ownerReferences": owners, **marks}, status={})
+def of_type(gpu: str | None) -> made.Body:
+    return worker_body(DECODE, **({} if gpu is None else {"annotations": {GPU: gpu}}))
 
 
 def record(data: Mapping[str, Any] | None) -> made.Body:
@@ -28,11 +27,11 @@ def record(data: Mapping[str, Any] | None) -> made.Body:
 @pytest.mark.parametrize(
     ("children", "gpu"),
     [
-        ([pod("H100"), record({"pool": {"gpu": "B200"}})], "B200"),
-        ([pod("H100")], "H100"),
-        ([pod("H100"), record({"pool": {}})], "H100"),
-        *(([pod("an H100"), record(data)], "an H100") for data in (None, {}, {"pool": None}, {"pool": "B200"})),
-        ([pod(None)], ""),
+        ([of_type("H100"), record({"pool": {"gpu": "B200"}})], "B200"),
+        ([of_type("H100")], "H100"),
+        ([of_type("H100"), record({"pool": {}})], "H100"),
+        *(([of_type("an H100"), record(data)], "an H100") for data in (None, {}, {"pool": None}, {"pool": "B200"})),
+        ([of_type(None)], ""),
     ],
 )
 def test_record_then_pods_say_it(children: list[made.Body], gpu: str):

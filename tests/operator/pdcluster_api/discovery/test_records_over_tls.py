@@ -8,7 +8,8 @@ import pytest
 from pdcluster_api.certificates.authority import make_authority
 from pdcluster_api.discovery.etcd import EtcdTLS, check_reachable, read_workers
 from pdcluster_api.errors import EtcdUnreachableError
-from tests.tls_etcd import NOW, TlsEtcd, tls_etcd
+from tests.authorities import NOW
+from tests.tls_etcd import TlsEtcd, tls_etcd
 
 STRANGER = make_authority(NOW)
 OWN = "/pdcluster/default/chat/workers/"

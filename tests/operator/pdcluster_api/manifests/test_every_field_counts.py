@@ -17,6 +17,7 @@ from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.sections import RoleSpec
 from pdcluster_operator import reconcile
 from tests.operator.object_cases import Change, at, both
+from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, workload_of
 
 HUB = at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b"}})
@@ -68,58 +69,10 @@ PLANNED = {
     "autoscale": "its fields have a test of their own below",
 }
 
-ENGINE_VALUES: dict[str, Any] = {
-    "device": "cpu",
-    "blockSize": 32,
-    "maxBatchedTokens": 300,
-    "maxSequences": 7,
-    "maxModelLen": 99,
-    "prefixCaching": False,
-    "kvCacheMemory": "2Gi",
-    "deviceMemoryShare": 0.9,
-    "numBlocks": 9,
-    "threads": 3,
-    "dataParallelSize": 2,
-    "transferBandwidth": 5,
-    "verifyTransfers": True,
-    "fenceTimeoutSeconds": 3.5,
-    "batchInvariant": True,
-    "schedulingPolicy": "fcfs",
-    "admissionWatermark": 0.05,
-    "tensorParallelSize": 2,
-    "pipelineParallelSize": 2,
-    # On a decode worker it must be off.
-    "prefillDelayer": {
-        "enabled": False,
-        "maxDelayPasses": 3,
-        "maxDelayMilliseconds": 9,
-        "tokenUsageLowWatermark": 0.5,
-        "queueMinRatio": 0.25,
-    },
-    # On a prefill worker likewise.
-    "speculation": {
-        "method": "Off",
-        "draftModel": "/small",
-        "numTokens": 2,
-        "promptLookupMax": 7,
-        "promptLookupMin": 2,
-        "adaptive": False,
-        "disableAboveRunning": 8,
-    },
-}
 DELAYER: dict[str, Any] = ENGINE_VALUES["prefillDelayer"]
 SPECULATION: dict[str, Any] = ENGINE_VALUES["speculation"]
 SECTIONS = ("prefillDelayer", "speculation")
 
-SCHEDULING_VALUES: list[dict[str, Any]] = [  # no two of them on one engine
-    {"longPrefillTokenThreshold": 50},
-    {"chunkedPrefill": False},
-    {
-        "scheduler": "sarathi",
-        "tbtSloMilliseconds": 50,
-        "chunkSchedule": {"low": 32, "high": 128, "stages": 4, "maxTokens": 512},
-    },
-]
 
 SMALLER = at("spec.qos.degradation.smallerModel", {"name": "small"})
 KEYS = at("spec.service.apiKeySecret", "keys")

@@ -3,16 +3,12 @@
 import copy
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from pdcluster_api.manifests.policy import policy_config
 from pdcluster_api.manifests.render import image_of_record, render_record, render_workload
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.revision import revision_of
-from pdcluster_worker.config.policy import load_policy
-from pdcluster_worker.config.worker import load_worker_config
 from tests.operator.object_cases import FULL, GOOD, Change, at, minimal
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, engine_of, pod_of, record_of, workload_of
 
@@ -34,23 +30,6 @@ def test_record_is_stable_and_survives_json(change: Change) -> None:
             stored = json.loads(json.dumps(record))
             assert stored == record
             assert render_workload(stored, 3, owner) == render_workload(record, 3, owner)
-
-
-@pytest.mark.parametrize("change", GOOD.values(), ids=GOOD)
-def test_workers_understand_their_two_files(change: Change, tmp_path: Path) -> None:
-    document = minimal()
-    change(document)
-    cluster = parse(document)
-    for role, spec in cluster.spec.roles.present().items():
-        workload = workload_of(cluster, role, spec.pools[0].name)
-        _, config = render_workload(render_record(cluster, workload, OWNER, "worker:1"), 1, OWNER)
-        engine, policy = tmp_path / "engine.yaml", tmp_path / "policy.yaml"
-        engine.write_text(config["data"]["engine.yaml"])
-        policy.write_text(policy_config(cluster, OWNER)["data"]["policy.yaml"])
-
-        read = load_worker_config(engine)
-        load_policy(policy)
-        assert (read.cluster, read.role, read.pool, read.revision) == (workload.cluster, role, workload.pool, workload.revision)
 
 
 def test_record_is_named_and_labelled_as_its_workload() -> None:

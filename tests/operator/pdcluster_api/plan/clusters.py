@@ -9,6 +9,7 @@ from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import WorkloadId
+from tests.operator.pods import pod_state
 
 NOW = "2026-01-02T03:04:05Z"
 LATER = "2026-01-02T04:00:00Z"
@@ -51,7 +52,7 @@ def workload(of: WorkloadId, desired: int, ready: int | None = None, **fields: A
 
 def failing_pod(of: WorkloadId, ordinal: int, reason: str, message: str = "it fails") -> PodState:
     name = f"{of.name}-{ordinal}"
-    return PodState(name, of, ready=False, terminating=False, problem=Problem(reason, f"pod {name}: {message}"))
+    return pod_state(of, ordinal, ready=False, problem=Problem(reason, f"pod {name}: {message}"))
 
 
 def running(cluster: PDCluster, **fields: Any) -> Observed:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from pdcluster_api.plan.autoscale.values import Memory
 from pdcluster_api.plan.cluster import asked_of, plan_cluster
 from pdcluster_api.plan.observed.decision import Decision
-from pdcluster_api.plan.observed.state import Observed, PodState, ScalerState, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import Observed, ScalerState, WorkerRecords, WorkloadState
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.sizes.pool_facts import Seen, pool_facts
 from pdcluster_api.schema.autoscale import AutoscaleSpec
@@ -25,6 +25,7 @@ from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import WorkloadId
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, IDLE, see
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, NOW, make_cluster, pool
+from tests.operator.pods import pod_state
 
 TYPES = ("H100", "cpu")
 LOADS = {
@@ -64,8 +65,7 @@ class Kubernetes:
 
     def _state(self, of: WorkloadId) -> WorkloadState:
         pods = tuple(
-            PodState(f"{of.name}-{ordinal}", of, ready=how == READY, terminating=how == ENDING)
-            for ordinal, how in sorted(self.pods.get(of, {}).items())
+            pod_state(of, ordinal, ready=how == READY, terminating=how == ENDING) for ordinal, how in sorted(self.pods.get(of, {}).items())
         )
         ready = sum(pod.ready for pod in pods)
         return WorkloadState(of, self.sets.get(of, 0), len(pods), ready, len(pods), gone=of not in self.sets, pods=pods)

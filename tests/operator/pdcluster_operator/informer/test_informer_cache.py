@@ -6,6 +6,7 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_api.schema.labels import GPU
 from pdcluster_operator.informer.cache import MAX_REMEMBERED, REMEMBER_SECONDS, Cache, Name, Version, trim
 from tests.operator import bodies
+from tests.operator.pods import pod_body
 
 KEY = Key(bodies.NAMESPACE, bodies.NAME)
 
@@ -76,7 +77,7 @@ def test_what_nobody_owns_is_not_kept():
     of_the_controller = bodies.child("ControllerRevision", "theirs", metadata={"ownerReferences": [{"kind": "StatefulSet", "uid": "x"}]})
     assert cache.put("ControllerRevision", ours) == KEY
     assert cache.put("ControllerRevision", of_the_controller) is None
-    assert cache.put("Pod", bodies.pod("chat-0")) == KEY  # pods belong by their label
+    assert cache.put("Pod", pod_body("chat-0")) == KEY  # pods belong by their label
     assert len(cache) == 2
 
 
@@ -97,7 +98,7 @@ def test_forget_drops_whatever_version_and_an_unknown_name_is_no_error():
 
 
 def test_of_a_pod_its_node_and_its_type_are_kept_and_no_managed_fields():
-    body = bodies.pod(
+    body = pod_body(
         "chat-0",
         spec={"containers": [], "nodeName": "n1"},
         status={"phase": "Running"},

@@ -25,10 +25,11 @@ from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
-from tests.operator.bodies import NAME, NAMESPACE, child, cluster, pod
+from tests.operator.bodies import NAME, NAMESPACE, child, cluster
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, make_cluster
-from tests.operator.pdcluster_operator.scrape.pages import WorkerPages
 from tests.operator.pdcluster_operator.scrape.worker_servers import WorkerServer, http, serves
+from tests.operator.pods import worker_body
+from tests.worker_pages import WorkerPages
 
 KEY = Key(NAMESPACE, NAME)
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -47,11 +48,9 @@ WORKED = worked_by(ON)
 def worker(role: str, revision: str, ordinal: int = 0, *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
     """A pod of a worker, at loopback."""
     identity = WorkloadId(NAME, role, "cpu", revision)
-    owner = [{"kind": "StatefulSet", "name": identity.name, "uid": "x", "controller": True}]
-    marks = workload_labels(NAME, role, "cpu", revision)
     conditions = [{"type": "Ready", "status": str(ready)}]
-    metadata = {"labels": marks, "ownerReferences": owner, **metadata}
-    return pod(f"{identity.name}-{ordinal}", metadata=metadata, status={"podIP": "127.0.0.1", "conditions": conditions})
+    status = {"podIP": "127.0.0.1", "conditions": conditions}
+    return worker_body(identity, ordinal, status=status, **metadata)
 
 
 class Scene:

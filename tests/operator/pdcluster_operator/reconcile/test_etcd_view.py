@@ -13,7 +13,7 @@ from pdcluster_api.apiserver.errors import UnavailableError
 from pdcluster_api.discovery.commands import Registered, StoredRecord
 from pdcluster_api.discovery.etcd import WorkerRecord
 from pdcluster_api.errors import EtcdUnreachableError
-from pdcluster_api.plan.observed.state import Device, Disaggregation, PodState, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import Device, Disaggregation, WorkerRecords, WorkloadState
 from pdcluster_api.schema.load import parse
 from pdcluster_operator.reconcile import etcd_view as room
 from pdcluster_operator.reconcile.drain_commands import UNDRAIN_DELAY_SECONDS
@@ -31,6 +31,7 @@ from pdcluster_operator.reconcile.etcd_view import (
 )
 from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
+from tests.operator.pods import pod_states
 
 KEY = Key("default", "chat")
 TARGET = EtcdTarget(KEY, ("etcd:2379",))
@@ -39,8 +40,8 @@ START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 OF = identity("r1")
 
 
-def pods(*names: str) -> list[WorkloadState]:
-    return [workload(OF, len(names), pods=tuple(PodState(name, OF, ready=True, terminating=False) for name in names))]
+def with_pods(*names: str) -> list[WorkloadState]:
+    return [workload(OF, len(names), pods=pod_states(OF, names))]
 
 
 class Etcd:
@@ -101,7 +102,7 @@ class World:
 
     async def last(self, *names: str) -> WorkerRecords | None:
         """Records that a reconcile gets; then the read that it began has ended."""
-        found = self.view.last(TARGET, pods(*names))
+        found = self.view.last(TARGET, with_pods(*names))
         await looked(self.view)
         return found
 
@@ -113,7 +114,7 @@ class World:
 
     async def fresh(self, *names: str) -> WorkerRecords:
         """Records that a reconcile gets while a worker drains; then the read that it began has ended."""
-        found = await self.view.fresh(TARGET, pods(*names))
+        found = await self.view.fresh(TARGET, with_pods(*names))
         await looked(self.view)
         assert found is not None
         return found
@@ -198,7 +199,7 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
 
 async def test_an_etcd_that_is_not_up_is_not_asked_and_one_that_failed_less_and_less_often(world: World):
     world.view.follow(TARGET, is_wanted=True)
-    world.view.last(TARGET, pods("a"), is_up=False)
+    world.view.last(TARGET, with_pods("a"), is_up=False)
     world.view.poll()
     assert world.etcd.num_reads == 0
 
@@ -253,7 +254,7 @@ async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, i
         world.etcd.error = EtcdUnreachableError("etcd is away")
         await world.fresh("a")
     else:
-        found = world.view.last(TARGET, pods("a"), is_up=False)
+        found = world.view.last(TARGET, with_pods("a"), is_up=False)
         assert found is not None
         assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while etcd is silent
     world.pass_by(60)
@@ -307,11 +308,11 @@ async def test_the_commands_of_a_cluster_that_is_gone_are_taken_back(world: Worl
 
 
 async def test_an_etcd_that_is_known_to_be_down_is_not_asked(world: World):
-    assert world.view.last(TARGET, pods("a"), is_up=False) is None
+    assert world.view.last(TARGET, with_pods("a"), is_up=False) is None
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.fresh("a")
     world.pass_by(RETRY.most)
-    found = world.view.last(TARGET, pods("a"), is_up=False)
+    found = world.view.last(TARGET, with_pods("a"), is_up=False)
     assert found is not None
     assert (found.error, found.again_seconds, world.etcd.num_reads) == ("etcd is away", None, 1)
     await world.last("a")
@@ -431,7 +432,7 @@ async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World)
     world.pass_by(IDLE_POLL_SECONDS)
     old, world.etcd.answers = world.etcd.answers, asyncio.Event()
     before = dict(world.etcd.commands)
-    world.view.last(TARGET, pods("a"))
+    world.view.last(TARGET, with_pods("a"))
     await asyncio.sleep(0)
     slow, world.etcd.answers = world.etcd.answers, old
     await world.drain_only()
@@ -457,7 +458,7 @@ async def test_only_records_that_were_read_are_removed_and_an_error_only_logged(
 
 async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: World):
     world.etcd.answers.clear()
-    assert world.view.last(TARGET, pods("a")) is None
+    assert world.view.last(TARGET, with_pods("a")) is None
     task = world.view._reading
     assert task is not None
     await world.view.end()
@@ -467,7 +468,7 @@ async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: Wo
     world.etcd.answers.set()
     await world.fresh("a")
     await world.view.command(TARGET, {"a"})
-    other = await world.view.fresh(EtcdTarget(KEY, ("other:2379",)), pods("a"))
+    other = await world.view.fresh(EtcdTarget(KEY, ("other:2379",)), with_pods("a"))
     assert other is not None
     assert other.asked == {"a": 0.0}  # only what that etcd itself says
     assert world.due == []
@@ -501,7 +502,7 @@ async def test_the_first_answer_of_a_given_etcd_is_waited_for_and_then_remembere
     world.etcd.error = EtcdUnreachableError("refused")
     assert [await world.view.error(GIVEN) for _ in range(2)] == ["refused"] * 2
     assert (world.etcd.num_reads, world.due) == (1, [KEY])
-    found = world.view.last(GIVEN, pods("a"), is_up=False)
+    found = world.view.last(GIVEN, with_pods("a"), is_up=False)
     assert found is not None
     assert (found.error, found.again_seconds) == ("refused", None)  # it is polled, and a change enqueues
 
@@ -509,9 +510,9 @@ async def test_the_first_answer_of_a_given_etcd_is_waited_for_and_then_remembere
 async def test_a_given_etcd_is_as_the_last_read_of_its_records_found_it(world: World):
     world.etcd.states = {"a": "ready"}
     assert await world.view.error(GIVEN) is None
-    assert world.view.last(GIVEN, pods("a")) == WorkerRecords({"a": "ready"})
+    assert world.view.last(GIVEN, with_pods("a")) == WorkerRecords({"a": "ready"})
     world.etcd.error = EtcdUnreachableError("etcd is away")
-    await world.view.fresh(GIVEN, pods("a"))
+    await world.view.fresh(GIVEN, with_pods("a"))
     assert await world.view.error(GIVEN) == "etcd is away"
     assert world.etcd.num_reads == 2
 

@@ -17,7 +17,7 @@ from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.tls import tls_step
 from pdcluster_operator.writes.diff import diff
 from tests.operator import bodies as made
-from tests.operator.pdcluster_operator.reconcile.test_rendering import MIXED, OWNER, SITE, cluster, live, pod
+from tests.operator.pdcluster_operator.reconcile.rendered import MIXED, OWNER, SITE, cluster, live, pod
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NOW_CALLED, BEFORE = child_names(made.NAME), names_of_before(made.NAME)

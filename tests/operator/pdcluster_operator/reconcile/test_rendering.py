@@ -1,19 +1,15 @@
 """Manifests of a workload that are wanted while the rest of an earlier one of its name ends."""
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from pdcluster_api.apiserver.observe import LATE_SECONDS, Live, observe, still_ending
-from pdcluster_api.manifests.objects import Owner
-from pdcluster_api.manifests.render import Site, render_record, render_workload
+from pdcluster_api.manifests.render import render_record, render_workload
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.labels import workload_labels
-from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import Workload, WorkloadId
@@ -21,36 +17,14 @@ from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_l
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.writes.diff import diff
 from tests.operator import bodies as made
-
-OWNER = Owner(made.NAME, made.NAMESPACE, made.UID)
-SITE = Site("worker:1", "etcd:1", "system")
-
+from tests.operator.pdcluster_operator.reconcile.rendered import MIXED, OWNER, SITE, cluster, live, pod
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
-def cluster(gpu: str = "cpu", **sections: Any) -> PDCluster:
-    pools = {"pools": [{"name": "first", "gpu": gpu, "replicas": 1}]}
-    return parse(made.cluster(spec={"model": {"name": "tiny", "path": "/models/tiny"}, "roles": {"mixed": pools}, **sections}))
-
-
-MIXED = WorkloadId(made.NAME, "mixed", "first", revision_of(cluster().spec))
-LABELS = workload_labels(*(MIXED.cluster, MIXED.role, MIXED.pool, MIXED.revision))
-
-
-def pod(ordinal: int = 0, owner: str | None = MIXED.name, kind: str = "StatefulSet", **metadata: Any) -> made.Body:
-    """A pod with the labels of the workload."""
-    owners = [] if owner is None else [{"kind": kind, "name": owner, "uid": "uid-of-it", "controller": True}]
-    return made.pod(f"{MIXED.name}-{ordinal}", metadata={"labels": LABELS, "ownerReferences": owners, **metadata}, status={})
 
 
 POD, ORPHAN = pod(), pod(owner=None)
 
 PLAN = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
-
-
-def live(*children: made.Body) -> Live:
-    return Live(made.cluster(), [json.loads(json.dumps(child)) for child in children])
 
 
 def kinds(spec: PDCluster, found: Live) -> list[str]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_operator.scrape.page import Page, PageError, parse_page
-from tests.operator.pdcluster_operator.scrape.pages import WorkerPages, changed
+from tests.worker_pages import WorkerPages, changed
 
 REQUIRED = (
     "pdcluster_num_requests_running",

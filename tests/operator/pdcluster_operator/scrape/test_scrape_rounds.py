@@ -14,8 +14,8 @@ from pdcluster_operator.scrape.rounds import scrape_round
 from pdcluster_operator.scrape.scraper import Limits, Scraper
 from pdcluster_operator.scrape.values import Target
 from pdcluster_operator.scrape.windows import Windows
-from tests.operator.pdcluster_operator.scrape.pages import WorkerPages
 from tests.operator.pdcluster_operator.scrape.worker_servers import CHAT, WorkerServer, hangs_after, http, sends, serves
+from tests.worker_pages import WorkerPages
 
 KEY = ("prefill", "cpu")
 CODE = ("serving", "code")

@@ -12,7 +12,6 @@ import pytest
 from pdcluster_operator.scrape.page import Page
 from pdcluster_operator.scrape.scraper import Limits, Scraper
 from pdcluster_operator.scrape.values import Miss, Reason, Target
-from tests.operator.pdcluster_operator.scrape.pages import WorkerPages, changed
 from tests.operator.pdcluster_operator.scrape.worker_servers import (
     CHAT,
     Behaviour,
@@ -23,6 +22,7 @@ from tests.operator.pdcluster_operator.scrape.worker_servers import (
     sends_endlessly,
     serves,
 )
+from tests.worker_pages import WorkerPages, changed
 
 PAGE = WorkerPages().text()
 SOON = Limits(connect_seconds=0.2, total_seconds=0.2)

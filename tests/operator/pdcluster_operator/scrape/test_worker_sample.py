@@ -5,7 +5,8 @@ import pytest
 from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import parse_page
 from pdcluster_operator.scrape.sample import Reading, worker_sample
-from tests.operator.pdcluster_operator.scrape.pages import WorkerPages, page_of
+from tests.operator.pdcluster_operator.scrape.pages import page_of
+from tests.worker_pages import WorkerPages
 
 COUNTERS = (
     "prompt_tokens_total",

@@ -12,7 +12,7 @@ from pdcluster_operator.writes.apply import apply
 from pdcluster_operator.writes.diff import Action, Verb, diff
 from pdcluster_operator.writes.held_back import NEEDED, Lacking, is_lacking, waiting
 from tests.apiserver import cluster_objects as objects
-from tests.operator.pdcluster_operator.writes.test_apply_together import OWNER, Store
+from tests.operator.pdcluster_operator.writes.store import OWNER, Store
 
 TAKEN = Failure("the object", NAME_TAKEN, "exists and does not belong to this PDCluster")
 MOUNTED: dict[str, Any] = {"name": "tls", "secret": {"secretName": "chat-tls"}}

@@ -14,7 +14,7 @@ from pdctl.preview.immutable import identity_faults, immutable_faults
 from pdctl.preview.preview import Accelerators, Effect, PoolChange, Preview, effect_of, preview, settled
 from tests.operator.object_cases import NIGHT, Change, at, both, minimal
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, workload
-from tests.operator.pdcluster_api.schema.test_revision import ROLLS, STAYS
+from tests.operator.pdcluster_api.schema.revision_cases import ROLLS, STAYS
 
 B200 = {"gpu": "B200"}
 

@@ -147,7 +147,7 @@ async def test_death_of_an_engine_before_it_is_told_to_load_ends_the_worker(scen
 
 async def test_every_process_is_told_of_and_told_to_load_those_that_come_again_too(scene: Scene) -> None:
     told: list[int] = []
-    scene.group.tell_of_children(lambda child: told.append(child.rank))
+    scene.group.report_children(lambda child: told.append(child.rank))
     await scene.load()
     scene.children[0].end()
     again = await scene.child(2)

@@ -20,7 +20,7 @@ from pdcluster_worker.head_line.wire import (
     SERVER_NAME,
     VERSION,
     Answer,
-    Hello,
+    HeadHello,
     LineError,
     client_context,
     decode_answer,
@@ -31,7 +31,7 @@ from pdcluster_worker.head_line.wire import (
 from pdcluster_worker.messages.engine import Ping, decode_inputs
 from tests.system.certificates import make_certificates
 
-HELLO = Hello(VERSION, "c", "r1", "mixed", "node-b", "127.0.0.1")
+HELLO = HeadHello(VERSION, "c", "r1", "mixed", "node-b", "127.0.0.1")
 
 
 def config_of(tls: TLSConfig, **engine: int) -> WorkerConfig:
@@ -58,7 +58,7 @@ class Line:
     async def open(cls, door: HeadDoor, context: ssl.SSLContext) -> "Line":
         return cls(await asyncio.open_connection("127.0.0.1", door.port, ssl=context, server_hostname=SERVER_NAME))
 
-    async def ask(self, hello: Hello) -> Answer:
+    async def ask(self, hello: HeadHello) -> Answer:
         write_frame(self.writer, encode(hello))
         return decode_answer(await asyncio.wait_for(read_frame(self.reader), 5))
 
@@ -111,7 +111,7 @@ async def test_engine_that_loads_hears_of_its_head(door: HeadDoor, tls: TLSConfi
 async def test_engine_that_is_not_of_the_head_is_refused_with_the_reason(
     door: HeadDoor, tls: TLSConfig, field: str, value: str | int, reason: str
 ) -> None:
-    hello = Hello(**{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {field: value})
+    hello = HeadHello(**{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {field: value})
     line = await Line.open(door, client_context(tls))
 
     assert await line.ask(hello) == Answer(refused=reason)

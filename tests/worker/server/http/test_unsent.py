@@ -7,18 +7,16 @@ import sys
 import pytest
 
 from pdcluster_worker.dispatch import draining
-from pdcluster_worker.processes import server_process
 from pdcluster_worker.server.http.unsent import (
     REMEMBER_SECONDS,
     STALLED_SECONDS,
     TABLES,
-    Unsent,
+    UntakenAnswers,
     local_end,
     name,
     parse,
     read,
 )
-from pdctl.local import supervisor
 
 PORT = 8000
 LOCAL = ":1F40"
@@ -108,7 +106,7 @@ class Table:
     def __init__(self, folder) -> None:
         self.path = folder / "tcp"
         self.now = 0.0
-        self.unsent = Unsent("0.0.0.0", PORT, [self.path], lambda: self.now)
+        self.unsent = UntakenAnswers("0.0.0.0", PORT, [self.path], lambda: self.now)
 
     async def count(self, tx_queue: str, now: float) -> int:
         self.path.write_text(HEAD + line(tx_queue=tx_queue))
@@ -161,11 +159,6 @@ async def test_what_was_there_at_a_look_of_long_ago_is_another_answer(tmp_path, 
     assert not caplog.messages
 
 
-def test_stalled_client_is_given_up_before_a_process_that_is_told_to_end_is_killed() -> None:
-    """`pdctl up` waits less than a pod's grace period is."""
-    assert STALLED_SECONDS + server_process.HTTP_DRAIN_SECONDS < supervisor.DRAIN_SECONDS
-
-
 def test_clients_are_looked_at_often_enough_to_be_remembered_while_requests_run() -> None:
     assert draining.FOLLOW_SECONDS + draining.UNSENT_CHECK_SECONDS < REMEMBER_SECONDS
 
@@ -188,7 +181,7 @@ async def test_real_connection_counts_until_its_client_has_read(family, host, cl
         client.setblocking(False)
         accepted, _ = listener.accept()
         with accepted:
-            unsent = Unsent(*listener.getsockname()[:2])
+            unsent = UntakenAnswers(*listener.getsockname()[:2])
             assert not await unsent.connections()
             known = name(accepted.getsockname()[:2], accepted.getpeername()[:2])
             accepted.setblocking(False)

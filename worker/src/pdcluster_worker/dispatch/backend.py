@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 
 from pdcluster_worker.dispatch.engines.engines import Engines
-from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.messages.peers import Generated, PrefillMode
@@ -23,7 +23,7 @@ class WorkerBackend:
         self.scheduler: str | None = None
         self.waits_for = "the engine is loading the model"
         self._engines = engines
-        self._node: Node | None = None
+        self._node: JoinedWorker | None = None
 
     def engines_are_ready(self) -> None:
         """Take their device and limits: the shortest length of any."""
@@ -34,7 +34,7 @@ class WorkerBackend:
         self.device = facts.device
         self.scheduler = facts.scheduler
 
-    def serve(self, node: Node) -> None:
+    def serve(self, node: JoinedWorker) -> None:
         """Take requests from now on."""
         self._node = node
 

@@ -29,7 +29,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Hello
-from pdcluster_worker.peers.client import Here, Peer, PeerEvents
+from pdcluster_worker.peers.client import LocalSide, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, WorkerState, command_key, dtype_key, workers_prefix
@@ -65,7 +65,7 @@ def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
     return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=config.model.name)
 
 
-class Node:
+class JoinedWorker:
     """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
 
     on_peers: called when the state of a peer changed.
@@ -89,16 +89,17 @@ class Node:
         has_engine = worker.engineless is None
         hello = hello_of(config, worker.engine_id, worker.engine_ready) if has_engine else hello_of_router(config, worker.engine_id)
         refusals = Refusals(worker.metrics)
-        here = Here(hello, credentials, refusals, worker.blocks)
+        here = LocalSide(hello, credentials, refusals, worker.blocks)
+        self._directory = Directory(identity.pod, here, worker.metrics)
         self._broker = CreditBroker(
             worker.credit_queue,
-            lambda: self._directory.prefills(),
+            self._directory.prefills,
             lambda: worker.policy.prefill_score,
             worker.block_size,
             worker.transfer_seconds,
         )
-        events = PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer)
-        self._directory = Directory(identity.pod, here, events, worker.metrics)
+        self._directory.report_to(PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer))
+        worker.absence = self._directory.absence
         self._ledger = self._make_ledger()
         worker.gpu, worker.promised_tokens = config.gpu, lambda: self._ledger.outstanding_tokens
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
@@ -127,10 +128,6 @@ class Node:
     def num_ingresses(self) -> int:
         """Workers that clients' requests come to, this one included."""
         return self._directory.num_ingresses()
-
-    def absence(self) -> str:
-        """Reason why no decode peer takes new work."""
-        return self._directory.absence()
 
     def _on_peer(self, peer: Peer) -> None:
         self._broker.on_change(peer)

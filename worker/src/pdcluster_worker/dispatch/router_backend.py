@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from pdcluster_worker.dispatch.ingress.ingress import Ingress
-from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.messages.peers import Generated, PrefillMode
@@ -36,12 +36,12 @@ class RouterBackend:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.length_note = ""
-        self._node: Node | None = None
+        self._node: JoinedWorker | None = None
         self._arrived = asyncio.Event()  # set while a decode worker takes new work
         self._num_waiting = 0
         self._waiting_tokens = 0
 
-    def serve(self, node: Node) -> None:
+    def serve(self, node: JoinedWorker) -> None:
         """Take requests from now on."""
         self._node = node
         node.on_peers = self._look
@@ -59,7 +59,7 @@ class RouterBackend:
         """Reason why no decode worker takes requests; None while one does."""
         if self._node is None or self._arrived.is_set():
             return None
-        return f"no decode worker takes requests: {self._node.absence()}"
+        return f"no decode worker takes requests: {self._node.worker.absence()}"
 
     def draining(self) -> bool:
         """True if a client should send its next request to another router."""
@@ -96,7 +96,7 @@ class RouterBackend:
         self._arrived.set()
 
     async def _later(
-        self, node: Node, ingress: Ingress, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints
+        self, node: JoinedWorker, ingress: Ingress, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints
     ) -> AsyncGenerator[Generated, None]:
         """The tokens, as soon as a decode worker takes new work.  Raises RequestError when none does in time."""
         clock = asyncio.get_running_loop().time
@@ -107,7 +107,7 @@ class RouterBackend:
             async for generated in tokens:
                 yield generated
 
-    async def _wait(self, node: Node, num_tokens: int) -> None:
+    async def _wait(self, node: JoinedWorker, num_tokens: int) -> None:
         worker = node.worker
         seconds = worker.policy.admission.worker_wait_seconds
         if not seconds:

@@ -25,7 +25,7 @@ from pdcluster_worker.engine.made_token import made_token
 from pdcluster_worker.engine.ports import BlocksSent, Drafter, Fenced, ModelRunner, Run, Sample, SendEnded, TransferEvent, Transport
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver, random_epoch
-from pdcluster_worker.engine.reporting import Parts, Reporter
+from pdcluster_worker.engine.reporting import GaugeSources, Reporter
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
 from pdcluster_worker.engine.sending import Sender
@@ -73,7 +73,9 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         self._outbox: list[EngineOutput] = []
         self._stalled = False  # the last schedule was empty and nothing has happened since
-        parts = Parts(self._scheduler, self._receiver, self._sender, self.pool, self._executor, delayer, self._compiling, runner.grammars)
+        parts = GaugeSources(
+            self._scheduler, self._receiver, self._sender, self.pool, self._executor, delayer, self._compiling, runner.grammars
+        )
         self._reporter = Reporter(parts, clock)
         self._speculation: Speculation | None = None
         if drafter is not None:
@@ -123,8 +125,8 @@ class EngineCore:
                 self._prefill(spec, target)
             case messages.Abort(request_id=request_id):
                 self._abort(request_id)
-            case messages.TellBlocks():
-                self.pool.prefix_cache.tell_all()
+            case messages.AskSnapshot():
+                self.pool.prefix_cache.begin_snapshot()
 
     def step(self) -> list[EngineOutput]:
         """Take transfer events, begin at most one batch, end at most two; return everything to send.  Raises EngineBrokenError."""

@@ -68,7 +68,7 @@ class PrefixCache:
         del self._block_ids[block_hash]
         _note(block_hash, self._removed, self._stored)
 
-    def tell_all(self) -> None:
+    def begin_snapshot(self) -> None:
         """Make the next events a snapshot, for a reader that has missed some."""
         self._is_cleared = True
         self._stored = dict.fromkeys(self._block_ids)

@@ -23,7 +23,7 @@ STATS_INTERVAL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class GaugeSources:
     """Owners of the state behind the gauges; delayer: None where no prefill is delayed."""
 
     scheduler: Scheduler
@@ -44,7 +44,7 @@ class Reporter:
     changed:    something has happened since the last statistics; a new engine has yet to say what it has.
     """
 
-    def __init__(self, parts: Parts, clock: Callable[[], float]) -> None:
+    def __init__(self, parts: GaugeSources, clock: Callable[[], float]) -> None:
         self.counters = Counters()
         self.num_inputs = 0
         self.changed = True

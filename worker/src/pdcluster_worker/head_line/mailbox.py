@@ -23,7 +23,7 @@ from pdcluster_worker.head_line.wire import (
     SERVER_NAME,
     SILENCE_SECONDS,
     Answer,
-    Hello,
+    HeadHello,
     LineError,
     client_context,
     decode_answer,
@@ -50,7 +50,7 @@ class HeadMailbox:
     head: host and port.
     """
 
-    def __init__(self, head: tuple[str, int], tls: TLSConfig, hello: Hello) -> None:
+    def __init__(self, head: tuple[str, int], tls: TLSConfig, hello: HeadHello) -> None:
         self._head, self._tls = head, tls
         self._frames: deque[bytes] = deque()
         self._lost: str | None = None
@@ -110,7 +110,7 @@ class HeadMailbox:
         self._loop.close()
         os.close(self._bell)
 
-    async def _connect(self, hello: Hello) -> Answer:
+    async def _connect(self, hello: HeadHello) -> Answer:
         host, port = self._head
         end, problem = self._loop.time() + CONNECT_SECONDS, "it does not answer"
         while self._loop.time() < end:
@@ -127,7 +127,7 @@ class HeadMailbox:
             return answer
         raise LineError(f"the head {host}:{port} cannot be reached for {CONNECT_SECONDS:.0f} s: {problem}")
 
-    async def _greet(self, host: str, port: int, hello: Hello) -> Answer:
+    async def _greet(self, host: str, port: int, hello: HeadHello) -> Answer:
         context = client_context(self._tls)
         self._reader, self._writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=SERVER_NAME)
         write_frame(self._writer, encode(hello))

@@ -32,7 +32,7 @@ class LineError(WorkerError):
     """The other end is gone, or is not what it should be."""
 
 
-class Hello(msgspec.Struct, frozen=True):
+class HeadHello(msgspec.Struct, frozen=True):
     """First message of a headless engine.  node: its name; address: where peers reach its KV port."""
 
     version: int
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_hello = msgspec.msgpack.Decoder(Hello).decode
+decode_hello = msgspec.msgpack.Decoder(HeadHello).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 

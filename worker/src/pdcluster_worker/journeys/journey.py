@@ -72,10 +72,10 @@ class Journey:
         """Events noted here since the last call, for the worker that asked; seconds count from the beginning."""
         fresh = self.events[self._num_taken :]
         self._num_taken = len(self.events)
-        return tuple(Note(_told(event.name), event.seconds - self.began_seconds, event.facts) for event in fresh if not event.worker)
+        return tuple(Note(_own_name(event.name), event.seconds - self.began_seconds, event.facts) for event in fresh if not event.worker)
 
 
-def _told(name: str) -> str:
+def _own_name(name: str) -> str:
     """A request is issued once, where its client sent it."""
     return "received" if name == "issued" else name
 

@@ -87,7 +87,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
-class TellBlocks(msgspec.Struct, frozen=True, tag=True):
+class AskSnapshot(msgspec.Struct, frozen=True, tag=True):
     """Answered by BlockEvents with the whole prefix cache; for a reader that missed some [V19]."""
 
 
@@ -105,7 +105,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the engine process once this message is read."""
 
 
-EngineInput = Begin | Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | TellBlocks | Ping | Stop
+EngineInput = Begin | Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | AskSnapshot | Ping | Stop
 
 
 # --- engine -> server -------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from pdcluster_worker.engine.execution import EngineBrokenError
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.head_line.mailbox import HeadMailbox
-from pdcluster_worker.head_line.wire import VERSION, Hello, LineError
+from pdcluster_worker.head_line.wire import VERSION, HeadHello, LineError
 from pdcluster_worker.machine.native_dtype import DType
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
@@ -75,7 +75,7 @@ class EngineMailbox(Protocol):
         ...
 
 
-class Mailbox:
+class EngineSocket:
     """The engine's end of the ZMQ pair, and the bell that transfer threads ring."""
 
     def __init__(self, address: str) -> None:
@@ -129,7 +129,7 @@ def run(config_path: Path, address: str, place: EnginePlace, asked: Asked | None
     Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
     was asked for, 1 anything else.
     """
-    mailbox = Mailbox(address)
+    mailbox = EngineSocket(address)
     try:
         dtype = _dtype(mailbox)
         if dtype is not None:
@@ -163,7 +163,7 @@ def run_headless(config_path: Path, head: str | None) -> int:
     if not host or not port.isdigit():
         raise ConfigError(f"--headless needs --head HOST:PORT, the listen.head of a worker, not {head!r}")
     config, identity = load_worker_config(config_path), Identity.from_env()
-    hello = Hello(VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address)
+    hello = HeadHello(VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address)
     try:
         mailbox = HeadMailbox((host.strip("[]"), int(port)), config.tls, hello)
         try:
@@ -187,7 +187,7 @@ def run_headless(config_path: Path, head: str | None) -> int:
     return 0
 
 
-def _dtype(mailbox: Mailbox) -> DType | None:
+def _dtype(mailbox: EngineSocket) -> DType | None:
     """Dtype that the first message asks for; None where it says to stop."""
     first = next(iter(mailbox.receive(None)))
     return first.dtype if isinstance(first, Begin) else None

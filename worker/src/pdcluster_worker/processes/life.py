@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.policy_file import PolicyFile
 from pdcluster_worker.config.worker import WorkerConfig
-from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.authorization import TenantOfKey
@@ -30,7 +30,7 @@ HTTP_DRAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Files:
+class WatchedFiles:
     """Files that are re-read while the worker runs."""
 
     credentials: Credentials
@@ -51,9 +51,9 @@ class Files:
         ]
 
 
-def open_files(config: WorkerConfig, policy_path: Path | None) -> Files:
+def open_files(config: WorkerConfig, policy_path: Path | None) -> WatchedFiles:
     """Read them for the first time.  Raises ConfigError."""
-    files = Files(
+    files = WatchedFiles(
         Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
     )
     if config.discovery.tls is not None:
@@ -67,7 +67,7 @@ def settle_memory() -> None:
     gc.freeze()
 
 
-async def leave(node: Node, http: HttpServer) -> None:
+async def leave(node: JoinedWorker, http: HttpServer) -> None:
     """Let requests end, those too that come until no connection is taken any more, and clients take the last bytes of their answers."""
     await node.leave()
     http.refuse()

@@ -14,14 +14,14 @@ from pathlib import Path
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.dispatch.engines.engines import Engines
-from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.dispatch.router_backend import RouterBackend
 from pdcluster_worker.dispatch.worker import Engineless, Worker
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.journeys.tracing import close_tracing, start_tracing
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.processes.life import Files, leave, open_files, settle_memory, signals
+from pdcluster_worker.processes.life import WatchedFiles, leave, open_files, settle_memory, signals
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
 from pdcluster_worker.server.http.limits import limits_of
@@ -45,9 +45,9 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     tokenizer, parsers = Tokenizer.load(folder, config.model.chat_template), ParserNames.of(config.model)
     app = create_app(backend, tokenizer, metrics, policy, tenant_of=files.tenant_of, journeys=journeys, parsers=parsers)
     http = await serve(app, config.listen.host, config.listen.http, lambda: limits_of(policy().http_limits))
-    engineless = Engineless(uuid.uuid4().hex, config.engine.block_size, lambda: node.absence())
+    engineless = Engineless(uuid.uuid4().hex, config.engine.block_size)
     worker = Worker(config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys)
-    node = Node(config, identity, files.credentials, worker, http.untaken)
+    node = JoinedWorker(config, identity, files.credentials, worker, http.untaken)
     life = asyncio.create_task(_live(node, backend, http, files, stop))
     hurried = asyncio.create_task(hurry.wait())
     try:
@@ -64,7 +64,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         await close_tracing(tracing)
 
 
-async def _live(node: Node, backend: RouterBackend, http: HttpServer, files: Files, stop: asyncio.Event) -> None:
+async def _live(node: JoinedWorker, backend: RouterBackend, http: HttpServer, files: WatchedFiles, stop: asyncio.Event) -> None:
     """From joining to the end of the last request."""
     watching = files.watch(node.set_policy)
     try:

@@ -31,7 +31,7 @@ from pdcluster_worker.dispatch.engines.engines import Engine
 from pdcluster_worker.dispatch.engines.group import Child, EngineGroup
 from pdcluster_worker.dispatch.engines.head_door import HeadDoor
 from pdcluster_worker.dispatch.engines.metrics import EngineMetrics
-from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.dispatch.pulse import Pulse, Pulses
 from pdcluster_worker.dispatch.worker import Occupancy, Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
@@ -44,7 +44,7 @@ from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
 from pdcluster_worker.peers.records import dtype_key
 from pdcluster_worker.processes.life import (
     HTTP_DRAIN_SECONDS,
-    Files,
+    WatchedFiles,
     leave,
     open_files,
     settle_memory,
@@ -85,7 +85,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
 class ServerProcess:
     """One run of one worker."""
 
-    def __init__(self, config: WorkerConfig, identity: Identity, files: Files, group: EngineGroup) -> None:
+    def __init__(self, config: WorkerConfig, identity: Identity, files: WatchedFiles, group: EngineGroup) -> None:
         self._config = config
         self._identity = identity
         self._files = files
@@ -94,7 +94,7 @@ class ServerProcess:
         self._journeys = Journeys()
         self._tracing = start_tracing(self._journeys, config, identity)
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
-        group.tell_of_children(self._watch_stats)
+        group.report_children(self._watch_stats)
 
     async def run(self) -> int:
         """Serve; see the module."""
@@ -186,7 +186,7 @@ class ServerProcess:
             self._metrics.watch_gpu(facts.device, gpu)
         worker = Worker(self._config.role, engines, self._metrics, self._files.policy.current, journeys=self._journeys)
         worker.occupancy = lambda: self._occupancy(gpu)
-        node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)
+        node = JoinedWorker(self._config, self._identity, self._files.credentials, worker, http.untaken)
         watching = self._files.watch(node.set_policy)
         pulses = Pulses(lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill)
         self._follow(group, pulses, worker)

@@ -26,16 +26,16 @@ from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.errors.anthropic import PATH as MESSAGES
 from pdcluster_worker.server.errors.openai import ErrorReply
-from pdcluster_worker.server.generation.backend import Backend, Worker
+from pdcluster_worker.server.generation.backend import Backend, WorkerView
 from pdcluster_worker.server.generation.generation import Serving
 from pdcluster_worker.server.generation.model_parsers import ParserNames, model_parsers
-from pdcluster_worker.server.generation.planning import check_model
+from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.http.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.http.body_limit import BodyLimit, taken_by
 from pdcluster_worker.server.http.body_route import BodyRoute
 from pdcluster_worker.server.http.cors import Cors
 from pdcluster_worker.server.http.crowd import Crowd
-from pdcluster_worker.server.http.farewell import Farewell
+from pdcluster_worker.server.http.farewell import DrainMiddleware
 from pdcluster_worker.server.http.head import Head
 from pdcluster_worker.server.http.journey_route import add_journeys
 from pdcluster_worker.server.http.limits import LimitsNow, limits_of
@@ -112,7 +112,7 @@ def _add_generation(app: FastAPI, path: str, endpoint: Callable[..., Awaitable[R
 
 
 def create_prefill_app(
-    worker: Worker,
+    worker: WorkerView,
     metrics: Metrics,
     policy: Callable[[], PolicyConfig],
     clock: Callable[[], float] = time.monotonic,
@@ -144,7 +144,7 @@ class _Doors:
 
 
 def _new_app(
-    worker: Worker,
+    worker: WorkerView,
     metrics: Metrics,
     policy: Callable[[], PolicyConfig],
     clock: Callable[[], float],
@@ -165,19 +165,19 @@ def _new_app(
     app.add_middleware(Crowd, limits=limits, rejected=rejected)
     app.add_middleware(RequestContextMiddleware, journeys=doors.journeys, clock=clock)
     app.add_middleware(Cors, policy=lambda: policy().cors, limits=limits)
-    app.add_middleware(Farewell, draining=worker.draining)
+    app.add_middleware(DrainMiddleware, draining=worker.draining)
     openai_errors.install(app, metrics.request_rejected, error_shapes.response)
     return app
 
 
-def _add_common(app: FastAPI, worker: Worker, metrics: Metrics, doors: _Doors) -> None:
+def _add_common(app: FastAPI, worker: WorkerView, metrics: Metrics, doors: _Doors) -> None:
     """Routes of workers of every role."""
     _add_models(app, worker)
     _add_state(app, worker, metrics)
     add_journeys(app, doors.journeys, doors.tenant_of)
 
 
-def _add_models(app: FastAPI, worker: Worker) -> None:
+def _add_models(app: FastAPI, worker: WorkerView) -> None:
     created = int(time.time())
 
     @app.get("/v1/models", response_model_exclude_none=True)
@@ -193,7 +193,7 @@ def _add_models(app: FastAPI, worker: Worker) -> None:
         return ModelCard(id=worker.model_name, created=created, max_model_len=worker.max_model_len or None)
 
 
-def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
+def _add_state(app: FastAPI, worker: WorkerView, metrics: Metrics) -> None:
     @app.get("/health", response_model=State, responses={503: {"model": State}})
     async def health(response: Response) -> State:
         return _state(response, worker.alive(), worker.shortfall())

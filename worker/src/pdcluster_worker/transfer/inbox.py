@@ -17,7 +17,7 @@ from pdcluster_worker.transfer.layout import CHECKSUM_START, block_crc, extend_c
 
 
 @dataclass(slots=True, eq=False)
-class Receiving:
+class IncomingEpoch:
     """One open epoch.
 
     num_claimed:  blocks of `block_ids` that frames have been accepted for, from the front.
@@ -41,7 +41,7 @@ class Inbox:
         self._verify = verify
         self._emit = emit
         self._lock = threading.Lock()
-        self._epochs: dict[bytes, Receiving] = {}
+        self._epochs: dict[bytes, IncomingEpoch] = {}
         self._open_blocks: set[int] = set()
 
     def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
@@ -59,7 +59,7 @@ class Inbox:
                 raise ValueError("epoch is open already: every transfer needs its own")
             if taken := blocks & self._open_blocks:
                 raise ValueError(f"blocks {sorted(taken)} are open under another epoch: fence it first")
-            self._epochs[epoch] = Receiving(epoch, tuple(block_ids))
+            self._epochs[epoch] = IncomingEpoch(epoch, tuple(block_ids))
             self._open_blocks |= blocks
 
     def fence(self, epoch: bytes) -> None:
@@ -72,7 +72,7 @@ class Inbox:
                 receiving.is_fenced = True
                 self._finish(receiving)
 
-    def claim(self, epoch: bytes, block_ids: Sequence[int]) -> Receiving | str:
+    def claim(self, epoch: bytes, block_ids: Sequence[int]) -> IncomingEpoch | str:
         """Ask to write the next blocks of an epoch; each block can be claimed once.  Returns why not as a str."""
         with self._lock:
             receiving = self._epochs.get(epoch)
@@ -84,7 +84,7 @@ class Inbox:
             receiving.num_claimed += len(block_ids)
             return receiving
 
-    def enter(self, receiving: Receiving) -> bool:
+    def enter(self, receiving: IncomingEpoch) -> bool:
         """Before copying bytes: True if allowed, and then `leave` must follow at once; False once the epoch is fenced."""
         with self._lock:
             if receiving.is_fenced:
@@ -92,14 +92,14 @@ class Inbox:
             receiving.num_copying += 1
             return True
 
-    def leave(self, receiving: Receiving) -> None:
+    def leave(self, receiving: IncomingEpoch) -> None:
         """After copying bytes."""
         with self._lock:
             receiving.num_copying -= 1
             if receiving.is_fenced:
                 self._finish(receiving)
 
-    def complete(self, receiving: Receiving, block_id: int, landing: memoryview) -> bool:
+    def complete(self, receiving: IncomingEpoch, block_id: int, landing: memoryview) -> bool:
         """Land this block, whose bytes have all arrived; False once the epoch is fenced (the block then counts as missing)."""
         if not self.enter(receiving):
             return False
@@ -113,7 +113,7 @@ class Inbox:
                 receiving.crcs[block_id] = crc
             return not receiving.is_fenced
 
-    def _finish(self, receiving: Receiving) -> None:
+    def _finish(self, receiving: IncomingEpoch) -> None:
         if receiving.num_copying:
             return
         del self._epochs[receiving.epoch]
@@ -121,13 +121,13 @@ class Inbox:
         received = frozenset(receiving.crcs)
         self._emit(Fenced(receiving.epoch, received, len(received) * self._memory.block_bytes, self._checksum(receiving)))
 
-    def _checksum(self, receiving: Receiving) -> int | None:
+    def _checksum(self, receiving: IncomingEpoch) -> int | None:
         if not self._verify or len(receiving.crcs) < len(receiving.block_ids):
             return None
         return extend_checksum(CHECKSUM_START, (receiving.crcs[block] for block in receiving.block_ids))
 
 
-def _why_not(receiving: Receiving, block_ids: Sequence[int]) -> str:
+def _why_not(receiving: IncomingEpoch, block_ids: Sequence[int]) -> str:
     """Name the first block that is not the next one of the opened list."""
     expected = receiving.block_ids[receiving.num_claimed :]
     index = next(i for i, block in enumerate(block_ids) if i >= len(expected) or expected[i] != block)

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pdcluster_worker.engine.ports import BlocksSent, SendEnded
 from pdcluster_worker.transfer.layout import CHECKSUM_START, extend_checksum
 
-Peer = tuple[str, str]
+PeerAddress = tuple[str, str]
 """(engine_id, address): a restarted engine is another peer."""
 
 
 @dataclass(slots=True, eq=False)
-class Send:
+class OutgoingEpoch:
     """One epoch that is being written to a peer.  `reason` is set once it ends by failure or cancel."""
 
     epoch: bytes
-    peer: Peer
+    peer: PeerAddress
     queued: deque[tuple[int, int]] = field(default_factory=deque)
     num_unacked: int = 0
     checksum: int = CHECKSUM_START
@@ -41,7 +41,7 @@ class Send:
 class Frame:
     """Consecutive blocks of one epoch that travel together."""
 
-    send: Send
+    send: OutgoingEpoch
     sources: tuple[int, ...]
     targets: tuple[int, ...]
 
@@ -64,13 +64,13 @@ class Outbox:
         self._emit = emit
         self._clock = clock
         self._lock = threading.Lock()
-        self._sends: dict[bytes, Send] = {}
-        self._ready: dict[Peer, deque[Send]] = {}
+        self._sends: dict[bytes, OutgoingEpoch] = {}
+        self._ready: dict[PeerAddress, deque[OutgoingEpoch]] = {}
 
-    def write(self, epoch: bytes, peer: Peer, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(self, epoch: bytes, peer: PeerAddress, pairs: Sequence[tuple[int, int]]) -> None:
         """Queue (source, target) pairs.  After the epoch has ended they are dropped unread: its `SendEnded` speaks for them too."""
         with self._lock:
-            send = self._sends.setdefault(epoch, Send(epoch, peer))
+            send = self._sends.setdefault(epoch, OutgoingEpoch(epoch, peer))
             if send.peer != peer:
                 raise ValueError(f"an epoch is written to one peer: {send.peer}, not {peer}")
             if send.reason is not None or not pairs:
@@ -79,12 +79,12 @@ class Outbox:
                 self._ready.setdefault(peer, deque()).append(send)
             send.queued.extend(pairs)
 
-    def has_work(self, peer: Peer) -> bool:
+    def has_work(self, peer: PeerAddress) -> bool:
         """True when `take` would return a frame."""
         with self._lock:
             return any(send.queued for send in self._ready.get(peer, ()))
 
-    def take(self, peer: Peer, max_blocks: int) -> Frame | None:
+    def take(self, peer: PeerAddress, max_blocks: int) -> Frame | None:
         """The next frame for this peer, at most `max_blocks` long; its sources are read until `release`."""
         with self._lock:
             ready = self._ready.get(peer, deque())
@@ -124,7 +124,7 @@ class Outbox:
         with self._lock:
             self._end(frame.send, f"refused: {reason}")
 
-    def fail(self, peer: Peer, reason: str) -> None:
+    def fail(self, peer: PeerAddress, reason: str) -> None:
         """The connection to this peer is gone: every epoch with work under way there ends; idle ones may go on over the next connection."""
         with self._lock:
             for send in self._sends.values():
@@ -155,7 +155,7 @@ class Outbox:
                 raise ValueError("epoch has unacknowledged writes: cancel it and wait for SendEnded first")
             self._sends.pop(epoch, None)
 
-    def _end(self, send: Send, reason: str) -> None:
+    def _end(self, send: OutgoingEpoch, reason: str) -> None:
         if send.reason is not None:
             return
         send.reason = reason

@@ -18,14 +18,14 @@ from typing import TypeVar
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer import sockets, wire
-from pdcluster_worker.transfer.inbox import Inbox, Receiving
+from pdcluster_worker.transfer.inbox import Inbox, IncomingEpoch
 from pdcluster_worker.transfer.seats import PortLimits
 
 _SCRATCH_BYTES = 256 << 10
 _BROKE_OFF = "the peer closed within a frame"
 _ANOTHER = "another engine listens here"
 
-Message = TypeVar("Message", wire.Hello, wire.Header)
+Message = TypeVar("Message", wire.KvHello, wire.Header)
 
 
 class Inbound:
@@ -93,7 +93,7 @@ class Inbound:
                 return "dead epoch"
         return None
 
-    def _fill(self, receiving: Receiving, block: memoryview) -> int:
+    def _fill(self, receiving: IncomingEpoch, block: memoryview) -> int:
         """Read one block's bytes into it, until its epoch is fenced; returns the bytes read."""
         filled = 0
         while filled < len(block) and self._inbox.enter(receiving):

@@ -22,7 +22,7 @@ from pdcluster_worker.addresses import parse_address
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer import sockets, wire
 from pdcluster_worker.transfer.layout import block_crc
-from pdcluster_worker.transfer.outbox import Frame, Outbox, Peer
+from pdcluster_worker.transfer.outbox import Frame, Outbox, PeerAddress
 from pdcluster_worker.transfer.pacing import TokenBucket
 
 WINDOW_FRAMES = 8
@@ -60,7 +60,7 @@ class Stopped(Exception):  # noqa: N818 - a request, not an error
 class Link:
     """Serves one peer's part of the outbox.  `run` once; `wake` and `stop` from any thread until `close`."""
 
-    def __init__(self, peer: Peer, outbox: Outbox, memory: KVMemory, settings: LinkSettings) -> None:
+    def __init__(self, peer: PeerAddress, outbox: Outbox, memory: KVMemory, settings: LinkSettings) -> None:
         self.peer = peer
         self._outbox = outbox
         self._memory = memory
@@ -138,7 +138,7 @@ class Link:
     def _introduce(self, sock: socket.socket) -> None:
         deadline = self._clock() + self._settings.connect_seconds
         self._sent_at = self._clock()
-        sock.sendall(wire.encode_hello(wire.Hello(self.peer[0])))  # far smaller than an empty socket's buffer
+        sock.sendall(wire.encode_hello(wire.KvHello(self.peer[0])))  # far smaller than an empty socket's buffer
         while (reply := self._next(sock, wire.decode_reply)) is None:
             self._await(sock, select.POLLIN, deadline)
         if reply.refusal is not None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer import sockets
-from pdcluster_worker.transfer.outbox import Outbox, Peer
+from pdcluster_worker.transfer.outbox import Outbox, PeerAddress
 from pdcluster_worker.transfer.tcp_link import Link, LinkSettings, Stopped
 from pdcluster_worker.transfer.wire import WireError
 
@@ -30,9 +30,9 @@ class TcpSender:
         self._memory = memory
         self._settings = settings
         self._lock = threading.Lock()
-        self._links: dict[Peer, tuple[Link, threading.Thread]] = {}
+        self._links: dict[PeerAddress, tuple[Link, threading.Thread]] = {}
 
-    def write(self, epoch: bytes, peer: Peer, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(self, epoch: bytes, peer: PeerAddress, pairs: Sequence[tuple[int, int]]) -> None:
         """Queue, and wake or start the peer's thread."""
         with self._lock:
             self._outbox.write(epoch, peer, pairs)
@@ -53,7 +53,7 @@ class TcpSender:
         for _, thread in links:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _start(self, peer: Peer) -> None:
+    def _start(self, peer: PeerAddress) -> None:
         link = Link(peer, self._outbox, self._memory, self._settings)
         thread = threading.Thread(target=self._serve, args=(link,), name=f"kv-to-{peer[1]}", daemon=True)
         try:

@@ -40,7 +40,7 @@ class WireError(PeerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class KvHello:
     """Opens a connection; engine_id: the engine that the sender means to reach."""
 
     engine_id: str
@@ -75,14 +75,14 @@ def frame_bytes(block_bytes: int) -> int:
     return max(FRAME_BYTES, block_bytes)
 
 
-def encode_hello(hello: Hello) -> bytes:
+def encode_hello(hello: KvHello) -> bytes:
     """Raises WireError if the engine_id is too long."""
     engine_id = hello.engine_id.encode()
     _check("engine_id bytes", len(engine_id), MAX_ENGINE_ID_BYTES)
     return _HELLO_HEAD.pack(_MAGIC, VERSION, len(engine_id)) + engine_id
 
 
-def decode_hello(data: bytes) -> Hello | int:
+def decode_hello(data: bytes) -> KvHello | int:
     """The message, or the number of bytes still missing."""
     if (missing := _HELLO_HEAD.size - len(data)) > 0:
         return missing
@@ -90,7 +90,7 @@ def decode_hello(data: bytes) -> Hello | int:
     _check_opening(magic, version)
     _check("engine_id bytes", length, MAX_ENGINE_ID_BYTES)
     text = _text(data, _HELLO_HEAD.size, length)
-    return text if isinstance(text, int) else Hello(text)
+    return text if isinstance(text, int) else KvHello(text)
 
 
 def encode_reply(reply: Reply) -> bytes:

@@ -17,10 +17,10 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     agreed,
     facts_of,
     make_spec,
-    pods,
     reasons,
     rules_of,
     run,
+    samples_of,
     see,
     step_of,
     windows_of,
@@ -101,7 +101,7 @@ def test_a_queue_is_not_laid_on_workers_that_came_a_moment_ago():
     facts = facts_of(spec, decode={"replicas": 8})
     windows = windows_of(facts, decode=replace(CALM, num_requests_waiting=10.0))
     decode = next(each for each in facts if each.role == "decode")
-    windows[D][:3] = [replace(sample, workers=pods(decode, sample.workers[0], 4)) for sample in windows[D][:3]]
+    windows[D][:3] = [replace(sample, workers=samples_of(decode, sample.workers[0], 4)) for sample in windows[D][:3]]
 
     held = run(spec, facts, windows)
     later = see(spec, facts, decode=replace(CALM, num_requests_waiting=10.0))

@@ -70,7 +70,7 @@ def facts_of(spec: PDClusterSpec, **changes: Mapping[str, Any]) -> list[PoolFact
     return found
 
 
-def pods(facts: PoolFacts, worker: WorkerSample, number: int | None = None) -> tuple[WorkerSample, ...]:
+def samples_of(facts: PoolFacts, worker: WorkerSample, number: int | None = None) -> tuple[WorkerSample, ...]:
     names = sorted(f"{facts.role}-{facts.pool}-{ordinal}" for ordinal in range(facts.ready if number is None else number))
     return tuple(replace(worker, pod=name) for name in names)
 
@@ -79,7 +79,7 @@ def windows_of(facts: Sequence[PoolFacts], *, now: float = NOW, rounds: int = 4,
     """Some equal rounds of every pool, five seconds apart.  workers: by role or `role_pool`, else CALM."""
     return {
         each.key: [
-            Sample(now - 5.0 * back, pods(each, workers.get(f"{each.role}_{each.pool}") or workers.get(each.role) or CALM))
+            Sample(now - 5.0 * back, samples_of(each, workers.get(f"{each.role}_{each.pool}") or workers.get(each.role) or CALM))
             for back in reversed(range(rounds))
         ]
         for each in facts

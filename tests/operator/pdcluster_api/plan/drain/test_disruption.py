@@ -14,6 +14,7 @@ from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, running, workload
+from tests.operator.pods import pod_state, pod_states
 
 DECODE = identity("aaaa")
 PATIENCE = Patience(NOW, 3600)
@@ -41,9 +42,9 @@ def there(*pods: str, desired: int | None = None, fault: Problem | None = None, 
 
 
 def pod_of(ordinal: int, how: str, since: str) -> PodState:
-    return PodState(
-        f"{DECODE.name}-{ordinal}",
+    return pod_state(
         DECODE,
+        ordinal,
         ready=how == READY,
         terminating=how == ENDING,
         problem=Problem(PROBLEMS[how], "it waits") if how in PROBLEMS else None,
@@ -212,8 +213,7 @@ def test_during_a_roll_out_only_what_serves_has_budgets() -> None:
 
 
 def with_pods(state: WorkloadState) -> WorkloadState:
-    names = [f"{state.id.name}-{ordinal}" for ordinal in range(state.ready)]
-    return replace(state, pods=tuple(PodState(name, state.id, ready=True, terminating=False) for name in names))
+    return replace(state, pods=pod_states(state.id, range(state.ready)))
 
 
 def test_the_old_revision_has_them_too_until_the_service_is_written() -> None:
@@ -231,8 +231,7 @@ def test_the_old_revision_has_them_too_until_the_service_is_written() -> None:
 
 def test_a_budget_is_looked_at_again_when_time_alone_will_change_it() -> None:
     starting = tuple(
-        PodState(f"{identity(A).name}-{ordinal}", identity(A), ready=False, terminating=False, since=before(age))
-        for ordinal, age in enumerate((100, UNREADY_SECONDS + 1))
+        pod_state(identity(A), ordinal, ready=False, since=before(age)) for ordinal, age in enumerate((100, UNREADY_SECONDS + 1))
     )
     others = [each for each in running(CLUSTER).workloads if each.id != identity(A)]
     seen = running(CLUSTER, workloads=[workload(identity(A), 2, ready=0, pods=starting), *others])

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pdcluster_api.plan.drain.shrink import Drain, plan_drain
-from pdcluster_api.plan.observed.state import PodState, WorkerRecords
+from pdcluster_api.plan.observed.state import WorkerRecords
 from pdcluster_api.schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
+from tests.operator.pods import pod_state
 
 OF = identity("r1")
 MAX_WORKERS = 3
@@ -121,8 +122,7 @@ class DrainMachine(RuleBasedStateMachine):
         records = {name(ordinal): worker.record for ordinal, worker in self.workers.items() if worker.record is not None}
         worker_records = WorkerRecords(error="away") if self.is_etcd_away else WorkerRecords(records, frozenset(self.commands))
         pods = [
-            PodState(name(ordinal), OF, worker.is_probed, terminating=False, node="n", started=worker.is_ready)
-            for ordinal, worker in self.workers.items()
+            pod_state(OF, ordinal, ready=worker.is_probed, node="n", started=worker.is_ready) for ordinal, worker in self.workers.items()
         ]
         plan = plan_drain([Workload(OF, self.wanted)], (), [workload(OF, self.replicas, pods=tuple(pods))], worker_records, None)
         replicas = plan.workloads[0].replicas

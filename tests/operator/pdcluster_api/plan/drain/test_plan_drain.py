@@ -13,13 +13,14 @@ from pdcluster_api.plan.observed.state import PodState, WorkerRecords, WorkloadS
 from pdcluster_api.plan.status.events import cut_short
 from pdcluster_api.schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import NOW, condition_of, identity, make_cluster, pool, running, workload
+from tests.operator.pods import pod_state, pod_states
 
 OF = identity("r1")
 NAMES = [f"{OF.name}-{ordinal}" for ordinal in range(12)]
 
 
-def pod(ordinal: int, **fields: Any) -> PodState:
-    return PodState(**{"name": NAMES[ordinal], "workload": OF, "ready": True, "terminating": False, "node": "n1", **fields})
+def worker(ordinal: int, **fields: Any) -> PodState:
+    return pod_state(OF, ordinal, **{"node": "n1", **fields})
 
 
 def there(*pods: PodState, desired: int | None = None) -> WorkloadState:
@@ -28,7 +29,7 @@ def there(*pods: PodState, desired: int | None = None) -> WorkloadState:
 
 def four(**last: Any) -> WorkloadState:
     """Four ready pods.  last: what is different of the highest."""
-    return there(pod(0), pod(1), pod(2), pod(3, **last))
+    return there(worker(0), worker(1), worker(2), worker(3, **last))
 
 
 def worker_records(
@@ -79,14 +80,16 @@ def test_what_serves_nobody_goes_at_once(state: str | None, last: dict[str, Any]
 
 
 def test_a_pod_that_is_missing_is_not_waited_for():
-    assert plan_shrink(2, there(pod(0), pod(1), desired=4), worker_records("ready", "ready"), None) == Shrink(2)
+    assert plan_shrink(2, there(worker(0), worker(1), desired=4), worker_records("ready", "ready"), None) == Shrink(2)
 
 
 def test_a_pod_of_which_only_etcd_tells_is_waited_for():
-    found = plan_shrink(2, there(pod(0), pod(1), desired=4), worker_records("ready", "ready", "ready", "drained", commanded=(3,)), None)
+    found = plan_shrink(
+        2, there(worker(0), worker(1), desired=4), worker_records("ready", "ready", "ready", "drained", commanded=(3,)), None
+    )
     assert found == Shrink(3, frozenset(NAMES[2:4]), draining=(NAMES[2],))
     of_others = WorkerRecords({f"{OF.name}x-3": "ready", f"{OF.name}-3x": "ready"})
-    assert plan_shrink(2, there(pod(0), pod(1), desired=4), of_others, None) == Shrink(2)
+    assert plan_shrink(2, there(worker(0), worker(1), desired=4), of_others, None) == Shrink(2)
 
 
 def test_a_worker_that_is_not_ready_and_still_registered_may_hold_requests():
@@ -101,8 +104,8 @@ def test_a_ready_pod_without_a_record_is_waited_for_until_it_should_have_registe
 @pytest.mark.parametrize("asked", [1.0, 600.0])
 def test_an_etcd_that_comes_back_empty_ends_no_drain(asked: float):
     """Workers that drain say that they are not ready, and have to register again."""
-    draining = [pod(ordinal, ready=False, started=True) for ordinal in (2, 3)]
-    found = plan_shrink(2, there(pod(0), pod(1), *draining), worker_records(asked=asked), None)
+    draining = [worker(ordinal, ready=False, started=True) for ordinal in (2, 3)]
+    found = plan_shrink(2, there(worker(0), worker(1), *draining), worker_records(asked=asked), None)
     assert found == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3], NAMES[2]))
 
 
@@ -135,7 +138,7 @@ def test_a_scale_up_takes_commands_back_and_who_ends_stays_told():
     known = worker_records("ready", "ready", "drained", "drained", commanded=(2, 3))
     assert plan_shrink(4, four(), known, None) == Shrink(4)
     assert plan_shrink(3, four(), known, None) == Shrink(3, frozenset(NAMES[3:4]))
-    ending = there(pod(0), pod(1), pod(2), pod(3, terminating=True), desired=3)
+    ending = there(worker(0), worker(1), worker(2), worker(3, terminating=True), desired=3)
     assert plan_shrink(3, ending, known, None) == Shrink(3, frozenset(NAMES[3:4]))
     assert plan_shrink(4, ending, known, None) == Shrink(4, frozenset(NAMES[3:4]))  # it would serve until SIGTERM
 
@@ -143,21 +146,21 @@ def test_a_scale_up_takes_commands_back_and_who_ends_stays_told():
 @pytest.mark.parametrize(("desired", "gone"), [(3, False), (4, True)], ids=["smaller", "deleted"])
 def test_who_is_about_to_end_stays_told_before_the_watch_says_that_it_ends(desired: int, gone: bool):
     known = worker_records("ready", "ready", "ready", "drained", commanded=(3,))
-    state = replace(there(pod(0), pod(1), pod(2), pod(3, ready=False, started=True), desired=desired), gone=gone)
+    state = replace(there(worker(0), worker(1), worker(2), worker(3, ready=False, started=True), desired=desired), gone=gone)
     assert plan_shrink(4, state, known, None) == Shrink(4, frozenset(NAMES[3:4]))
 
 
 @pytest.mark.parametrize("desired", [0, 2, 3])
 def test_a_size_that_was_lowered_by_hand_is_put_back_at_once(desired: int):
-    assert plan_shrink(4, there(pod(0), pod(1), desired=desired), None, None) == Shrink(4)
+    assert plan_shrink(4, there(worker(0), worker(1), desired=desired), None, None) == Shrink(4)
 
 
 def test_a_size_that_was_raised_by_hand_is_put_back_while_the_new_pods_are_not_ready():
-    assert plan_shrink(4, there(*four().pods, pod(4, ready=False), desired=6), ALL_READY, None) == Shrink(4)
+    assert plan_shrink(4, there(*four().pods, worker(4, ready=False), desired=6), ALL_READY, None) == Shrink(4)
 
 
 def test_pods_of_other_names_are_nobodys():
-    strange = pod(0, name="chat-decode-cpu-r1-x")
+    strange = worker(0, name="chat-decode-cpu-r1-x")
     assert ordinal_of(strange) == -1
     assert plan_shrink(0, there(strange), worker_records(), None) == Shrink(0)
 
@@ -186,14 +189,14 @@ DRAINS = {"ready": False, "started": True}
     ids=["serves", "drains", "drained"],
 )
 def test_who_serves_alone_is_not_told_to_drain_and_is_taken_back(last: dict[str, Any], known: WorkerRecords):
-    found = plan_drain([Workload(OF, 1)], (), [there(pod(0, **CRASHES), pod(1, **last))], known, 60)
+    found = plan_drain([Workload(OF, 1)], (), [there(worker(0, **CRASHES), worker(1, **last))], known, 60)
     assert (found.workloads, found.commands, found.cut) == ((Workload(OF, 2),), frozenset(), ())
     said = f"pool cpu: 1 worker keeps serving until one of the role that stays is ready: pod {NAMES[1]}"
     assert (found.messages, found.needs_worker_records) == ({"decode": (said,)}, True)
 
 
 def test_a_worker_that_has_not_heard_yet_that_it_serves_again_is_nobody_to_rely_on():
-    two = [there(pod(0), pod(1))]
+    two = [there(worker(0), worker(1))]
     for known in (worker_records("ready", "ready", commanded=(0,)), worker_records("draining", "ready")):
         assert plan_drain([Workload(OF, 1)], (), two, known, None).commands == frozenset()
     assert plan_drain([Workload(OF, 1)], (), two, worker_records("ready", "ready"), None).commands == {NAMES[1]}
@@ -201,8 +204,8 @@ def test_a_worker_that_has_not_heard_yet_that_it_serves_again_is_nobody_to_rely_
 
 def test_who_serves_alone_drains_where_another_pool_serves_or_nobody_is_wanted():
     other = identity("r1", name="other")
-    ready = workload(other, 1, pods=(PodState(f"{other.name}-0", other, ready=True, terminating=False, node="n1"),))
-    two, known = there(pod(0, **CRASHES), pod(1)), worker_records(None, "ready")
+    ready = workload(other, 1, pods=pod_states(other, [0], node="n1"))
+    two, known = there(worker(0, **CRASHES), worker(1)), worker_records(None, "ready")
     assert plan_drain([Workload(OF, 1), Workload(other, 1)], (), [two, ready], known, None).commands == {NAMES[1]}
     assert plan_drain([Workload(OF, 0)], (), [two], known, None).commands == {NAMES[1]}
     for revision, role in (("r2", "decode"), ("r1", "prefill")):
@@ -233,7 +236,7 @@ def decode_of(known: WorkerRecords | None) -> tuple[int, dict[str, Any]]:
     """Replicas and condition of decode when a cluster of four is to have two."""
     cluster, before = make_cluster(decode=(pool(2),)), running(GROWN)
     of = before.workloads[1].id
-    pods = tuple(PodState(f"{of.name}-{ordinal}", of, ready=True, terminating=False, node="n1") for ordinal in range(4))
+    pods = pod_states(of, range(4), node="n1")
     if known is not None:
         known = replace(known, states={each.name: "ready" for each in pods}, asked=dict.fromkeys((each.name for each in pods), 90.0))
     observed = replace(before, workloads=(before.workloads[0], replace(before.workloads[1], pods=pods)), worker_records=known)
@@ -261,7 +264,7 @@ def test_what_a_limit_cuts_is_a_warning():
     cluster = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"rollout": rollout})})
     observed = running(cluster, scalers=[replace(each, replicas=min(each.replicas, 3)) for each in running(cluster).scalers])
     of = observed.workloads[1].id
-    first, last = (PodState(f"{of.name}-{ordinal}", of, ready=True, terminating=False) for ordinal in (0, 3))
+    first, last = pod_states(of, (0, 3))
     known = WorkerRecords({last.name: "draining"}, frozenset({last.name}), {last.name: 60.0})
     observed = replace(
         observed, workloads=(observed.workloads[0], replace(observed.workloads[1], pods=(first, last))), worker_records=known
@@ -286,7 +289,7 @@ STATES = st.sampled_from(["starting", "ready", "draining", "drained", None])
 def test_nobody_who_may_hold_a_request_is_ever_cut_without_a_limit(
     wanted: int, desired: int, states: list[str | None], told: set[int], ready: list[bool], started: list[bool], error: str | None
 ):
-    pods = [pod(ordinal, ready=ready[ordinal], started=started[ordinal]) for ordinal in range(desired)]
+    pods = [worker(ordinal, ready=ready[ordinal], started=started[ordinal]) for ordinal in range(desired)]
     found = plan_shrink(wanted, there(*pods, desired=desired), worker_records(*states, commanded=tuple(told), error=error), None)
     assert found.cut == ()
     assert wanted <= found.replicas <= max(wanted, desired)

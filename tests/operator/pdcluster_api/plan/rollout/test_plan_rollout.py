@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.observed.state import Observed, PodState
+from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.rollout.steps import Left, Step, current_revision, next_step
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, identity, workload
+from tests.operator.pods import pod_states
 
 A, B, C = identity("aaaa"), identity("bbbb"), identity("cccc")
 
@@ -108,7 +109,7 @@ def test_recreate_back_to_what_is_still_ending_does_not_wait_for_itself():
 
 
 def test_recreate_names_the_first_pod_that_it_waits_for():
-    pods = tuple(PodState(f"{A.name}-{ordinal}", A, ready=False, terminating=True, node="n1") for ordinal in (2, 1))
+    pods = pod_states(A, (2, 1), ready=False, terminating=True, node="n1")
     left = workload(A, 0, current=2, gone=True, pods=pods)
     assert next_step("Recreate", "bbbb", seen(left), is_target_ready=False).waits_for == Left(2, pods[1])
     uncounted = replace(left, current=0)  # its StatefulSet no longer counts them

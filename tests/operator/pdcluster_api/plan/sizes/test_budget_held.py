@@ -10,14 +10,14 @@ import pytest
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.values import Holding, Outcome
 from pdcluster_api.plan.cluster import asked_of, plan_cluster
-from pdcluster_api.plan.observed.state import Observed, PodState, WorkloadState
+from pdcluster_api.plan.observed.state import Observed, WorkloadState
 from pdcluster_api.plan.sizes.pool_facts import Seen, pool_facts
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, reasons, see, step_of
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, running, workload
+from tests.operator.pods import pod_states
 
 OLD = "0123abcd"
 PREFILL, DECODE = ("prefill", "cpu"), ("decode", "cpu")
@@ -31,19 +31,15 @@ def budgeted(strategy: str = "BlueGreen", decode: Sequence[Mapping[str, Any]] = 
     return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})})
 
 
-def pods(of: WorkloadId, ordinals: Sequence[int], *, ready: bool = True, terminating: bool = False) -> tuple[PodState, ...]:
-    return tuple(PodState(f"{of.name}-{ordinal}", of, ready=ready, terminating=terminating) for ordinal in ordinals)
-
-
 def of_size(revision: str, place: tuple[str, str], size: int, *, ready: bool = True) -> WorkloadState:
     of = identity(revision, *place)
-    return workload(of, size, size if ready else 0, pods=pods(of, range(size), ready=ready))
+    return workload(of, size, size if ready else 0, pods=pod_states(of, range(size), ready=ready))
 
 
 def left(revision: str, place: tuple[str, str], *ordinals: int) -> WorkloadState:
     """Pods that end, whose StatefulSet is gone."""
     of = identity(revision, *place)
-    return workload(of, 0, 0, gone=True, current=len(ordinals), pods=pods(of, ordinals, ready=False, terminating=True))
+    return workload(of, 0, 0, gone=True, current=len(ordinals), pods=pod_states(of, ordinals, ready=False, terminating=True))
 
 
 def old_serves(cluster: PDCluster, *beside: WorkloadState, decode: int = 2, **fields: Any) -> Observed:
@@ -154,7 +150,7 @@ def test_growth_that_takes_a_switch_back_of_which_no_status_tells_is_for_both() 
 def test_a_pool_that_only_the_old_revision_has_counts_with_the_worker_that_it_lost() -> None:
     cluster = budgeted(total=11)
     of = identity(OLD, "decode", "before")
-    before = workload(of, 3, 2, current=2, pods=pods(of, (0, 2)))
+    before = workload(of, 3, 2, current=2, pods=pod_states(of, (0, 2)))
     status = {"roles": [{"name": "decode", "pools": [{"name": "before", "gpu": "cpu", "desired": 3}]}]}
     observed = old_serves(cluster, *new_starts(cluster), before, status=status)
 
@@ -175,8 +171,8 @@ def test_a_pod_that_ends_above_a_gap_keeps_its_place() -> None:
     """Pods of a StatefulSet end in any order: the third comes while the fifth is still there."""
     cluster = budgeted(total=4)
     of = identity(revision_of(cluster.spec), *DECODE)
-    ends = pods(of, [4], ready=False, terminating=True)
-    decode = workload(of, 2, current=3, pods=(*pods(of, range(2)), *ends))
+    ends = pod_states(of, [4], ready=False, terminating=True)
+    decode = workload(of, 2, current=3, pods=(*pod_states(of, range(2)), *ends))
     observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), decode])
 
     assert outcome_of(cluster, observed).decision.replicas == {PREFILL: 1, DECODE: 2}
@@ -185,8 +181,8 @@ def test_a_pod_that_ends_above_a_gap_keeps_its_place() -> None:
 def test_a_pod_that_ends_and_comes_again_under_its_name_counts_once() -> None:
     cluster = budgeted()
     of = identity(revision_of(cluster.spec), *DECODE)
-    ends = pods(of, [1], ready=False, terminating=True)
-    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), workload(of, 2, 1, pods=(*pods(of, [0]), *ends))])
+    ends = pod_states(of, [1], ready=False, terminating=True)
+    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), workload(of, 2, 1, pods=(*pod_states(of, [0]), *ends))])
     facts = pool_facts(asked_of(cluster, observed), observed, Seen())
 
     assert [sum(each.held(2) for each in pool.holdings) for pool in facts] == [2, 2]

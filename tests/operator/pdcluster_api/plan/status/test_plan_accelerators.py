@@ -6,12 +6,13 @@ import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import Device, Observed, PodState, ScalerState, WorkerRecords
+from pdcluster_api.plan.observed.state import Device, Observed, ScalerState, WorkerRecords
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, LATER, NOW, condition_of, identity, make_cluster, running, workload
+from tests.operator.pods import pod_state
 
 ON_CPU, ON_GPU = Device("cpu", "Xeon"), Device("cuda", "NVIDIA B200")
 REFUSED = Problem("AcceleratorUnusable", "pod p: the worker has not the device that it should compute on: pool big asks for cuda")
@@ -36,7 +37,7 @@ def seen(cluster: PDCluster, worker_records: WorkerRecords | None, problem: Prob
     states = []
     for role, pool in pools:
         of, wrong = identity(revision, role, pool.name), problem if role == "decode" else None
-        pods = (PodState(f"{role}-0", of, ready=wrong is None, terminating=False, problem=wrong),)[: pool.replicas]
+        pods = (pod_state(of, f"{role}-0", ready=wrong is None, problem=wrong),)[: pool.replicas]
         states.append(workload(of, pool.replicas, ready=sum(pod.ready for pod in pods), pods=pods))
     return Observed(
         **{

@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed, PodState, ScalerState
+from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed, ScalerState
 from pdcluster_api.plan.status.fields import MAX_MESSAGE
 from pdcluster_api.plan.status.problems import rank
 from pdcluster_api.schema import conditions as words
@@ -23,6 +23,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     running,
     workload,
 )
+from tests.operator.pods import pod_state
 
 CLUSTER = make_cluster()
 REVISION = revision_of(CLUSTER.spec)
@@ -326,7 +327,7 @@ def test_recreate_says_what_it_waits_for():
 
 
 def ending(of, ordinal):
-    return PodState(f"{of.name}-{ordinal}", of, ready=False, terminating=True, node=f"n{ordinal}")
+    return pod_state(of, ordinal, ready=False, terminating=True, node=f"n{ordinal}")
 
 
 def test_recreate_names_a_pod_that_it_waits_for_and_its_node():

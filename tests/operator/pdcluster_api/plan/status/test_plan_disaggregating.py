@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
-from pdcluster_api.plan.observed.state import Disaggregation, PodState, WorkerRecords
+from pdcluster_api.plan.observed.state import Disaggregation, WorkerRecords
 from pdcluster_api.plan.status.disaggregating import FEW_PROMPTS, MAX_PAIRS, digest
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import LATER, NOW, condition_of, identity, make_cluster, pool, running, workload
+from tests.operator.pods import pod_states
 
 CLUSTER = make_cluster()  # one prefill worker p-0, decode workers d-0 and d-1
 REVISION = revision_of(CLUSTER.spec)
@@ -39,7 +40,7 @@ def observed(
     for role, names in (("prefill", ("p-0",)), ("decode", ("d-0", "d-1"))):
         of = identity(revision, role)
         is_ready = role == "decode" or is_prefill_ready
-        pods[role] = workload(of, len(names), pods=tuple(PodState(name, of, ready=is_ready, terminating=False) for name in names))
+        pods[role] = workload(of, len(names), pods=pod_states(of, names, ready=is_ready))
     by_pod = {name.replace("_", "-"): each for name, each in said.items()}
     known = worker_records or WorkerRecords(dict.fromkeys(("p-0", "d-0", "d-1"), "ready"), disaggregation=by_pod)
     return running(CLUSTER, workloads=[pods["prefill"], pods["decode"]], worker_records=known)
@@ -154,7 +155,7 @@ def test_refused_pairs_of_the_status_are_bounded_and_counted():
     seen = observed()
     of = identity(REVISION, "prefill")
     names = [f"p-{number:02}" for number in range(12)]
-    prefill = workload(of, 12, pods=tuple(PodState(name, of, ready=True, terminating=False) for name in names))
+    prefill = workload(of, 12, pods=pod_states(of, names))
     said = {"d-0": refusing(*names[:8], num_refused=12), "d-1": refusing(names[0])}
     found = figures(replace(seen, workloads=[prefill, seen.workloads[1]], worker_records=WorkerRecords(disaggregation=said)))
 

@@ -6,18 +6,18 @@ import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import PodState, WorkerRecords
+from pdcluster_api.plan.observed.state import WorkerRecords
 from pdcluster_api.plan.status.insync import MISMATCH_GRACE_SECONDS, in_sync, odd_ones
 from tests.operator.pdcluster_api.plan.clusters import NOW, condition_of, identity, make_cluster, running, workload
+from tests.operator.pods import pod_states
 
 OF = identity("r1")
 NOTHING = Previous({})
 WAS = {"conditions": [{"type": "DiscoveryInSync", "status": "False", "reason": "RecordsWithoutPods", "message": "as it was"}]}
 
 
-def pods(*names: str, **fields: Any) -> list[Any]:
-    found = tuple(PodState(name, OF, **{"ready": True, "terminating": False, **fields}) for name in names)
-    return [workload(OF, len(found), pods=found)]
+def with_pods(*names: str, **fields: Any) -> list[Any]:
+    return [workload(OF, len(names), pods=pod_states(OF, names, **fields))]
 
 
 def worker_records(*names: str, odd: dict[str, float] | None = None) -> WorkerRecords:
@@ -25,12 +25,14 @@ def worker_records(*names: str, odd: dict[str, float] | None = None) -> WorkerRe
 
 
 def test_records_of_all_pods_and_no_others_are_in_sync():
-    found = in_sync(worker_records("a", "b"), pods("a", "b"), NOTHING)
+    found = in_sync(worker_records("a", "b"), with_pods("a", "b"), NOTHING)
     assert found.condition is not None
     assert (found.condition.is_true, found.ghosts, found.requeue_after_seconds) == (True, (), None)
 
 
-@pytest.mark.parametrize("workloads", [pods("a", "b", terminating=True), pods("a", "b", ready=False)], ids=["ending", "not-ready"])
+@pytest.mark.parametrize(
+    "workloads", [with_pods("a", "b", terminating=True), with_pods("a", "b", ready=False)], ids=["ending", "not-ready"]
+)
 def test_a_pod_that_ends_or_starts_is_expected_to_have_a_record_or_none(workloads: list[Any]):
     for names in ((), ("a",), ("a", "b")):
         found = in_sync(worker_records(*names, odd={"a": 99.0, "b": 99.0}), workloads, NOTHING)
@@ -39,14 +41,14 @@ def test_a_pod_that_ends_or_starts_is_expected_to_have_a_record_or_none(workload
 
 
 def test_what_has_just_begun_is_looked_at_again_and_is_not_told_yet():
-    found = in_sync(worker_records("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS - 1}), pods("a", "orphan"), NOTHING)
+    found = in_sync(worker_records("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS - 1}), with_pods("a", "orphan"), NOTHING)
     assert found.condition is not None
     assert (found.condition.is_true, found.ghosts) == (True, ())
     assert found.requeue_after_seconds is not None
 
 
 def test_ghosts_that_stay_are_said_and_may_be_removed():
-    found = in_sync(worker_records("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), pods("a"), NOTHING)
+    found = in_sync(worker_records("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), with_pods("a"), NOTHING)
     assert found.condition is not None
     assert (found.condition.is_true, found.condition.reason, found.ghosts) == (False, "RecordsWithoutPods", ("ghost",))
     assert found.condition.message == "records in etcd without a pod are removed: ghost"
@@ -54,7 +56,7 @@ def test_ghosts_that_stay_are_said_and_may_be_removed():
 
 def test_orphans_that_stay_are_said():
     odd = dict.fromkeys("bcde", MISMATCH_GRACE_SECONDS)
-    found = in_sync(worker_records("a", odd=odd), pods("a", "b", "c", "d", "e"), NOTHING)
+    found = in_sync(worker_records("a", odd=odd), with_pods("a", "b", "c", "d", "e"), NOTHING)
     assert found.condition is not None
     assert (found.condition.reason, found.ghosts) == ("PodsWithoutRecords", ())
     assert found.condition.message.endswith("which no other worker finds: b, c, d and 1 more")
@@ -62,37 +64,37 @@ def test_orphans_that_stay_are_said():
 
 def test_when_most_have_no_pod_at_once_none_is_removed():
     odd = dict.fromkeys("bc", MISMATCH_GRACE_SECONDS)
-    found = in_sync(worker_records("a", "b", "c", odd=odd), pods("a"), NOTHING)
+    found = in_sync(worker_records("a", "b", "c", odd=odd), with_pods("a"), NOTHING)
     assert found.condition is not None
     assert (found.condition.reason, found.ghosts) == ("RecordsWithoutPods", ())
     assert found.condition.message.startswith("2 of 3 records in etcd have no pod (b, c); none is removed")
 
 
 def test_one_record_alone_is_no_mass():
-    found = in_sync(worker_records("ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), pods(), NOTHING)
+    found = in_sync(worker_records("ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), with_pods(), NOTHING)
     assert found.ghosts == ("ghost",)
 
 
 def test_a_worker_that_drains_is_odd_without_a_record_and_no_orphan():
-    draining = pods("a", ready=False, started=True)
+    draining = with_pods("a", ready=False, started=True)
     assert odd_ones({}, draining) == {"a"}
-    assert odd_ones({}, pods("a", ready=False)) == odd_ones({}, pods("a", started=True, terminating=True)) == frozenset()
+    assert odd_ones({}, with_pods("a", ready=False)) == odd_ones({}, with_pods("a", started=True, terminating=True)) == frozenset()
     found = in_sync(worker_records(odd={"a": 99.0}), draining, NOTHING)
     assert found.condition is not None
     assert found.condition.is_true
 
 
 def test_an_etcd_that_does_not_answer_is_looked_at_again():
-    assert in_sync(WorkerRecords(error="away", again_seconds=20.0), pods("a"), NOTHING).requeue_after_seconds == 20.0
-    assert in_sync(None, pods("a"), NOTHING).requeue_after_seconds is None  # its first answer makes the cluster due
+    assert in_sync(WorkerRecords(error="away", again_seconds=20.0), with_pods("a"), NOTHING).requeue_after_seconds == 20.0
+    assert in_sync(None, with_pods("a"), NOTHING).requeue_after_seconds is None  # its first answer makes the cluster due
 
 
 @pytest.mark.parametrize("known", [None, WorkerRecords(error="away")], ids=["not-asked", "away"])
 def test_while_etcd_does_not_answer_it_stays_as_it_was(known: WorkerRecords | None):
-    found = in_sync(known, pods("a"), Previous(WAS))
+    found = in_sync(known, with_pods("a"), Previous(WAS))
     assert found.condition is not None
     assert (found.condition.is_true, found.condition.message, found.ghosts) == (False, "as it was", ())
-    assert in_sync(known, pods("a"), NOTHING).condition is None
+    assert in_sync(known, with_pods("a"), NOTHING).condition is None
 
 
 def test_the_status_has_it_once_etcd_was_asked_and_ready_does_not_follow_it():
@@ -101,8 +103,8 @@ def test_the_status_has_it_once_etcd_was_asked_and_ready_does_not_follow_it():
     known = worker_records("a", "b", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS})
     observed = running(cluster, worker_records=known)
     of = observed.workloads[0].id
-    with_pods = [workload(of, 1, pods=tuple(PodState(name, of, ready=True, terminating=False) for name in "ab")), *observed.workloads[1:]]
-    plan = plan_cluster(cluster, running(cluster, worker_records=known, workloads=with_pods), NOW)
+    seen_pods = [workload(of, 1, pods=pod_states(of, "ab")), *observed.workloads[1:]]
+    plan = plan_cluster(cluster, running(cluster, worker_records=known, workloads=seen_pods), NOW)
     assert condition_of(plan.status, "DiscoveryInSync")["status"] == "False"
     assert condition_of(plan.status, "Ready")["status"] == "True"
     assert plan.ghosts == ("ghost",)

@@ -75,7 +75,7 @@ class ShortOfBlocksError(RequestError):
         super().__init__(message, status=503, code=OUT_OF_BLOCKS, retry_after_seconds=1)
 
 
-class Mailbox:
+class RequestOutputs:
     """Outputs of the engine for one request, in order, for one reader at a time.
 
     num_tokens, num_preemptions: so far.
@@ -149,7 +149,7 @@ class EngineClient:
         self.on_stats: list[Callable[[EngineStats], None]] = []
         self.on_blocks: list[Callable[[BlockEvents], None]] = []
         self._socket = socket
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._mailboxes: dict[str, RequestOutputs] = {}
         self._num_sent = 0
         self._unknown: set[str] = set()  # open requests that `stats` cannot know of
         self._begun: deque[tuple[int, str]] = deque()  # (place among what was sent, request) of those that were sent since
@@ -206,7 +206,7 @@ class EngineClient:
         """Return whether a reader waits for the outputs of that request."""
         return request_id in self._mailboxes
 
-    def open(self, request_id: str) -> Mailbox:
+    def open(self, request_id: str) -> RequestOutputs:
         """Start to listen for one request.
 
         Raises RequestError if its id is in use [T8], EngineDiedError or EngineStalledError while nothing would answer.
@@ -214,7 +214,7 @@ class EngineClient:
         self.check()
         if self.knows(request_id):
             raise RequestError(f"request id {request_id} is already being served", status=409, code="duplicate_request")
-        mailbox = self._mailboxes[request_id] = Mailbox(request_id)
+        mailbox = self._mailboxes[request_id] = RequestOutputs(request_id)
         self._unknown.add(request_id)
         return mailbox
 
@@ -225,7 +225,7 @@ class EngineClient:
         if self.stalled is not None:
             raise EngineStalledError(self.stalled)
 
-    def close(self, mailbox: Mailbox) -> None:
+    def close(self, mailbox: RequestOutputs) -> None:
         """Stop listening, and abort the request unless the engine has already ended it."""
         self._mailboxes.pop(mailbox.request_id, None)
         self._unknown.discard(mailbox.request_id)
@@ -280,8 +280,8 @@ class EngineClient:
                     self._put(token.request_id, token)
             case EngineStats():
                 self._take_stats(output)
-                for hear in self.on_stats:
-                    hear(output)
+                for callback in self.on_stats:
+                    callback(output)
             case BlockEvents():
                 for hear_blocks in self.on_blocks:
                     hear_blocks(output)

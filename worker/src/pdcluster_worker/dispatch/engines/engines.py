@@ -16,16 +16,16 @@ from pdcluster_worker.dispatch.engines.client import (
     EngineClient,
     EngineDiedError,
     EngineStalledError,
-    Mailbox,
+    RequestOutputs,
 )
 from pdcluster_worker.dispatch.engines.stall_watch import StallWatch
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import (
+    AskSnapshot,
     BlockEvents,
     EngineInput,
     EngineReady,
     EngineStats,
-    TellBlocks,
 )
 from pdcluster_worker.peers.records import EngineRecord, EngineState
 from pdcluster_worker.routing.event_order import Arrival, EventOrder
@@ -78,7 +78,7 @@ class Place:
     """An engine chosen for a request, and the outputs of the request there."""
 
     engine: Engine
-    mailbox: Mailbox
+    mailbox: RequestOutputs
 
     def send(self, message: EngineInput) -> None:
         """Send a message to the engine.  Raises EngineDiedError."""
@@ -220,15 +220,15 @@ class Engines:
         return in_turn[choose([engine.score for engine in in_turn], matches)]
 
     def _say_stats(self, engine: Engine, stats: EngineStats) -> None:
-        for hear in self.on_stats:
-            hear(engine, stats)
+        for callback in self.on_stats:
+            callback(engine, stats)
 
     def _take_blocks(self, engine: Engine, events: BlockEvents) -> None:
         """Follow the changes of one cache in their order; after a gap it is asked for everything."""
         arrival = engine.order.arrival(events.sequence, is_whole=events.is_cleared)
         if arrival is Arrival.ASK_SNAPSHOT:
             logger.warning("engine %d: missed block events before sequence=%d: asked for all", engine.rank, events.sequence)
-            engine.client.send(TellBlocks())
+            engine.client.send(AskSnapshot())
         if arrival is not Arrival.TAKE:
             return
         if events.is_cleared:
@@ -245,8 +245,8 @@ class Engines:
         self._say_blocks(engine, BlockEvents(events.stored, gone, events.sequence))
 
     def _say_blocks(self, engine: Engine, events: BlockEvents) -> None:
-        for hear in self.on_blocks:
-            hear(engine, events)
+        for callback in self.on_blocks:
+            callback(engine, events)
 
 
 def choose(scores: Sequence[int], matches: Sequence[int]) -> int:

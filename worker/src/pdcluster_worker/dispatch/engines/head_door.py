@@ -22,7 +22,7 @@ from pdcluster_worker.head_line.wire import (
     HELLO_SECONDS,
     VERSION,
     Answer,
-    Hello,
+    HeadHello,
     LineError,
     decode_hello,
     encode,
@@ -168,7 +168,7 @@ class HeadDoor:
             await child.stop()
         logger.warning("a headless engine is gone node=%s rank=%d reason=%s", hello.node, rank, child.client.died)
 
-    def _refusal(self, hello: Hello, rank: int | None) -> str:
+    def _refusal(self, hello: HeadHello, rank: int | None) -> str:
         mine, config = (VERSION, *_named(self._config)), self._config
         theirs = (hello.version, hello.cluster, hello.revision, hello.role)
         if theirs != mine:

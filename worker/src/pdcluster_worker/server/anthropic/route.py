@@ -10,7 +10,7 @@ from pdcluster_worker.server.anthropic.schemas import CountRequest, MessagesProm
 from pdcluster_worker.server.anthropic.writer import MessagesWriter
 from pdcluster_worker.server.errors.anthropic import PATH, MessagesError
 from pdcluster_worker.server.generation.generation import Serving
-from pdcluster_worker.server.generation.planning import check_servable, respond
+from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.openai.chat import prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest

@@ -13,7 +13,7 @@ from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 
 
-class Worker(Protocol):
+class WorkerView(Protocol):
     """A worker of any role: its model and whether it lives and serves.
 
     max_model_len and vocab_size are 0, and device and scheduler are None, until its engine is
@@ -45,7 +45,7 @@ class Worker(Protocol):
         ...
 
 
-class Backend(Worker, Protocol):
+class Backend(WorkerView, Protocol):
     """A worker that generates."""
 
     def num_ingresses(self) -> int:

@@ -10,7 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Farewell:
+class DrainMiddleware:
     """Middleware.  draining: True while the worker drains."""
 
     def __init__(self, app: ASGIApp, draining: Callable[[], bool]) -> None:

@@ -19,7 +19,7 @@ from pdcluster_worker.server.http.connection import Connection
 from pdcluster_worker.server.http.crowd import OpenConnections
 from pdcluster_worker.server.http.incoming import Incoming
 from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow
-from pdcluster_worker.server.http.unsent import Unsent
+from pdcluster_worker.server.http.unsent import UntakenAnswers
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
@@ -34,16 +34,16 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._told = asyncio.Event()
+        self._stop_asked = asyncio.Event()
 
     def end(self) -> None:
         """Accept nothing more, from now on."""
         self.should_exit = True
-        self._told.set()
+        self._stop_asked.set()
 
     async def main_loop(self) -> None:
         """Run until `end`; the Date header, for which uvicorn's loop looks, is `incoming`'s."""
-        await self._told.wait()
+        await self._stop_asked.wait()
         await asyncio.sleep(_LAST_SECONDS)
 
     @contextlib.contextmanager
@@ -58,7 +58,7 @@ class HttpServer:
     def __init__(self, server: _Server, bound: socket.socket) -> None:
         self._server = server
         host, self.port = bound.getsockname()[:2]
-        self._unsent = Unsent(host, self.port)
+        self._unsent = UntakenAnswers(host, self.port)
         self.finished = asyncio.create_task(server.serve(sockets=[bound]))
 
     def refuse(self) -> None:

@@ -47,7 +47,7 @@ class _Held:
     is_stalled: bool = False
 
 
-class Unsent:
+class UntakenAnswers:
     """Follows the connections that were accepted at one address, by their names (see `name`).  clock: monotonic seconds."""
 
     def __init__(self, host: str, port: int, tables: Iterable[Path] = TABLES, clock: Callable[[], float] = time.monotonic) -> None:

@@ -15,7 +15,7 @@ from pdcluster_worker.server.generation.chat_answer import (
     rules_for,
 )
 from pdcluster_worker.server.generation.generation import Serving
-from pdcluster_worker.server.generation.planning import check_servable, respond
+from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import Wanted
 from pdcluster_worker.server.generation.structured import constraint_of

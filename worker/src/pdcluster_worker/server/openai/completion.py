@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.generation import Serving
-from pdcluster_worker.server.generation.planning import check_servable, respond
+from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import Wanted, check_token_ids
 from pdcluster_worker.server.generation.structured import constraint_of

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors.openai import ErrorReply
 from pdcluster_worker.server.generation.generation import Serving
-from pdcluster_worker.server.generation.planning import check_model
+from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.generation.sampling import check_token_ids
 from pdcluster_worker.server.openai.chat import prepare
 from pdcluster_worker.server.schemas.fields import Body, Text

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.generation import Serving
-from pdcluster_worker.server.generation.planning import check_servable, respond
+from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.openai.chat import Prepared, prepare

@@ -19,7 +19,7 @@ from pdcluster_worker.peers.etcd import Etcd, EtcdError
 from pdcluster_worker.peers.records import dtype_key
 from tests.tls_etcd import TlsEtcd, client_of, tls_etcd
 
-EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "external-etcd.yaml"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "external-etcd.yaml"
 NAMESPACE, NAME = "default", "shared-etcd"
 RECORDS = keys.records_prefix(NAMESPACE, NAME)
 OWN = keys.worker_key(keys.workers_prefix(NAMESPACE, NAME, "r1"), "decode", "cpu", "pod-0")
