@@ -194,6 +194,8 @@ def test_metrics_tell_of_the_loop_and_of_the_api_calls(scene: Scene, operator: O
     wait_for(lambda: operator.metric("pdcluster_operator_pdclusters", ready="True") == 1, DEADLINE_SECONDS, "not counted")
     assert operator.metric("pdcluster_operator_is_leader") == 1
     assert operator.metric("pdcluster_operator_reconcile_seconds_count") > 0
+    assert operator.metric("pdcluster_operator_serving_replicas", pdcluster=scene.name, role="decode") == scene.replicas("decode")
+    assert operator.metric("pdcluster_operator_slo_seconds", pdcluster=scene.name, objective="ttft") == 0.5
     assert operator.metric("pdcluster_operator_reconcile_errors_total") == 0
     assert operator.metric("pdcluster_operator_api_calls_total", verb="apply", kind="StatefulSet", code="201") == 3
     wait_for(lambda: operator.metric("pdcluster_operator_queue_depth") == 0, DEADLINE_SECONDS, "the queue is not empty")

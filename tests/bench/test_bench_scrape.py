@@ -21,8 +21,8 @@ def test_bench_scrapes_every_worker_in_every_round():
 def test_bench_pages_are_a_worker_s_and_grow():
     first, second = (parse_page(page) for page in scrape.pages(2))
 
-    assert second.prompt_tokens > first.prompt_tokens
-    assert second.ttft_count > first.ttft_count
+    assert second.prompt_tokens_total > first.prompt_tokens_total
+    assert second.time_to_first_token_seconds_count > first.time_to_first_token_seconds_count
 
 
 @pytest.mark.parametrize(("found", "status"), [(figures(), 0), (figures(cpu_seconds=2.6), 1), (figures(num_misses=1), 1)])

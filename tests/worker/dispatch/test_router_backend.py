@@ -24,7 +24,7 @@ class PlayedNode:
     """A node whose decode workers a test sets; its ingress answers one token."""
 
     def __init__(self, policy: PolicyConfig) -> None:
-        self.worker = Worker("router", Engines(), Metrics(), policy, engineless=Engineless("w", 16, self.absence))
+        self.worker = Worker("router", Engines(), Metrics(), policy, engineless=Engineless("w", 16), absence=self.absence)
         self.worker.state = "ready"
         self.ingress = SimpleNamespace(generate=self._generate)
         self.on_peers = lambda: None

@@ -121,13 +121,6 @@ def test_two_requests_share_the_blocks_of_a_running_one(engine, spec):
     assert rig.token_ids("b") == rig.runner.reference([*range(12), 99], 2)
 
 
-def test_chains_of_two_salts_share_no_block():
-    tokens = list(range(8))
-    chains = [block_hashes(tokens, 4, salt) for salt in (b"", b"a" * 32, b"b" * 32)]
-    assert chains[1] == block_hashes(tokens, 4, b"a" * 32)
-    assert len({block_hash for chain in chains for block_hash in chain}) == 6
-
-
 def test_a_prompt_hits_the_blocks_of_its_own_salt_only(engine, spec):
     rig = engine()
     prompt = list(range(9))

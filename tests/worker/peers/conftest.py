@@ -364,7 +364,8 @@ class Worker:
             self._on_lost,
             lambda _: None,
         )
-        self.directory = Directory(record.pod, LocalSide(hello, credentials, self.refusals, self.index), events, self.metrics)
+        self.directory = Directory(record.pod, LocalSide(hello, credentials, self.refusals, self.index), self.metrics)
+        self.directory.report_to(events)
         self.server: grpc.aio.Server | None = None
 
     def _on_lost(self, peer: Peer) -> None:

@@ -1,5 +1,6 @@
 """Acting on a plan: a reconcile that had nothing to write is not one after which nothing can come."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.render import Site
 from pdcluster_api.plan.cluster import plan_cluster
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed
+from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed
 from pdcluster_api.schema.load import parse
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile import act
@@ -17,7 +18,7 @@ from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.look import Look
 from pdcluster_operator.reconcile.session import Session
 from pdcluster_operator.reconcile.tls import TlsStep
-from tests.operator.bodies import cluster
+from tests.operator.bodies import child, cluster
 from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
 from tests.operator.pdcluster_operator.reconcile.sessions import KEY, Etcd, sessions_with
 
@@ -41,10 +42,10 @@ class EtcdSecret:
         return self.answer
 
 
-async def acted_on(session: Session, secret: EtcdSecret) -> Acted:
+async def acted_on(session: Session, secret: EtcdSecret, children: Sequence[dict[str, Any]] = ()) -> Acted:
     """Act on a new PDCluster for whose shared objects there is nothing to write."""
     made = parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": SPEC})
-    live = Live(cluster(), ())
+    live = Live(cluster(), children)
     observed = Observed(generation=1, status={}, discovery=DiscoveryState(managed=False))
     unused: Any = None
     etcd: Any = secret
@@ -60,3 +61,23 @@ async def test_a_snapshot_that_waits_for_the_etcds_secret_is_tried_again(answer:
     acted = await acted_on(session, EtcdSecret(answer))
     assert (acted.wrote, acted.failures) == (False, ())
     assert (session.settled is None) == (answer is None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "names"),
+    [("ApplyFailed", "; kube-vip set fields of it, which may exclude ours"), ("Forbidden", "")],
+    ids=["refused", "no right"],
+)
+async def test_a_refused_apply_names_the_other_managers_of_the_object(reason: str, names: str, monkeypatch: pytest.MonkeyPatch):
+    rival = {"manager": "kube-vip", "operation": "Update", "fieldsV1": {"f:spec": {"f:sessionAffinity": {}}}}
+    refusals = [Failure(f"Service {name}", reason, "no") for name in ("chat", "chat-workers")]
+
+    async def refuse(*_: object) -> list[Failure]:
+        return refusals
+
+    monkeypatch.setattr(act, "tls_step", lambda *_: TlsStep(requeue_after_seconds=1e6))
+    monkeypatch.setattr(act, "diff", lambda *_, **__: [])
+    monkeypatch.setattr(act, "apply", refuse)
+    children = [child("Service", "chat", metadata={"managedFields": [rival]}), child("Service", "chat-workers")]
+    acted = await acted_on(sessions_with(Etcd()).of(KEY), EtcdSecret(True), children)
+    assert [failure.message for failure in acted.failures] == [f"no{names}", "no"]

@@ -189,7 +189,7 @@ async def test_handover_holds_a_drain(worker: Worker, dispatcher: DecodeDispatch
 
 
 async def test_router_hands_over_nothing(worker: Worker, dispatcher: DecodeDispatcher) -> None:
-    worker.engineless = Engineless("w", worker.block_size, lambda: "")
+    worker.engineless = Engineless("w", worker.block_size)
     handler = Handler(worker, Hello("w", "router", FACTS.geometry, "", "r1"), CreditLedger(1), dispatcher)
 
     with pytest.raises(RequestError, match="this is a router worker: it prefills for no peer"):

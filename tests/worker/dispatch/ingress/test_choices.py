@@ -36,7 +36,7 @@ async def test_choices_others_start_after_the_second_token_of_the_first() -> Non
     gate = asyncio.Event()
     first, second = Script("a", 3, gate), Script("b", 2)
     choices = Choices({"a": first.stream(), "b": second.stream()})
-    async with aclosing(choices.tokens()) as tokens:
+    async with aclosing(choices) as tokens:
         assert (await anext(tokens)).token == Token("a", 0)
         await asyncio.sleep(0)
         assert not second.started
@@ -51,14 +51,14 @@ async def test_choices_others_start_when_the_first_ends_at_once() -> None:
     scripts = [Script("a", 1), Script("b", 2)]
     choices = Choices({s.name: s.stream() for s in scripts})
 
-    assert [(g.index, g.token.token_id) async for g in choices.tokens()] == [(0, 0), (1, 0), (1, 1)]
+    assert [(g.index, g.token.token_id) async for g in choices] == [(0, 0), (1, 0), (1, 1)]
 
 
 async def test_choices_abort_ends_one_and_leaves_its_siblings() -> None:
     never = asyncio.Event()
     first, second = Script("a", 2, never), Script("b", 2)
     choices = Choices({"a": first.stream(), "b": second.stream()})
-    tokens = choices.tokens()
+    tokens = choices
     await anext(tokens)
     choices.abort("a")
 
@@ -71,7 +71,7 @@ async def test_choices_error_of_one_ends_all() -> None:
     first, second = Script("a", 2, error=RequestError("broken")), Script("b", 2, never)
     choices = Choices({"a": first.stream(), "b": second.stream()})
     with pytest.raises(RequestError, match="broken"):
-        [g async for g in choices.tokens()]
+        [g async for g in choices]
 
     assert second.closed or not second.started
 
@@ -79,7 +79,7 @@ async def test_choices_error_of_one_ends_all() -> None:
 async def test_choices_closing_closes_every_stream() -> None:
     never = asyncio.Event()
     first = Script("a", 2, never)
-    tokens = Choices({"a": first.stream()}).tokens()
+    tokens = Choices({"a": first.stream()})
     await anext(tokens)
     await tokens.aclose()
 

@@ -1,6 +1,7 @@
 """Choice of the decode worker that runs a request, and what happens when that worker fails."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal
@@ -27,6 +28,19 @@ async def test_ingress_keeps_a_request_that_it_can_serve_as_well(worker: Worker,
 
     assert await collect(make_ingress(worker, engine, peer), spec()) == [(0, 7), (0, 8)]
     assert not peer.asked
+
+
+async def test_token_of_a_lone_choice_passes_two_generators(worker: Worker, engine: ScriptedEngine) -> None:
+    begun: list[AsyncGenerator[Any, Any]] = []
+    ingress, hooks = make_ingress(worker, engine), sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(firstiter=begun.append)
+    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+        for _ in range(2):
+            await anext(tokens)
+        passed = [generator.__qualname__ for generator in begun if generator.ag_frame is not None]
+    sys.set_asyncgen_hooks(*hooks)
+
+    assert passed == ["Ingress.generate", "DecodeDispatcher.run"]
 
 
 async def test_ingress_relays_to_the_worker_with_fewest_requests(worker: Worker, engine: ScriptedEngine) -> None:

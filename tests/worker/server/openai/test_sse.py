@@ -11,7 +11,7 @@ from pdcluster_worker.server.openai.chat import ChatShape
 from pdcluster_worker.server.openai.completion import CompletionShape
 from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.openai.shown import Shown
-from pdcluster_worker.server.openai.writer import Shape
+from pdcluster_worker.server.openai.writer import Events, Shape
 from pdcluster_worker.server.text.events import Delta, TextDelta
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ def made(kind: type[ChatShape] | type[CompletionShape], has_logprobs: bool, has_
 @pytest.mark.parametrize(("kind", "has_logprobs", "has_usage"), SHAPES)
 def test_an_event_is_the_models_for_every_character(kind, has_logprobs, has_usage) -> None:
     shape = made(kind, has_logprobs, has_usage)
-    events = sse.Events(shape.chunk)
+    events = Events(shape.chunk)
     for index, text in ((0, "x"), (3, EVERY_CHARACTER), (0, '"0"'), (3, "\x7f\\")):
         delta = Delta(index, (TextDelta(text),))
         assert delta.plain_text == text
@@ -42,7 +42,7 @@ def test_an_event_is_the_models_for_every_character(kind, has_logprobs, has_usag
 @given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=5), st.booleans(), st.sampled_from([None, "stop", "length"]))))
 def test_events_of_an_answer_are_the_models_one_by_one(deltas) -> None:
     shape = made(ChatShape, False, True)
-    events = sse.Events(shape.chunk)
+    events = Events(shape.chunk)
     for index, text, is_first, reason in deltas:
         delta = Delta(index, (TextDelta(text),) if text else (), (), is_first, reason)
         body = shape.chunk(delta)
@@ -56,7 +56,7 @@ def test_no_model_is_made_for_a_token_that_is_text_alone() -> None:
         asked.append(delta)
         return shape.chunk(delta)
 
-    events = sse.Events(counted)
+    events = Events(counted)
     for number in range(100):
         events.of(Delta(number % 2, (TextDelta("word"),)))
 

@@ -10,6 +10,7 @@ from math import floor, inf, log10
 
 from pdcluster_worker.peers.records import Disaggregation, RefusedPeer
 from pdcluster_worker.routing.prefill_share import PrefillShare
+from pdcluster_worker.texts import cut
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks, and so between two writes of refused pairs: many that come at once are one write."""
@@ -51,7 +52,7 @@ class Disaggregating:
     def look(self) -> bool:
         """Bring `stated` up to date; True when it says something new."""
         before, reasons = self.stated, self._refused()
-        refused = [RefusedPeer(pod, reasons[pod][:MAX_REASON]) for pod in sorted(reasons)]
+        refused = [RefusedPeer(pod, cut(reasons[pod], MAX_REASON)) for pod in sorted(reasons)]
         long_prompts, ratio, rate = self._figures()
         self.stated = Disaggregation(
             transport=before.transport,

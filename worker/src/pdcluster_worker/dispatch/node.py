@@ -90,15 +90,16 @@ class JoinedWorker:
         hello = hello_of(config, worker.engine_id, worker.engine_ready) if has_engine else hello_of_router(config, worker.engine_id)
         refusals = Refusals(worker.metrics)
         here = LocalSide(hello, credentials, refusals, worker.blocks)
+        self._directory = Directory(identity.pod, here, worker.metrics)
         self._broker = CreditBroker(
             worker.credit_queue,
-            lambda: self._directory.prefills(),
+            self._directory.prefills,
             lambda: worker.policy.prefill_score,
             worker.block_size,
             worker.transfer_seconds,
         )
-        events = PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer)
-        self._directory = Directory(identity.pod, here, events, worker.metrics)
+        self._directory.report_to(PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer))
+        worker.absence = self._directory.absence
         self._ledger = self._make_ledger()
         worker.gpu, worker.promised_tokens = config.gpu, lambda: self._ledger.outstanding_tokens
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
@@ -127,10 +128,6 @@ class JoinedWorker:
     def num_ingresses(self) -> int:
         """Workers that clients' requests come to, this one included."""
         return self._directory.num_ingresses()
-
-    def absence(self) -> str:
-        """Reason why no decode peer takes new work."""
-        return self._directory.absence()
 
     def _on_peer(self, peer: Peer) -> None:
         self._broker.on_change(peer)

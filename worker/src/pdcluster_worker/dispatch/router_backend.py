@@ -59,7 +59,7 @@ class RouterBackend:
         """Reason why no decode worker takes requests; None while one does."""
         if self._node is None or self._arrived.is_set():
             return None
-        return f"no decode worker takes requests: {self._node.absence()}"
+        return f"no decode worker takes requests: {self._node.worker.absence()}"
 
     def draining(self) -> bool:
         """True if a client should send its next request to another router."""

@@ -48,12 +48,10 @@ class Engineless:
 
     worker_id:  its name for peers.
     block_size: of the KV blocks of its revision's workers.
-    absence:    why no decode worker takes new work.
     """
 
     worker_id: str
     block_size: int
-    absence: Callable[[], str]
 
 
 @dataclass(slots=True)
@@ -63,6 +61,7 @@ class Worker:
     engines:       those that have loaded; a router has none.
     engine_id:     of this worker for its peers: that of its first engine at its start.
     engineless:    of a router.
+    absence:       why no decode worker takes new work.
     journeys:      of the last requests, at its HTTP side too.
     policy:        the one in force now.
     blocks:        prefix caches of the peers that we watch.
@@ -98,6 +97,7 @@ class Worker:
     promised_tokens: Callable[[], int] = lambda: 0
     sent_bytes_per_second: float = 0.0
     engineless: Engineless | None = None
+    absence: Callable[[], str] = lambda: "none is registered"
     journeys: Journeys = field(default_factory=Journeys)
     engine_id: str = field(init=False)
     estimation: Estimation = field(init=False)
@@ -177,7 +177,7 @@ class Worker:
     def refusal(self) -> RequestError:
         """Error for a client that should use another worker."""
         if self.state == "ready" and self.engineless is not None:
-            reason = f"no decode worker takes requests now ({self.engineless.absence()}): retry later"
+            reason = f"no decode worker takes requests now ({self.absence()}): retry later"
             return RequestError(reason, status=503, code="no_decode_worker", retry_after_seconds=NO_DECODE_WORKER_SECONDS)
         if self.state == "ready" and (problem := self.engines.problem) is not None:
             return EngineStalledError(problem)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from pdcluster_worker.backoff import Backoff
 from pdcluster_worker.errors import HubError
 from pdcluster_worker.fetch.download import Download, StoppedError, bytes_of
 from pdcluster_worker.fetch.files import INDEX, RemoteFile, small_files, weights_files
@@ -16,6 +17,7 @@ from pdcluster_worker.fetch.progress import Progress
 logger = logging.getLogger(__name__)
 
 PARALLEL_FILES = 4
+FIRST_BACKOFF_SECONDS = 1.0
 LAST_BACKOFF_SECONDS = 60.0
 
 
@@ -28,16 +30,20 @@ def fetch(wanted: Wanted, attempts: int) -> None:
 
 def _fetch_again_and_again(wanted: Wanted, attempts: int) -> None:
     num_failures, num_bytes = 0, -1
+    backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
     while True:
         try:
             _fetch_once(wanted)
             return
         except HubError as e:
             before, num_bytes = num_bytes, _bytes_in(wanted.work)
-            num_failures = num_failures + 1 if num_bytes <= before else 1
+            if num_bytes > before:
+                num_failures = 0
+                backoff.reset()
+            num_failures += 1
             if num_failures >= attempts:
                 raise
-            delay = min(2.0 ** (num_failures - 1), LAST_BACKOFF_SECONDS)
+            delay = backoff.next_seconds()
             logger.warning("download failed, trying again seconds=%.0f attempt=%d of=%d reason=%s", delay, num_failures, attempts, e)
             time.sleep(delay)
 

@@ -21,6 +21,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented 
 
 from pdcluster_worker.errors import FetchError, HubError
 from pdcluster_worker.fetch.files import RemoteFile
+from pdcluster_worker.texts import one_line
 
 SILENCE_SECONDS = 30.0
 """A hub that sends nothing for so long has lost the connection."""
@@ -88,4 +89,4 @@ class Hub:
         token = "the token (HF_TOKEN) may not read it" if os.environ.get("HF_TOKEN") else "it is private and no token (HF_TOKEN) is given"
         if status in (401, 404):
             return f"there is no such repository, or {token}: check the model's repo and its token"
-        return " ".join(str(error).split())[:300]
+        return one_line(error)

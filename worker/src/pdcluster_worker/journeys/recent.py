@@ -12,6 +12,7 @@ from typing import Any
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys.journey import LIFETIME, Event, Journey, begun, note
+from pdcluster_worker.texts import cut
 
 KEPT = 2048
 """Journeys: some minutes of a busy ingress, in about 4 MiB; 128 MiB where clients ask for many choices."""
@@ -46,7 +47,7 @@ class Journeys:
                 yield journey
             except Exception as e:
                 failure = e.code or str(e.status) if isinstance(e, RequestError) else type(e).__name__
-                note("failed", reason=failure, message=str(e)[:200])
+                note("failed", reason=failure, message=cut(str(e), 200))
                 raise
             finally:
                 self._keep(journey)
@@ -96,7 +97,7 @@ def route_of(journey: Journey) -> str:
     decisions = [_words(event) for event in journey.in_order() if event.name not in LIFETIME and event.name != "answered"]
     end = journey.last("context_end")
     place = [] if end is None or "prefill" not in end.facts else [f"prefill={_safe(end.facts['prefill'])}"]
-    return "; ".join([*decisions, *place])[:MAX_ROUTE_CHARACTERS]
+    return cut("; ".join([*decisions, *place]), MAX_ROUTE_CHARACTERS)
 
 
 def _words(event: Event) -> str:

@@ -6,7 +6,7 @@ pair, is `client`'s business.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
@@ -82,24 +82,34 @@ async def unary(start: "Callable[[], grpc.aio.UnaryUnaryCall[Any, ReplyT]]") -> 
         raise PeerError("the call was cancelled by the other side") from e
 
 
-async def replies(start: "Callable[[], StreamingCall[ReplyT]]") -> AsyncGenerator[ReplyT, None]:
-    """The answers of the streaming call that `start` makes; closing the iterator cancels it.  Raises PeerError or RequestError.
+class Replies(AsyncIterator[ReplyT]):
+    """The answers of the streaming call that `start` makes; closing it cancels the call.  Raises PeerError or RequestError.
 
-    The call is made here, because a channel that was closed meanwhile refuses it: that too is the peer's end.
+    The call is made with the first answer that is waited for: a channel that was closed meanwhile
+    refuses it, and that too is the peer's end.
     """
-    call: StreamingCall[ReplyT] | None = None
-    try:
-        call = start()
-        async for reply in call:
-            yield reply
-    except grpc.aio.AioRpcError as e:
-        raise error_of(e) from e
-    except grpc.aio.UsageError as e:
-        raise PeerError(f"the connection to the peer was closed: {e}") from e
-    except asyncio.CancelledError as e:
-        if cancelled_here():
-            raise
-        raise PeerError("the call was cancelled by the other side") from e
-    finally:
-        if call is not None:
-            call.cancel()
+
+    def __init__(self, start: "Callable[[], StreamingCall[ReplyT]]") -> None:
+        self._start = start
+        self._call: StreamingCall[ReplyT] | None = None
+        self._answers: AsyncIterator[ReplyT] | None = None
+
+    async def __anext__(self) -> ReplyT:
+        try:
+            if self._answers is None:
+                self._call = self._start()
+                self._answers = aiter(self._call)
+            return await anext(self._answers)
+        except grpc.aio.AioRpcError as e:
+            raise error_of(e) from e
+        except grpc.aio.UsageError as e:
+            raise PeerError(f"the connection to the peer was closed: {e}") from e
+        except asyncio.CancelledError as e:
+            if cancelled_here():
+                raise
+            raise PeerError("the call was cancelled by the other side") from e
+
+    async def aclose(self) -> None:
+        """Cancel the call; of one that has ended a no-op."""
+        if self._call is not None:
+            self._call.cancel()

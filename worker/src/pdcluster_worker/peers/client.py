@@ -21,9 +21,10 @@ from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import Generated, Hello, Load, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.calls import PeerChannel, replies, unary
+from pdcluster_worker.peers.calls import PeerChannel, Replies, unary
 from pdcluster_worker.peers.notes import notes_from_proto
 from pdcluster_worker.peers.parts import run_until_first_ends
+from pdcluster_worker.peers.reconnect import FIRST_BACKOFF_SECONDS, Reconnect
 from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.tls import Credentials
@@ -42,8 +43,6 @@ Wants = asyncio.Queue[pb.CreditRequest | None]
 PeerState = Literal["connecting", "ready", "refused", "lost"]
 
 HANDSHAKE_SECONDS = 2.0
-FIRST_BACKOFF_SECONDS = 0.1
-LAST_BACKOFF_SECONDS = 2.0
 
 _PLACES: dict[str, PrefillPlace] = {"local": "local", "remote": "remote"}
 
@@ -60,6 +59,9 @@ class PeerEvents:
     on_credit: "Callable[[Peer, str, bool], None]"
     on_lost: "Callable[[Peer], None]"
     on_change: "Callable[[Peer], None]"
+
+
+NO_EVENTS = PeerEvents(on_credit=lambda *_: None, on_lost=lambda _: None, on_change=lambda _: None)
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Peer:
         request = pb.GenerateRequest(request=convert.request_to_proto(spec), engine_id=self.record.engine_id, prefill=prefill)
         finished, began_seconds = False, time.monotonic()
         with self._line.request() as stub:
-            async with aclosing(replies(lambda: stub.Generate(request, metadata=trace_context.metadata()))) as answers:
+            async with aclosing(Replies(lambda: stub.Generate(request, metadata=trace_context.metadata()))) as answers:
                 async for reply in answers:
                     token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
                     finished = token.finish_reason is not None
@@ -183,7 +185,7 @@ class Peer:
         )
         finished = False
         with self._line.request() as stub:
-            async with aclosing(replies(lambda: stub.Prefill(request, metadata=trace_context.metadata()))) as answers:
+            async with aclosing(Replies(lambda: stub.Prefill(request, metadata=trace_context.metadata()))) as answers:
                 async for reply in answers:
                     if reply.WhichOneof("reply") == "done":
                         finished = True
@@ -207,10 +209,10 @@ class Peer:
             await old.close()
 
     async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
-        delay = FIRST_BACKOFF_SECONDS
+        retry = Reconnect()
         while True:
-            began = clock()
+            retry.begin()
+            has_served = False
             try:
                 await self._show_newest_certificate()
                 if not await self._shake_hands():
@@ -218,14 +220,12 @@ class Peer:
                     return
                 await self._serve()
             except WorkerError as e:
-                if self.state == "ready" and clock() - began > LAST_BACKOFF_SECONDS:
-                    delay = FIRST_BACKOFF_SECONDS  # a connection that served is no reason to wait long
+                has_served = self.state == "ready"
                 self._on_broken(e)
             except Exception as e:  # a fault of ours must not lose this peer: log it, and start over
                 logger.exception("peer failed pod=%s", self.key)
                 self._on_broken(e)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_BACKOFF_SECONDS)
+            await retry.pause(has_served=has_served)
 
     async def _shake_hands(self) -> bool:
         """Compare facts; False when the pair is refused.  Raises PeerError when another engine answers, or none."""
@@ -248,7 +248,7 @@ class Peer:
     async def _follow_credits(self) -> None:
         wants = self._wants
         try:
-            async with aclosing(replies(lambda: self._line.stub.Credits(self._credit_requests(wants)))) as answers:
+            async with aclosing(Replies(lambda: self._line.stub.Credits(self._credit_requests(wants)))) as answers:
                 async for reply in answers:
                     self._events.on_credit(self, reply.request_id, reply.granted)
         finally:
@@ -265,7 +265,7 @@ class Peer:
         request = pb.WatchRequest(engine_id=self.record.engine_id)
         while True:
             order = EventOrder()
-            async with aclosing(replies(lambda: self._line.stub.Watch(request))) as reports:
+            async with aclosing(Replies(lambda: self._line.stub.Watch(request))) as reports:
                 async for report in reports:
                     arrival = order.arrival(report.sequence)
                     if arrival is Arrival.ASK_SNAPSHOT:

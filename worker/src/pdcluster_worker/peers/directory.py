@@ -17,7 +17,7 @@ from pdcluster_worker.errors import WorkerError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import open_channel, open_stub, unary
-from pdcluster_worker.peers.client import HANDSHAKE_SECONDS, LocalSide, Peer, PeerEvents
+from pdcluster_worker.peers.client import HANDSHAKE_SECONDS, NO_EVENTS, LocalSide, Peer, PeerEvents
 from pdcluster_worker.peers.records import WorkerRecord
 
 _DECODING: tuple[Role, ...] = ("decode", "mixed")
@@ -29,16 +29,20 @@ _NAMED = 4
 class Directory:
     """One per worker; `set_members` and `probe` are for `discovery`."""
 
-    def __init__(self, pod: str, here: LocalSide, events: PeerEvents, metrics: Metrics) -> None:
+    def __init__(self, pod: str, here: LocalSide, metrics: Metrics) -> None:
         self._pod = pod
         self._here = here
         self._metrics = metrics
-        self._events = PeerEvents(events.on_credit, self._on_lost, self._on_change)
-        self._report_loss, self._report_change = events.on_lost, events.on_change
+        self._events = PeerEvents(self._on_credit, self._on_lost, self._on_change)
+        self._reports = NO_EVENTS
         self._members: Mapping[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
         self._found: dict[tuple[Role, ...], list[Peer]] = {}  # ready peers by role, until one changes
         self._leaving: set[asyncio.Task[None]] = set()
+
+    def report_to(self, events: PeerEvents) -> None:
+        """Pass on the events of all peers; to be called before the first member comes."""
+        self._reports = events
 
     def prefills(self) -> list[Peer]:
         """Prefill workers that take new work."""
@@ -144,13 +148,16 @@ class Directory:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
+    def _on_credit(self, peer: Peer, request_id: str, granted: bool) -> None:
+        self._reports.on_credit(peer, request_id, granted)
+
     def _on_lost(self, peer: Peer) -> None:
         self._found.clear()  # it is not asked again for what it has not answered
-        self._report_loss(peer)
+        self._reports.on_lost(peer)
 
     def _on_change(self, peer: Peer) -> None:
         self._count()
-        self._report_change(peer)
+        self._reports.on_change(peer)
 
     def _count(self) -> None:
         self._found.clear()

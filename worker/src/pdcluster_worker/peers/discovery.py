@@ -18,13 +18,12 @@ from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.peers.etcd import Etcd, EtcdError, KeyEvent, Listing
 from pdcluster_worker.peers.membership import Membership
 from pdcluster_worker.peers.parts import run_until_first_ends
+from pdcluster_worker.peers.reconnect import Reconnect
 from pdcluster_worker.peers.records import WorkerRecord, decode_record, encode_record, pod_of, worker_key
 from pdcluster_worker.peers.tls import EtcdCredentials
 
 logger = logging.getLogger(__name__)
 
-FIRST_BACKOFF_SECONDS = 0.1
-LAST_BACKOFF_SECONDS = 2.0
 
 RECHECK_SECONDS = 2.0
 """Period of probes of members whose keys are gone: about as long as a probe may take, and short against a lease."""
@@ -100,16 +99,13 @@ class Discovery:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
-        delay = FIRST_BACKOFF_SECONDS
+        retry = Reconnect()
         for endpoint in self._endpoints:
-            began = clock()
+            retry.begin()
             reason = await self._attempt(endpoint)
-            if clock() - began > LAST_BACKOFF_SECONDS and self.problem is None:
-                delay = FIRST_BACKOFF_SECONDS  # a session that served is no reason to wait long
+            has_served = self.problem is None
             self._report_problem(f"etcd {endpoint}: {reason}")
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_BACKOFF_SECONDS)
+            await retry.pause(has_served=has_served)
 
     async def _attempt(self, endpoint: str) -> str:
         """One session; returns why it ended."""

@@ -5,7 +5,6 @@ for KV moves only between workers of one dtype.  Which is best depends on the CP
 float32 where it is native, and several times slower where it is not.  So the model's files cannot say it.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from itertools import cycle
@@ -14,9 +13,11 @@ from typing import get_args
 from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.machine.native_dtype import DType
-from pdcluster_worker.peers.discovery import CALL_SECONDS, FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS
+from pdcluster_worker.peers.discovery import CALL_SECONDS
 from pdcluster_worker.peers.etcd import Etcd, EtcdError
+from pdcluster_worker.peers.reconnect import Reconnect
 from pdcluster_worker.peers.tls import EtcdCredentials
+from pdcluster_worker.texts import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ async def agreed_dtype(config: DiscoveryConfig, key: str, proposal: DType, repor
     Raises ConfigError when the key holds anything else than a dtype.
     """
     tls = None if config.tls is None else EtcdCredentials(config.tls)
-    delay, reported = FIRST_BACKOFF_SECONDS, ""
+    retry, reported = Reconnect(), ""
     for endpoint in cycle(config.endpoints):
         credentials = None if tls is None else tls.channel()
         try:
@@ -39,8 +40,7 @@ async def agreed_dtype(config: DiscoveryConfig, key: str, proposal: DType, repor
                 reported = str(e)
                 logger.warning("dtype not agreed etcd=%s reason=%s", endpoint, e)
                 report(f"etcd {endpoint}, which keeps the dtype of this revision: {e}")
-        await asyncio.sleep(delay)
-        delay = min(2 * delay, LAST_BACKOFF_SECONDS)
+        await retry.pause()
     raise AssertionError("unreachable: cycle never ends")
 
 
@@ -49,7 +49,7 @@ def _parsed(key: str, value: bytes) -> DType:
         if value == dtype.encode():
             found: DType = dtype
             return found
-    raise ConfigError(f"etcd has {value[:40]!r} under {key}: must be one of {', '.join(get_args(DType))}; delete that key")
+    raise ConfigError(f"etcd has {quoted(value)} under {key}: must be one of {', '.join(get_args(DType))}; delete that key")
 
 
 def say_speed(dtype: DType, native: DType) -> None:

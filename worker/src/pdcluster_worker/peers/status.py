@@ -16,6 +16,7 @@ import grpc
 import msgspec
 
 from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.texts import cut
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +57,11 @@ async def answering(context: Context) -> AsyncIterator[None]:
     except RequestError as e:
         detail = _Detail(e.status, e.code, e.param, e.retry_after_seconds)
         context.set_trailing_metadata(((_ERROR_KEY, _encode(detail)),))
-        await context.abort(_CODES.get(e.status, grpc.StatusCode.INTERNAL), e.message[:_MAX_MESSAGE])
+        await context.abort(_CODES.get(e.status, grpc.StatusCode.INTERNAL), cut(e.message, _MAX_MESSAGE))
     except RefusalError as e:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(e))
     except PeerError as e:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, str(e)[:_MAX_MESSAGE])
+        await context.abort(grpc.StatusCode.UNAVAILABLE, cut(str(e), _MAX_MESSAGE))
     except grpc.aio.BaseError as e:  # the call is over: our server stops, or the peer is gone; a status would reach no caller
         logger.info("call ended reason=%s", e)
     except Exception:

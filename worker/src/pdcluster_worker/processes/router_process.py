@@ -45,7 +45,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     tokenizer, parsers = Tokenizer.load(folder, config.model.chat_template), ParserNames.of(config.model)
     app = create_app(backend, tokenizer, metrics, policy, tenant_of=files.tenant_of, journeys=journeys, parsers=parsers)
     http = await serve(app, config.listen.host, config.listen.http, lambda: limits_of(policy().http_limits))
-    engineless = Engineless(uuid.uuid4().hex, config.engine.block_size, lambda: node.absence())
+    engineless = Engineless(uuid.uuid4().hex, config.engine.block_size)
     worker = Worker(config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys)
     node = JoinedWorker(config, identity, files.credentials, worker, http.untaken)
     life = asyncio.create_task(_live(node, backend, http, files, stop))

@@ -6,15 +6,17 @@ kept whatever fails after it.  The remote leg is `dispatch.decode.remote`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from pdcluster_worker.dispatch.decode.offloading import Offloading, Pace
-from pdcluster_worker.dispatch.decode.quality import Quality
+from pdcluster_worker.dispatch.decode.quality import Quality, Terms
 from pdcluster_worker.dispatch.decode.remote import RemotePrefill
 from pdcluster_worker.dispatch.engines.client import RequestOutputs, ShortOfBlocksError
 from pdcluster_worker.dispatch.engines.engines import Place
+from pdcluster_worker.dispatch.estimation import Followed
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys.journey import note
@@ -24,6 +26,19 @@ from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.moving import has_room, is_short_of_blocks
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request at its engine.  has_begun: it has its first token; has_ended: its last one."""
+
+    spec: RequestSpec
+    prefill: PrefillMode
+    place: Place
+    pace: Pace
+    followed: Followed
+    has_begun: bool = False
+    has_ended: bool = False
 
 
 class DecodeDispatcher:
@@ -57,41 +72,52 @@ class DecodeDispatcher:
         """Raise RequestError when a prompt with all its choices is not taken now; see `quality.Quality.admit`."""
         self._quality.admit(specs)
 
-    def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
-        return self._quality.served(self._run, spec, prefill)
+    async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """Yield the request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
+        terms: Terms | None = self._quality.terms(spec, prefill)
+        while terms is not None:
+            with self._quality.turn(terms) as turn, self._running(terms) as request:
+                async with aclosing(self._first_tokens(request)) as firsts:
+                    generated = await self._quality.first(turn, firsts)
+                    while generated is not None:
+                        yield self._noted(request, generated)
+                        generated = await anext(firsts, None)
+                while turn.has_started and not request.has_ended:
+                    yield self._noted(request, Generated(await request.place.mailbox.token()))
+            terms = None if turn.has_started else self._quality.demoted(terms)
 
-    async def _run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    @contextmanager
+    def _running(self, terms: Terms) -> Iterator[_Request]:
+        """Give it a place at an engine, until it ends or is closed."""
+        spec = terms.spec
         with self._worker.estimation.following(spec) as followed:
             place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
             place.mailbox.on_preempted = partial(self._short_of_blocks, place.mailbox, spec)
             pace = self._offloading.pace(spec.request_id, len(spec.prompt) + len(spec.output))
-
-            def noted(generated: Generated) -> Generated:
-                pace.token(generated)
-                if generated.token.finish_reason is not None:
-                    note_last_token(generated.token)
-                followed.token(generated.token)
-                return generated
-
-            started, token = False, None
+            request = _Request(spec, terms.prefill, place, pace, followed)
             try:
-                async with aclosing(self._first_tokens(place, spec, prefill, pace)) as firsts:
-                    async for generated in firsts:
-                        if not started:
-                            started = True
-                            note_first_token(generated)
-                            self._num_decoding += 1
-                        token = generated.token
-                        yield noted(generated)
-                while token is None or token.finish_reason is None:
-                    token = await place.mailbox.token()
-                    yield noted(Generated(token))
+                yield request
             finally:
-                if started:
+                if request.has_begun:
                     self._num_decoding -= 1
                 pace.ended()
                 place.close()
+
+    def _noted(self, request: _Request, generated: Generated) -> Generated:
+        """Count a token that goes out."""
+        if request.has_begun:
+            self._quality.token()
+        else:
+            request.has_begun = True
+            note_first_token(generated)
+            self._num_decoding += 1
+        token = generated.token
+        request.pace.token(generated)
+        if token.finish_reason is not None:
+            request.has_ended = True
+            note_last_token(token)
+        request.followed.token(token)
+        return generated
 
     def _short_of_blocks(self, mailbox: RequestOutputs, spec: RequestSpec) -> RequestError | None:
         """Error that ends a request that was just preempted; None = it waits for blocks."""
@@ -103,8 +129,9 @@ class DecodeDispatcher:
             return None
         return ShortOfBlocksError(mailbox.num_preemptions)
 
-    async def _first_tokens(self, place: Place, spec: RequestSpec, prefill: PrefillMode, pace: Pace) -> AsyncGenerator[Generated, None]:
+    async def _first_tokens(self, request: _Request) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""
+        place, spec, prefill, pace = request.place, request.spec, request.prefill, request.pace
         started = False
         holder = self._holder(spec.kv_holder)
         hashes = [] if prefill == "local" and holder is None else self._worker.hashes(spec)

@@ -8,10 +8,11 @@ first token.  How a request runs is `dispatch.decode.decoding`'s business.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pdcluster_worker.config.qos import Tier
@@ -29,18 +30,11 @@ from pdcluster_worker.routing.qos.slo import aged, slo_of
 from pdcluster_worker.routing.qos.tiers import PRIORITIES, tier_of
 from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS, Outlook, Refusal
 
-Stream = AsyncGenerator[Generated, None]
-Run = Callable[[RequestSpec, PrefillMode], Stream]
-
 _DEMOTED = "-low"
 """Added to the id of a request that starts again with low priority: its first run may still be ending."""
 
 
 _NORMAL = RequestSpec("", [], Sampling(max_tokens=1, seed=0))
-
-
-class _DemotedError(Exception):
-    """A request has waited too long for its tier."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,18 +61,31 @@ class _Wait:
         self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """Terms on which a request runs, and what it has lost, as in the answer's `degraded`."""
+class Terms(Struct, frozen=True):
+    """Terms on which a request runs, since when, and what it has lost, as in the answer's `degraded`."""
 
     spec: RequestSpec
     prefill: PrefillMode
-    lost: tuple[str, ...] = field(default=())
+    since: float
+    lost: tuple[str, ...] = ()
 
     @property
     def tier(self) -> Tier:
         """Tier of its priority now."""
         return tier_of(self.spec.priority)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One run of a request on its terms.  has_started: it has its first token."""
+
+    terms: Terms
+    has_started: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to be prefilled."""
+        return len(self.terms.spec.prompt) + len(self.terms.spec.output)
 
 
 class Quality:
@@ -124,45 +131,40 @@ class Quality:
         if refusal is not None:
             raise self._refused(refusal, tier)
 
-    async def served(self, run: Run, spec: RequestSpec, prefill: PrefillMode) -> Stream:
-        """The tokens of an admitted request on the terms that it gets; what it lost is with the first one."""
-        start = self._clock()
-        terms = self._terms(spec, prefill)
-        try:
-            async with aclosing(self._run(run, terms)) as tokens:
-                async for generated in tokens:
-                    yield generated
-        except _DemotedError:
-            terms = self._demoted(terms, self._clock() - start)
-            async with aclosing(self._run(run, terms)) as tokens:
-                async for generated in tokens:
-                    yield generated
-
-    async def _run(self, run: Run, terms: _Terms) -> Stream:
-        num_tokens = len(terms.spec.prompt) + len(terms.spec.output)
-        has_started = False
+    @contextmanager
+    def turn(self, terms: Terms) -> Iterator[Turn]:
+        """Count a request that runs on its terms, until it ends or is demoted."""
+        turn = Turn(terms)
         self._meter.joined()
         try:
-            async with aclosing(run(terms.spec, terms.prefill)) as tokens:
-                if terms.spec.output:  # it has begun elsewhere and is not shed
-                    first = await anext(tokens)
-                else:
-                    first = await self._first(tokens, num_tokens, terms.tier)
-                has_started = True
-                self._meter.started(num_tokens)
-                yield replace(first, degraded=terms.lost) if terms.lost else first
-                async for generated in tokens:
-                    self._meter.token()
-                    yield generated
+            yield turn
         finally:
-            self._meter.left(has_started=has_started)
+            self._meter.left(has_started=turn.has_started)
 
-    async def _first(self, tokens: Stream, num_tokens: int, tier: Tier) -> Generated:
-        """The first token; raises RequestError or _DemotedError for a request that is given up meanwhile."""
+    async def first(self, turn: Turn, tokens: AsyncGenerator[Generated, None]) -> Generated | None:
+        """Wait for the first token, which says what the request lost; None = it is to run again, as `demoted`.
+
+        Raises RequestError for a request that is given up meanwhile.
+        """
+        terms = turn.terms
+        # One that has begun elsewhere is not shed.
+        first = await anext(tokens) if terms.spec.output else await self._awaited(tokens, turn)
+        if first is None:
+            return None
+        turn.has_started = True
+        self._meter.started(turn.num_tokens)
+        return replace(first, degraded=terms.lost) if terms.lost else first
+
+    def token(self) -> None:
+        """Count a token after the first one."""
+        self._meter.token()
+
+    async def _awaited(self, tokens: AsyncGenerator[Generated, None], turn: Turn) -> Generated | None:
+        tier = turn.terms.tier
         wait: _Wait | None = None
         try:
             async with asyncio.timeout(None) as timeout:
-                wait = _Wait(tier, num_tokens, timeout)
+                wait = _Wait(tier, turn.num_tokens, timeout)
                 self._waits[wait] = None
                 self._watch(wait)
                 return await anext(tokens)
@@ -170,7 +172,7 @@ class Quality:
             if wait is None or not wait.timeout.expired():
                 raise
             if wait.given_up is None:
-                raise _DemotedError from None
+                return None
             raise self._refused(wait.given_up, tier) from None
         finally:
             if wait is not None:
@@ -213,11 +215,11 @@ class Quality:
         self._worker.metrics.qos_rejected.labels("queue_full", tier).inc()
         raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=verdict.retry_after(wait))
 
-    def _terms(self, spec: RequestSpec, prefill: PrefillMode) -> _Terms:
+    def terms(self, spec: RequestSpec, prefill: PrefillMode) -> Terms:
         """Choose the terms of a request now.  Raises RequestError for a forced remote prefill that its priority bars."""
         policy, tier = self._worker.policy, tier_of(spec.priority)
         if tier != "low" or spec.output:
-            return _Terms(spec, prefill)
+            return Terms(spec, prefill, since=self._clock())
         loss = verdict.degradation(policy, tier, verdict.pressure(self._outlook(spec), slo_of(spec, policy.slo)))
         lost: list[str] = []
         if loss.max_tokens is not None and loss.max_tokens < spec.sampling.max_tokens:
@@ -231,15 +233,15 @@ class Quality:
             if len(spec.prompt) >= length_threshold(policy.offload, self._worker.gpu):
                 lost.append("prefill=local")
         self._count_lost(lost, tier)
-        return _Terms(spec, prefill, tuple(lost))
+        return Terms(spec, prefill, since=self._clock(), lost=tuple(lost))
 
-    def _demoted(self, terms: _Terms, waited_seconds: float) -> _Terms:
-        """The same request with low priority, and what that loses."""
-        spec = aged(terms.spec, waited_seconds)
+    def demoted(self, terms: Terms) -> Terms:
+        """Give the same request low priority, and what that loses."""
+        spec = aged(terms.spec, self._clock() - terms.since)
         spec = replace(spec, request_id=spec.request_id + _DEMOTED, priority=PRIORITIES["low"])
         self._count_lost(["priority=low"], terms.tier)
-        low = self._terms(spec, terms.prefill)
-        return _Terms(low.spec, low.prefill, (*terms.lost, "priority=low", *low.lost))
+        low = self.terms(spec, terms.prefill)
+        return replace(low, lost=(*terms.lost, "priority=low", *low.lost))
 
     def _count_lost(self, lost: Sequence[str], tier: Tier) -> None:
         for what in lost:

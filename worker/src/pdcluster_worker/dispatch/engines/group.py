@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pdcluster_worker.addresses import join_address
+from pdcluster_worker.backoff import Backoff
 from pdcluster_worker.config.engine import MAX_ENGINES
 from pdcluster_worker.dispatch.engines.client import EngineClient, EngineDiedError
 from pdcluster_worker.dispatch.engines.engines import Engine, Engines
@@ -173,7 +174,8 @@ class EngineGroup:
     async def _keep(self, child: Child) -> None:
         """Watch one rank for as long as the worker lives, and start its engine again when that has died."""
         clock = asyncio.get_running_loop().time
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS)
+        pause = backoff.next_seconds()
         while True:
             since = clock()
             await child.gone()
@@ -181,13 +183,15 @@ class EngineGroup:
                 if not self.ended.done():
                     self.ended.set_result(child)
                 return
-            pause = FIRST_PAUSE_SECONDS if clock() - since > pause else min(2 * pause, LAST_PAUSE_SECONDS)
+            if clock() - since > pause:
+                backoff.reset()
+            pause = backoff.next_seconds()
             await child.stop()
             await asyncio.sleep(pause)
             if self._is_ending:
                 return
             while (again := await self._try_again(child.rank)) is None:
-                pause = min(2 * pause, LAST_PAUSE_SECONDS)
+                pause = backoff.next_seconds()
                 await asyncio.sleep(pause)
                 if self._is_ending:
                     return

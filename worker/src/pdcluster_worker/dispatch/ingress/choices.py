@@ -1,48 +1,59 @@
 """Several choices of one prompt as one stream: the first runs ahead, the others start from the prompt that it left in the prefix cache."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping
 
 from msgspec.structs import replace
 
-from pdcluster_worker.merging import Merged
 from pdcluster_worker.messages.peers import Generated
+from pdcluster_worker.streams import Merged, Stream
 
-Stream = AsyncGenerator[Generated, None]
 
+class Choices(AsyncIterator[Generated]):
+    """The tokens of all choices as they come, each with its choice's index.
 
-class Choices:
-    """Runs one stream per choice, by request id, in order.
-
-    The first stream starts at once.  The others start when it has made its
-    second token (its whole prompt is then in this worker's cache) or has ended.
+    streams: of each choice, by request id, in order.  The first one starts at once; the
+    others start when it has made its second token (its whole prompt is then in this
+    worker's cache) or has ended.  An error of one ends all.
     """
 
-    def __init__(self, streams: Mapping[str, Stream]) -> None:
-        self._prompt_cached = asyncio.Event()
+    def __init__(self, streams: Mapping[str, Stream[Generated]]) -> None:
+        prompt_cached = asyncio.Event()
         self._positions = {request_id: index for index, request_id in enumerate(streams)}
-        self._merged = Merged([self._choice(index, stream) for index, stream in enumerate(streams.values())])
+        self._merged = Merged([_Choice(index, stream, prompt_cached) for index, stream in enumerate(streams.values())])
 
     def abort(self, request_id: str) -> None:
         """End one choice; its siblings go on.  An ended one is a no-op."""
         self._merged.end(self._positions[request_id])
 
-    def tokens(self) -> Stream:
-        """Tokens of all choices as they come, each with its choice's index.  An error of one ends all; closing this closes all."""
-        return self._merged.items()
+    async def __anext__(self) -> Generated:
+        return await anext(self._merged)
 
-    async def _choice(self, index: int, stream: Stream) -> Stream:
-        count = 0
-        try:
-            async with aclosing(stream):
-                if index > 0:
-                    await self._prompt_cached.wait()
-                async for generated in stream:
-                    yield replace(generated, index=index)
-                    count += 1
-                    if index == 0 and count == 2:
-                        self._prompt_cached.set()
-        finally:
-            if index == 0:
-                self._prompt_cached.set()
+    async def aclose(self) -> None:
+        """Close all choices."""
+        await self._merged.aclose()
+
+
+class _Choice(AsyncIterator[Generated]):
+    """One choice.  prompt_cached: set by the first one, waited for by the others."""
+
+    def __init__(self, index: int, stream: Stream[Generated], prompt_cached: asyncio.Event) -> None:
+        self._index = index
+        self._stream = stream
+        self._prompt_cached = prompt_cached
+        self._num_tokens = 0
+
+    async def __anext__(self) -> Generated:
+        if self._index > 0:
+            await self._prompt_cached.wait()
+        generated = await anext(self._stream)
+        self._num_tokens += 1
+        if self._index == 0 and self._num_tokens == 2:
+            self._prompt_cached.set()
+        return replace(generated, index=self._index)
+
+    async def aclose(self) -> None:
+        """End it; the others wait no more for the first one."""
+        if self._index == 0:
+            self._prompt_cached.set()
+        await self._stream.aclose()

@@ -31,6 +31,7 @@ from pdcluster_worker.routing.decode_score.policies import PREFIX_POLICIES, Deci
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.verdict import MAX_RETRY_SECONDS, retry_after
 from pdcluster_worker.routing.recent_prefixes import RecentPrefixes
+from pdcluster_worker.texts import quoted
 
 HERE = ""
 """Key of the worker that chooses, where it has no other name."""
@@ -271,7 +272,7 @@ class Choosing:
     ) -> Decision | None:
         if hints.worker and all(c.key != hints.worker for c in candidates):
             raise RequestError(
-                f"pdcluster.route.worker: {hints.worker[:200]!r} takes no requests here: leave it out, or name one that is ready",
+                f"pdcluster.route.worker: {quoted(hints.worker)} takes no requests here: leave it out, or name one that is ready",
                 status=503,
                 param="pdcluster.route.worker",
                 code="worker_unavailable",

@@ -9,7 +9,7 @@ ingress's choice, how often a choice moves is `routing.moving`'s rule.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -29,9 +29,6 @@ from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.moving import MoveReason, leg_id
 from pdcluster_worker.routing.qos.slo import aged
 from pdcluster_worker.routing.qos.tiers import PRIORITIES
-
-Stream = AsyncGenerator[Generated, None]
-
 
 _DEMOTED = "priority=low"
 """Entry in the losses of a request: see `dispatch.decode.quality`."""
@@ -117,14 +114,20 @@ class Course:
         )
 
 
-class Leg:
-    """A choice's run at a peer, which can be called off while its next token is waited for."""
+class Leg(AsyncIterator[Generated]):
+    """A choice's run at a peer, which can be called off while its next token is waited for.
 
-    def __init__(self, course: Course, peer: Peer) -> None:
+    open_legs: it is among these until it is closed.
+    """
+
+    def __init__(self, course: Course, peer: Peer, open_legs: "set[Leg]") -> None:
         self.course = course
         self.peer = peer
+        self._tokens = peer.generate(*course.next_leg())
+        self._open_legs = open_legs
         self._is_called_off = False
         self._waiting: asyncio.Task[object] | None = None
+        open_legs.add(self)
 
     def call_off(self) -> None:
         """End it at the next token, or now while none has come; again is a no-op."""
@@ -134,20 +137,25 @@ class Leg:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    async def next(self, tokens: Stream) -> Generated | None:
-        """The next token, None at the end.  Raises CalledOffError, and whatever the stream raises."""
+    async def __anext__(self) -> Generated:
+        """Wait for the next token.  Raises CalledOffError, and whatever the peer's stream raises."""
         if self._is_called_off:
             raise CalledOffError
         task = self._waiting = asyncio.current_task()
         assert task is not None, "a leg is run by a task"
         try:
-            return await anext(tokens, None)
+            return await anext(self._tokens)
         except asyncio.CancelledError:
             if not self._is_called_off or task.uncancel():
                 raise
             raise CalledOffError from None
         finally:
             self._waiting = None
+
+    async def aclose(self) -> None:
+        """End the call of the peer."""
+        self._open_legs.discard(self)
+        await self._tokens.aclose()
 
 
 def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:

@@ -7,13 +7,12 @@ or leaves is `dispatch.ingress.legs`' rule, and what it does `dispatch.decode.de
 
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 
 from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.ingress.choices import Choices, Stream
+from pdcluster_worker.dispatch.ingress.choices import Choices
 from pdcluster_worker.dispatch.ingress.choosing import HERE, Choosing
 from pdcluster_worker.dispatch.ingress.course import Course
-from pdcluster_worker.dispatch.ingress.legs import Legs, Route
+from pdcluster_worker.dispatch.ingress.legs import ChoiceRun, Legs, Route
 from pdcluster_worker.dispatch.ingress.racing import Racing
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.messages.peers import Generated, PrefillMode
@@ -21,6 +20,7 @@ from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.streams import Stream
 
 
 class Ingress:
@@ -43,7 +43,7 @@ class Ingress:
         self._here = here
         self._choosing = Choosing(worker, here, decodes, pod)
         self._racing = Racing(worker, here, decodes)
-        self._legs = Legs(worker, here, decodes, self._choosing, self._racing)
+        self._legs = Legs(worker, here, decodes, self._choosing)
         self._choices: dict[str, Choices] = {}
 
     async def generate(
@@ -57,44 +57,34 @@ class Ingress:
         arrival = self._clock()
         with self._choosing.following(specs, hints):
             await self._choosing.room(specs)
-            async with aclosing(self._generate(specs, prefill, arrival)) as tokens:
-                async for generated in tokens:
-                    self._choosing.on_token(specs[generated.index].request_id)
-                    yield generated
+            may_run_here = self._worker.takes_new  # decided once: a drain that begins later lets the request go on
+            peer = self._choosing.choose(specs[0], may_run_here)
+            if peer is None and not may_run_here:
+                raise self._worker.refusal()
+            with self._worker.request():
+                tokens = self._run(specs, prefill, Route(peer, may_run_here), arrival)
+                try:
+                    async for generated in tokens:
+                        self._choosing.on_token(specs[generated.index].request_id)
+                        yield generated
+                finally:
+                    await tokens.aclose()
+                    for spec in specs:
+                        self._choices.pop(spec.request_id, None)
 
-    async def _generate(self, specs: list[RequestSpec], prefill: PrefillMode, arrival: float) -> AsyncGenerator[Generated, None]:
-        may_run_here = self._worker.takes_new  # decided once: a drain that begins later lets the request go on
-        peer = self._choosing.choose(specs[0], may_run_here)
-        if peer is None and not may_run_here:
-            raise self._worker.refusal()
-        with self._worker.request():
-            if peer is None:
-                self._here.admit([aged(spec, self._clock() - arrival) for spec in specs])
-            others: PrefillMode = "local" if prefill == "remote" else prefill
-            route = Route(peer, may_run_here, self._racing.race(specs, peer))
-            courses = [Course(spec, others if index else prefill, self._clock, arrival) for index, spec in enumerate(specs)]
-            streams = {course.spec.request_id: self._legs.run(course, route) for course in courses}
-            async with aclosing(self._together(streams)) as tokens:
-                async for generated in tokens:
-                    yield generated
-
-    def _together(self, streams: dict[str, Stream]) -> Stream:
-        """One stream of all choices; of a lone one its own, which costs neither a task nor a queue."""
-        if len(streams) == 1:
-            (stream,) = streams.values()
-            return stream
-        return self._abortable(streams)
-
-    async def _abortable(self, streams: dict[str, Stream]) -> Stream:
-        choices = Choices(streams)
-        self._choices.update(dict.fromkeys(streams, choices))
-        try:
-            async with aclosing(choices.tokens()) as tokens:
-                async for generated in tokens:
-                    yield generated
-        finally:
-            for request_id in streams:
-                del self._choices[request_id]
+    def _run(self, specs: list[RequestSpec], prefill: PrefillMode, route: Route, arrival: float) -> Stream[Generated]:
+        """Run all choices; a lone one as it is, which costs neither a task nor a queue.  Raises RequestError."""
+        if route.where is None:
+            self._here.admit([aged(spec, self._clock() - arrival) for spec in specs])
+        route.race = self._racing.race(specs, route.where)
+        others: PrefillMode = "local" if prefill == "remote" else prefill
+        courses = [Course(spec, others if index else prefill, self._clock, arrival) for index, spec in enumerate(specs)]
+        runs = {course.spec.request_id: ChoiceRun(self._legs, course, route) for course in courses}
+        if len(runs) == 1:
+            return runs.popitem()[1]
+        choices = Choices(runs)
+        self._choices.update(dict.fromkeys(runs, choices))
+        return choices
 
     def abort(self, request_id: str) -> None:
         """End one of several choices early; unknown and ended ids are a no-op, and so is a lone choice."""

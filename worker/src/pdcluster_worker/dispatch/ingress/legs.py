@@ -6,8 +6,7 @@ when no other worker takes it.  `dispatch.ingress.course` holds what a choice ha
 """
 
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
@@ -17,17 +16,17 @@ from pdcluster_worker.dispatch.ingress.course import (
     CalledOffError,
     Course,
     Leg,
-    Stream,
     is_engines,
     reason_of,
 )
-from pdcluster_worker.dispatch.ingress.racing import Race, Racing
+from pdcluster_worker.dispatch.ingress.racing import Race, Raced
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.journeys.journey import note
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.moving import MoveOutcome, MoveReason, has_room, may_move
+from pdcluster_worker.streams import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -55,38 +54,12 @@ class Legs:
         here: DecodeDispatcher,
         decodes: Callable[[], list[Peer]],
         choosing: Choosing,
-        racing: Racing,
     ) -> None:
         self._worker = worker
         self._here = here
         self._decodes = decodes
         self._choosing = choosing
-        self._racing = racing
         self._at_peers: set[Leg] = set()
-
-    async def run(self, course: Course, route: Route) -> AsyncGenerator[Generated, None]:
-        """All tokens of a choice, on as many workers as it takes.  Raises RequestError."""
-        where = route.where
-        while True:
-            race, route.race = route.race, None
-            legs = self._leg(course, where) if race is None else self._raced(course, race)
-            try:
-                async with aclosing(legs) as tokens:
-                    async for generated in tokens:
-                        if race is not None:
-                            route.where = race.where
-                        if course.moves_for is not None:
-                            self._count(course.moves_for, "moved")
-                            course.moves_for = None
-                        yield course.take(generated)
-                return
-            except (PeerError, RequestError) as e:
-                if course.is_over:
-                    return  # the client has all of it
-                if race is not None:
-                    where = race.where
-                    course.failed |= race.failed
-                where = route.where = self._next(course, route, where, e)
 
     def on_change(self) -> None:
         """Call off what runs on workers that drain, as far as others take it."""
@@ -102,29 +75,19 @@ class Legs:
 
     # --- a leg --------------------------------------------------------------------------------
 
-    def _leg(self, course: Course, peer: Peer | None) -> Stream:
-        if peer is None:
-            return self._here.run(*course.next_leg())
-        return self._relay(course, peer)
+    def begin(self, course: Course, where: Peer | None, race: Race | None) -> Stream[Generated]:
+        """Begin a leg; with a race both of its legs, of which one goes on."""
+        if race is None:
+            return self._leg(course, where)
+        return Raced(self._worker, race, course, [self._leg(course, entrant) for entrant in race.entrants])
 
-    def _raced(self, course: Course, race: Race) -> Stream:
-        first, second = (self._leg(course, where) for where in race.entrants)
-        return self._racing.run(race, course, (first, second))
-
-    async def _relay(self, course: Course, peer: Peer) -> AsyncGenerator[Generated, None]:
-        leg = Leg(course, peer)
-        self._at_peers.add(leg)
-        try:
-            async with aclosing(peer.generate(*course.next_leg())) as tokens:
-                while (generated := await leg.next(tokens)) is not None:
-                    yield generated
-        finally:
-            self._at_peers.discard(leg)
+    def _leg(self, course: Course, peer: Peer | None) -> Stream[Generated]:
+        return self._here.run(*course.next_leg()) if peer is None else Leg(course, peer, self._at_peers)
 
     # --- the one after it ---------------------------------------------------------------------
 
-    def _next(self, course: Course, route: Route, where: Peer | None, error: PeerError | RequestError) -> Peer | None:
-        """The worker of the next leg, None for this one.  Raises RequestError if there is none."""
+    def next_worker(self, course: Course, route: Route, where: Peer | None, error: PeerError | RequestError) -> Peer | None:
+        """Choose the worker of the leg after one that ended at `where`; None is this one.  Raises RequestError if there is none."""
         reason = reason_of(error)
         if reason is None or (where is None and not is_engines(error)):
             raise error
@@ -180,7 +143,7 @@ class Legs:
         if following is not None or may_be_here:
             course.moves_for = reason
         else:
-            self._count(reason, "nowhere" if is_allowed else "refused")
+            self.count(reason, "nowhere" if is_allowed else "refused")
             last = self._last_resort(course)
             if not last and not (is_allowed and self._is_up(course)):
                 raise _lost(where, error) from error
@@ -217,8 +180,62 @@ class Legs:
         is_up = self._worker.engines.problem is None and not self._worker.has_ended
         return is_up and HERE not in course.failed
 
-    def _count(self, reason: MoveReason, outcome: MoveOutcome) -> None:
+    def count(self, reason: MoveReason, outcome: MoveOutcome) -> None:
+        """Count a choice that has left its worker."""
         self._worker.metrics.request_moves.labels(reason, outcome).inc()
+
+
+class ChoiceRun(AsyncIterator[Generated]):
+    """All tokens of one choice, on as many workers as it takes.  Raises RequestError."""
+
+    def __init__(self, legs: Legs, course: Course, route: Route) -> None:
+        self._legs = legs
+        self._course = course
+        self._route = route
+        self._leg: Stream[Generated] | None = None
+        self._where: Peer | None = None
+        self._race: Race | None = None
+
+    async def __anext__(self) -> Generated:
+        if self._leg is None:
+            self._begin(self._route.where)
+        while True:
+            assert self._leg is not None
+            try:
+                return self._taken(await anext(self._leg))
+            except (PeerError, RequestError) as e:
+                await self._leg.aclose()
+                if self._course.is_over:
+                    raise StopAsyncIteration from None  # the client has all of it
+                self._begin(self._next(e))
+
+    async def aclose(self) -> None:
+        """End the leg that runs."""
+        if self._leg is not None:
+            await self._leg.aclose()
+
+    def _begin(self, where: Peer | None) -> None:
+        route = self._route
+        self._where = where
+        self._race, route.race = route.race, None
+        self._leg = self._legs.begin(self._course, where, self._race)
+
+    def _taken(self, generated: Generated) -> Generated:
+        course = self._course
+        if self._race is not None:
+            self._route.where = self._race.where
+        if course.moves_for is not None:
+            self._legs.count(course.moves_for, "moved")
+            course.moves_for = None
+        return course.take(generated)
+
+    def _next(self, error: PeerError | RequestError) -> Peer | None:
+        where = self._where
+        if self._race is not None:
+            where = self._race.where
+            self._course.failed |= self._race.failed
+        self._route.where = self._legs.next_worker(self._course, self._route, where, error)
+        return self._route.where
 
 
 def _lost(where: Peer | None, error: PeerError | RequestError) -> RequestError:

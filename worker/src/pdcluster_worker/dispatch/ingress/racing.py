@@ -4,21 +4,20 @@ Guarantees: tokens of one leg alone come out; both have ids of their own, so the
 back and the winner's stay; a leg that fails leaves the race to the other.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.ingress.choosing import HERE, key_of, name_of
-from pdcluster_worker.dispatch.ingress.course import Course, Stream
+from pdcluster_worker.dispatch.ingress.course import Course
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.journeys.journey import note
-from pdcluster_worker.merging import Merged
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing import racing
+from pdcluster_worker.streams import Merged, Stream
 
 Said = tuple[int, Generated | PeerError | RequestError]
 
@@ -73,38 +72,65 @@ class Racing:
             return False
         return True
 
-    async def run(self, race: Race, course: Course, legs: tuple[Stream, Stream]) -> Stream:
-        """The tokens of the leg that made the first one.  Raises what the last leg raised when none did."""
-        metrics = self._worker.metrics
-        merged = Merged([_entrant(index, leg) for index, leg in enumerate(legs)])
-        has_won = False
-        async with aclosing(merged.items()) as items:
-            async for index, said in items:
-                if has_won and index != race.ahead:
-                    continue  # it came while its leg was being closed
-                if isinstance(said, Generated):
-                    if not has_won:
-                        has_won, race.ahead = True, index
-                        race.failed.clear()
-                        merged.end(1 - index)
-                        metrics.races.labels("rival" if index else "first").inc()
-                        metrics.race_wasted_tokens.inc(len(course.spec.prompt))
-                        note("race_won", by="rival" if index else "first")
-                    yield said
-                    continue
-                if has_won:
-                    raise said
-                if race.failed:
-                    race.ahead = index
-                    metrics.races.labels("none").inc()
-                    raise said
-                race.failed.add(key_of(race.entrants[index]))
+
+class Raced(AsyncIterator[Generated]):
+    """The tokens of the leg that makes the first one; both run from now on.  Raises what the last leg raised when none does."""
+
+    def __init__(self, worker: Worker, race: Race, course: Course, legs: Sequence[Stream[Generated]]) -> None:
+        self._metrics = worker.metrics
+        self._race = race
+        self._course = course
+        self._merged = Merged([_Entrant(index, leg) for index, leg in enumerate(legs)])
+        self._has_won = False
+
+    async def __anext__(self) -> Generated:
+        race = self._race
+        async for index, said in self._merged:
+            if self._has_won and index != race.ahead:
+                continue  # it came while its leg was being closed
+            if isinstance(said, Generated):
+                if not self._has_won:
+                    self._won(index)
+                return said
+            if self._has_won:
+                raise said
+            if race.failed:
+                race.ahead = index
+                self._metrics.races.labels("none").inc()
+                raise said
+            race.failed.add(key_of(race.entrants[index]))
+        raise StopAsyncIteration
+
+    def _won(self, index: int) -> None:
+        self._has_won, self._race.ahead = True, index
+        self._race.failed.clear()
+        self._merged.end(1 - index)
+        self._metrics.races.labels("rival" if index else "first").inc()
+        self._metrics.race_wasted_tokens.inc(len(self._course.spec.prompt))
+        note("race_won", by="rival" if index else "first")
+
+    async def aclose(self) -> None:
+        """Close both legs."""
+        await self._merged.aclose()
 
 
-async def _entrant(index: int, leg: Stream) -> AsyncGenerator[Said, None]:
-    try:
-        async with aclosing(leg) as tokens:
-            async for generated in tokens:
-                yield index, generated
-    except (PeerError, RequestError) as e:
-        yield index, e
+class _Entrant(AsyncIterator[Said]):
+    """One leg of a race, whose failure is its last item."""
+
+    def __init__(self, index: int, leg: Stream[Generated]) -> None:
+        self._index = index
+        self._leg = leg
+        self._has_failed = False
+
+    async def __anext__(self) -> Said:
+        if self._has_failed:
+            raise StopAsyncIteration
+        try:
+            return self._index, await anext(self._leg)
+        except (PeerError, RequestError) as e:
+            self._has_failed = True
+            return self._index, e
+
+    async def aclose(self) -> None:
+        """Close the leg."""
+        await self._leg.aclose()

@@ -28,6 +28,7 @@ from pdcluster_worker.model.loading.support import (
     read_config,
 )
 from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.texts import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ def _complete_config(path: Path, raw: Config) -> Config:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # each config class validates in its own way
-        reason = " ".join(str(e).split())[:300]
+        reason = one_line(e)
         raise ModelError(f"{path / 'config.json'}: transformers cannot read model type {raw['model_type']}: {reason}") from e
     complete: Config = {**raw, **config.to_dict()}
     # Some types have their own words for these (n_positions, n_layer); attributes go by the common ones.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pdcluster_worker.engine.execution import EngineBrokenError
 from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.texts import one_line
 
 _distributed: Any = distributed  # its classes have few types
 
@@ -124,4 +125,4 @@ def _broken_by_a_rank() -> Iterator[None]:
     try:
         yield
     except RuntimeError as e:
-        raise EngineBrokenError(f"a rank of this engine is gone: {' '.join(str(e).split())[:300]}") from e
+        raise EngineBrokenError(f"a rank of this engine is gone: {one_line(e)}") from e

@@ -23,6 +23,7 @@ from pdcluster_worker.server.schemas.fields import (
 )
 from pdcluster_worker.server.schemas.known_fields import Ignored
 from pdcluster_worker.server.schemas.requests import Extension, PositiveInt
+from pdcluster_worker.texts import quoted
 
 MAX_BLOCKS = 10_000
 LEAST_THINKING_TOKENS = 1024
@@ -75,7 +76,7 @@ _KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 def _known(block: Any) -> Any:
     kind = _type_of(block)
     if isinstance(kind, str) and kind not in _KINDS:
-        raise no_value(f"has type {kind[:40]!r}: {_TEXT_ONLY}, in blocks of type {', '.join(_KINDS)}")
+        raise no_value(f"has type {quoted(kind)}: {_TEXT_ONLY}, in blocks of type {', '.join(_KINDS)}")
     return block
 
 

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys.journey import note
+from pdcluster_worker.texts import cut
 
 _SHOULD = re.compile("^(Input|String|List) should")
 _NOTED_CHARACTERS = 200
@@ -76,7 +77,7 @@ def install(app: FastAPI, rejected: Counter, shaped: Callable[..., Response]) ->
 
     def _on_request_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        note("refused" if is_refusal(error) else "failed", reason=reason(error), message=error.message[:_NOTED_CHARACTERS])
+        note("refused" if is_refusal(error) else "failed", reason=reason(error), message=cut(error.message, _NOTED_CHARACTERS))
         if is_refusal(error):
             rejected.labels(reason(error)).inc()
         return shaped(error, request.scope)
@@ -103,7 +104,7 @@ def from_validation(errors: Any) -> RequestError:
         return RequestError(f"the body is not valid JSON: {first['ctx']['error']} at character {path[0]}")
     if not path:
         return RequestError("the body must be a JSON object, sent with the header content-type: application/json")
-    param = _text(indexed(path))[:200]
+    param = cut(_text(indexed(path)), 200)
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     words = "must be an object" if first["type"] in _NOT_AN_OBJECT else _words(first["msg"])
     return RequestError(f"{param}: {words}{more}", param=param)

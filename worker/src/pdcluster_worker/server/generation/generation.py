@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys.journey import adopt
-from pdcluster_worker.merging import Merged
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
@@ -36,6 +35,7 @@ from pdcluster_worker.server.generation.usage import (
 )
 from pdcluster_worker.server.text.events import Delta, NewParser, PlainText
 from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.streams import Merged, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class Generation:
         self._timers = [self._timer(spec) for spec in self._specs]
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
         self._merged: Merged[Generated] | None = None
+        self._is_cut = False  # a stop string ended a choice that the engine would go on with
         self.prefill: PrefillPlace | None = None
         self.degraded: tuple[str, ...] = ()
 
@@ -104,12 +105,18 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """One for each token, until every choice has ended.  Raises RequestError as the backend does, 429 beyond the tenant's limits."""
         with self._allowed():
-            async with aclosing(self._deltas()) as deltas:
-                try:
-                    async for delta in deltas:
+            try:
+                async with aclosing(self._generated()) as stream:
+                    async for generated in stream:
+                        if (delta := self._delta(generated)) is None:
+                            continue
                         yield delta
-                except RequestError as e:
-                    raise with_field(e, self._plan.constraint_param) from e
+                        if delta.finish_reason is not None and self._is_over(generated):
+                            return  # closes the stream; one that was not cut ends by itself
+            except RequestError as e:
+                raise with_field(e, self._plan.constraint_param) from e
+            if any(self._running):
+                raise RuntimeError(f"the backend ended with {sum(self._running)} choices unfinished")
 
     @contextmanager
     def _allowed(self) -> Iterator[None]:
@@ -128,33 +135,29 @@ class Generation:
             made = sum(choice.num_tokens for choice in self._choices)
             serving.tenants.end(tenant, wanted, made, serving.clock() - start)
 
-    async def _deltas(self) -> AsyncGenerator[Delta, None]:
-        is_cut = False  # whether a stop string ended a choice that the engine would go on with
-        async with aclosing(self._generated()) as stream:
-            async for generated in stream:
-                if generated.notes:
-                    adopt(generated.notes)
-                choice = self._choices[generated.index]
-                if choice.finish_reason is not None:
-                    continue  # made before the engine got the abort
-                if generated.prefill is not None:
-                    self.prefill = self.prefill or generated.prefill
-                delta = self._take(choice, generated.token)
-                if generated.degraded:
-                    self.degraded = self.degraded or generated.degraded
-                    delta = replace(delta, degraded=generated.degraded)
-                if delta.finish_reason is None:
-                    yield delta
-                    continue
-                self._running[self._prompt_of(choice)] -= 1
-                yield delta
-                if generated.token.finish_reason is None:
-                    is_cut = True
-                    self._cut(choice)
-                if is_cut and not any(self._running):
-                    return  # closes the stream; one that was not cut ends by itself
-        if any(self._running):
-            raise RuntimeError(f"the backend ended with {sum(self._running)} choices unfinished")
+    def _delta(self, generated: Generated) -> Delta | None:
+        """Add a token to its choice; None where it was made before the engine knew of the stop string."""
+        if generated.notes:
+            adopt(generated.notes)
+        choice = self._choices[generated.index]
+        if choice.finish_reason is not None:
+            return None
+        if generated.prefill is not None:
+            self.prefill = self.prefill or generated.prefill
+        delta = self._take(choice, generated.token)
+        if delta.finish_reason is not None:
+            self._running[self._prompt_of(choice)] -= 1
+        if not generated.degraded:
+            return delta
+        self.degraded = self.degraded or generated.degraded
+        return replace(delta, degraded=generated.degraded)
+
+    def _is_over(self, last: Generated) -> bool:
+        """End a choice that a stop string cut; True when nothing more is to come of any."""
+        if last.token.finish_reason is None:
+            self._is_cut = True
+            self._cut(self._choices[last.index])
+        return self._is_cut and not any(self._running)
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -189,7 +192,7 @@ class Generation:
             timer.finished("length" if delta.finish_reason == "length" else "stop")
         return delta
 
-    def _generated(self) -> AsyncGenerator[Generated, None]:
+    def _generated(self) -> Stream[Generated]:
         """Tokens of all prompts; indices over all of them."""
         backend, plan = self._serving.backend, self._plan
         waited = self._serving.clock() - plan.arrival_seconds  # for a body that came slowly, and to be read
@@ -199,10 +202,10 @@ class Generation:
             return streams[0]
         n = len(plan.specs[0])
         self._merged = Merged([_counted_from(stream, position * n) for position, stream in enumerate(streams)])
-        return self._merged.items()
+        return self._merged
 
 
-async def _counted_from(stream: AsyncGenerator[Generated, None], first_index: int) -> AsyncGenerator[Generated, None]:
+async def _counted_from(stream: Stream[Generated], first_index: int) -> AsyncGenerator[Generated, None]:
     async with aclosing(stream):
         async for generated in stream:
             yield replace(generated, index=first_index + generated.index)

@@ -19,6 +19,7 @@ from pdcluster_worker.server.generation.structured import constraint_param
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.schemas.requests import Extension, Generate
 from pdcluster_worker.server.schemas.route_fields import check_route, hints_of
+from pdcluster_worker.texts import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def check_tenant(num_prompts: int, n: int, policy: PolicyConfig, tenant: str) ->
 def check_model(name: str, served: str) -> None:
     """Raises RequestError 404 for a model that this worker does not serve."""
     if name != served:
-        raise RequestError(f"model {name[:200]!r} is not served here: use {served!r}", status=404, param="model", code="model_not_found")
+        raise RequestError(f"model {quoted(name)} is not served here: use {served!r}", status=404, param="model", code="model_not_found")
 
 
 def respond(

@@ -12,6 +12,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdcluster_worker.server.schemas.requests import Extension, Generate
+from pdcluster_worker.texts import quoted
 
 _SEEDS = 2**63
 MAX_PROMPT_FIGURES = 1 << 21
@@ -164,7 +165,7 @@ def _logit_bias(request: Generate, limits: ModelLimits) -> dict[int, float]:
     for key, value in (request.logit_bias or {}).items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < limits.vocab_size):
             raise RequestError(
-                f"logit_bias: keys must be token ids from 0 to {limits.vocab_size - 1}, not {key[:20]!r}", param="logit_bias"
+                f"logit_bias: keys must be token ids from 0 to {limits.vocab_size - 1}, not {quoted(key)}", param="logit_bias"
             )
         bias[int(key)] = value
     return bias

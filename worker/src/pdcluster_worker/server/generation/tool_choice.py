@@ -10,6 +10,7 @@ from typing import Literal
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.schemas.chat_fields import Conversation, NamedToolChoice
 from pdcluster_worker.server.tools.calls import Tool, Tools
+from pdcluster_worker.texts import cut, quoted
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -55,7 +56,7 @@ def tool_use(request: Conversation) -> ToolUse:
 def _named(name: str, tools: Tools) -> ToolUse:
     if name not in tools:
         raise RequestError(
-            f"tool_choice.function.name: no tool is named {name!r}: use one of {', '.join(tools)[:200]}",
+            f"tool_choice.function.name: no tool is named {quoted(name)}: use one of {cut(', '.join(tools), 200)}",
             param="tool_choice.function.name",
         )
     return ToolUse("named", {name: tools[name]}, name, most=1)

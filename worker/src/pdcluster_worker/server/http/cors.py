@@ -17,6 +17,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.http import unread
 from pdcluster_worker.server.http.limits import LimitsNow
+from pdcluster_worker.texts import quoted
 
 EXPOSED = "x-request-id, retry-after, x-pdcluster-prefill, x-pdcluster-degraded, x-pdcluster-route"
 """Headers of answers that a page may read, in addition to the CORS-safelisted ones."""
@@ -112,5 +113,5 @@ def _refusal(policy: CorsPolicy, headers: Headers, asked: str) -> RequestError |
 
 
 def _not_allowed(what: str, value: str, field: str) -> RequestError:
-    message = f"{what} {value[:200]!r} is not allowed for pages of other origins: add it to service.cors.{field} of the PDCluster"
+    message = f"{what} {quoted(value)} is not allowed for pages of other origins: add it to service.cors.{field} of the PDCluster"
     return RequestError(message, status=403, code="cors_not_allowed")

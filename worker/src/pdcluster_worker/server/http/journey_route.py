@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys.recent import Journeys, as_json
 from pdcluster_worker.server.http.authorization import TenantOfKey, presented_key
+from pdcluster_worker.texts import quoted
 
 PATH = "/debug/requests"
 
@@ -26,7 +27,7 @@ def add_journeys(app: FastAPI, journeys: Journeys, tenant_of: TenantOfKey) -> No
             raise RequestError(message, status=401, code="invalid_api_key")
         found = journeys.find(request_id)
         if not found:
-            message = f"no request {request_id[:100]!r} has ended here recently: ask the worker that answered it, which keeps the last ones"
+            message = f"no request {quoted(request_id)} has ended here recently: ask the worker that answered it, which keeps the last ones"
             raise RequestError(message, status=404, code="request_not_found")
         return {"journeys": [as_json(each) for each in found]}
 

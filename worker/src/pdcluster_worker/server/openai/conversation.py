@@ -13,6 +13,7 @@ from pdcluster_worker.server.schemas.chat_fields import Conversation, Message, T
 from pdcluster_worker.server.schemas.fields import is_sendable
 from pdcluster_worker.server.text.chat_template import TemplateInput
 from pdcluster_worker.server.tools.calls import object_of
+from pdcluster_worker.texts import quoted
 
 
 def template_input(request: Conversation, *, shows_tools: bool) -> TemplateInput:
@@ -81,7 +82,7 @@ def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, A
     if message.tool_call_id is None:
         raise _wrong(path, "is required for role tool: give the id of the call that this answers")
     if message.tool_call_id not in names:
-        raise _wrong(path, f"no earlier message has a call {message.tool_call_id[:80]!r} in its tool_calls: send that message too")
+        raise _wrong(path, f"no earlier message has a call {quoted(message.tool_call_id)} in its tool_calls: send that message too")
     return {"tool_call_id": message.tool_call_id, "name": names[message.tool_call_id]}
 
 
@@ -89,7 +90,7 @@ def _call(call: ToolCallField, path: str) -> dict[str, Any]:
     text = call.function.arguments
     arguments = object_of(text) if text.strip() else {}
     if arguments is None or not is_sendable(arguments):
-        raise _wrong(f"{path}.function.arguments", f"must be a JSON object as text, not {text[:40]!r}")
+        raise _wrong(f"{path}.function.arguments", f"must be a JSON object as text, not {quoted(text)}")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 

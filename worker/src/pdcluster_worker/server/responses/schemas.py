@@ -23,6 +23,7 @@ from pdcluster_worker.server.schemas.fields import (
 )
 from pdcluster_worker.server.schemas.known_fields import Ignored
 from pdcluster_worker.server.schemas.requests import Extension, Logprobs, PositiveInt
+from pdcluster_worker.texts import quoted
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
@@ -61,7 +62,7 @@ def _known_item(item: Any) -> Any:
 def _known_type(value: Any, known: tuple[str, ...], fix: str) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind not in known:
-        raise no_value(f"has type {kind[:40]!r}: {fix}")
+        raise no_value(f"has type {quoted(kind)}: {fix}")
     return value
 
 
@@ -192,7 +193,7 @@ def _checked_includes(value: Any) -> Any:
     if isinstance(value, list):
         wrong = next((name for name in value if name not in _INCLUDES), None)
         if wrong is not None:
-            raise no_value(f"{str(wrong)[:60]!r} is not supported here: {' and '.join(_INCLUDES)} are")
+            raise no_value(f"{quoted(wrong)} is not supported here: {' and '.join(_INCLUDES)} are")
     return value
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.responses.schemas import Item
+from pdcluster_worker.texts import quoted
 
 MAX_RESPONSES = 4096
 MAX_BYTES = 128 << 20
@@ -134,7 +135,7 @@ class ResponseStore:
             del self._owners[entry.owner]
 
     def _missing(self, response_id: str, param: str | None) -> RequestError:
-        name = f"response {response_id[:100]!r}"
+        name = f"response {quoted(response_id)}"
         prefix = "resp_"
         worker = response_id.removeprefix(prefix)[:_WORKER_DIGITS]
         is_elsewhere = response_id.startswith(prefix) and worker != self._worker

@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pdcluster_worker.config.qos import Tier
 from pdcluster_worker.routing.qos.tiers import PRIORITIES
+from pdcluster_worker.texts import quoted
 
 MAX_MESSAGES = 10_000
 MAX_PROMPTS = 256
@@ -158,7 +159,7 @@ def join_parts(value: Any) -> Any:
 def _part_text(part: Any, index: int) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind != "text":
-        raise no_value(f"part {index} has type {kind[:40]!r}: this model takes text parts only")
+        raise no_value(f"part {index} has type {quoted(kind)}: this model takes text parts only")
     if kind is None or not isinstance(part.get("text"), str):
         raise no_value(f'part {index} must be {{"type": "text", "text": a string}}')
     return str(part["text"])

@@ -6,6 +6,8 @@ Unknown keywords are let pass: the schema language has many, and its dialects mo
 from collections.abc import Iterator
 from typing import Any
 
+from pdcluster_worker.texts import quoted
+
 MAX_DEPTH = 64
 """Deepest nesting of schemas."""
 
@@ -23,7 +25,7 @@ def check_parameters(schema: dict[str, Any]) -> str | None:
     """
     kind = schema.get("type", "object")
     if kind != "object":
-        return f"type: must be object, as arguments are one, not {_short(kind)}"
+        return f"type: must be object, as arguments are one, not {quoted(kind)}"
     return _check(schema, "", 0)
 
 
@@ -31,7 +33,7 @@ def _check(schema: Any, path: str, depth: int) -> str | None:
     if isinstance(schema, bool):
         return None
     if not isinstance(schema, dict):
-        return f"{_at(path)}must be a schema: an object, true or false, not {_short(schema)}"
+        return f"{_at(path)}must be a schema: an object, true or false, not {quoted(schema)}"
     if depth > MAX_DEPTH:
         return f"{_at(path)}schemas are nested more than {MAX_DEPTH} deep: make it flatter"
     own = _own_fault(schema)
@@ -45,7 +47,7 @@ def _own_fault(schema: dict[str, Any]) -> str | None:
     kinds = schema.get("type", [])
     wrong = next((kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in _TYPES), None)
     if wrong is not None:
-        return f"type: must be one of {', '.join(_TYPES[:-1])} and {_TYPES[-1]}, not {_short(wrong)}"
+        return f"type: must be one of {', '.join(_TYPES[:-1])} and {_TYPES[-1]}, not {quoted(wrong)}"
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         return "required: must be a list of names"
@@ -70,7 +72,3 @@ def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _at(path: str) -> str:
     return f"{path.removesuffix('.')}: " if path else ""
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:40]

@@ -1,0 +1,76 @@
+"""Streams of items: async generators, and objects that are read like one.
+
+A chain of generators costs one resumption of each for every item, so what only passes
+items on is an object with `__anext__`.  Like a generator a stream has one reader at a
+time, and ends early by `aclose`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
+from typing import Protocol, TypeVar
+
+ItemT = TypeVar("ItemT")
+ItemT_co = TypeVar("ItemT_co", covariant=True)
+
+
+class Stream(Protocol[ItemT_co]):
+    """Items as they come; every async generator is one."""
+
+    def __aiter__(self) -> AsyncIterator[ItemT_co]:
+        """Return the stream itself."""
+        ...
+
+    def __anext__(self) -> Awaitable[ItemT_co]:
+        """Wait for the next item.  Raises StopAsyncIteration at the end."""
+        ...
+
+    async def aclose(self) -> None:
+        """End it now; of one that has ended a no-op."""
+        ...
+
+
+class Merged(AsyncIterator[ItemT]):
+    """Several streams as one: their items as they come, each stream's in order; an error of one ends all.
+
+    A task for each stream and a queue stand behind it, so a lone stream is better read as it is.
+    """
+
+    def __init__(self, streams: Sequence[Stream[ItemT]]) -> None:
+        self._items: asyncio.Queue[tuple[ItemT] | Exception | None] = asyncio.Queue()
+        self._tasks = [asyncio.create_task(self._pump(stream)) for stream in streams]
+        self._num_running = len(self._tasks)
+
+    def end(self, position: int) -> None:
+        """Close one stream that has given an item; the others go on.  An ended one is a no-op."""
+        self._tasks[position].cancel()
+
+    async def __anext__(self) -> ItemT:
+        while self._num_running:
+            item = await self._items.get()
+            if item is None:
+                self._num_running -= 1
+            elif isinstance(item, Exception):
+                await self.aclose()
+                raise item
+            else:
+                return item[0]
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Close all streams."""
+        self._num_running = 0
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _pump(self, stream: Stream[ItemT]) -> None:
+        end: Exception | None = None
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    self._items.put_nowait((item,))
+        except Exception as e:
+            end = e
+        finally:
+            self._items.put_nowait(end)
