@@ -81,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         leaves=st.booleans(),
     )
     def ask(self, num_prompt, max_tokens, priority, leaves):
-        target = Target(b"e", "peer", "nowhere", 0, []) if leaves else None
+        target = Target(b"e", "peer", ["nowhere"], 0, []) if leaves else None
         self.scheduler.add(self._request(num_prompt, max_tokens, priority, target))
 
     @rule(num_prompt=st.integers(1, 30), max_tokens=st.integers(2, 12))

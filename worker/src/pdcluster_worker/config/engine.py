@@ -21,7 +21,7 @@ MAX_RANKS = 8
 """Most ranks of one engine: the accelerators of one machine."""
 
 MAX_ENGINES = 8
-"""Engine processes of one worker at most: each has a KV port of its own, from `listen.kv` on."""
+"""Engine processes of one worker at most: each has KV ports of its own, from `listen.kv` on."""
 
 
 class ChunkScheduleConfig(Section, frozen=True):
@@ -123,6 +123,11 @@ class EngineConfig(Section, frozen=True):
         """Settings of drafting; None = tokens are not drafted."""
         own = self.speculation
         return None if own is None or own.method == "Off" else own
+
+    @property
+    def num_kv_ports(self) -> int:
+        """KV ports of one engine: each rank's own; with pipeline stages rank 0's alone."""
+        return self.tensor_parallel_size if self.pipeline_parallel_size == 1 else 1
 
     @property
     def max_decode_rows(self) -> int:

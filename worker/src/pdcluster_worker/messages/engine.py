@@ -115,7 +115,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """First message of an engine process: weights are loaded, the KV port listens."""
 
     engine_id: str
-    kv_port: int
+    kv_ports: list[int]  # of its ranks, each for an even share of the KV heads, in their order
     geometry: KVGeometry
     weights: str  # fingerprint of the weights
     dtype: str

@@ -42,7 +42,7 @@ class Engine:
     """One engine process that has loaded.
 
     rank:        among the engines of its worker, from 0; one that is started again keeps it.
-    kv_address:  host:port where peers write its KV.
+    kv_address:  host:port where peers write its KV; of its first rank.
     stall_watch: how long its steps take, and whether it has stalled.
     order:       of its block events.
     """
@@ -58,6 +58,12 @@ class Engine:
         self.stall_watch = StallWatch(time.monotonic, self.facts.longest_step_seconds)
         self.client.on_pong = lambda pong: self.stall_watch.on_pong(pong)
         self.client.on_stats.append(lambda stats: self.stall_watch.on_stats(stats))
+
+    @property
+    def kv_addresses(self) -> list[str]:
+        """Addresses of all its ranks that take KV, in the order of their heads."""
+        host = self.kv_address.rpartition(":")[0]
+        return [self.kv_address, *(f"{host}:{port}" for port in self.facts.kv_ports[1:])]
 
     @property
     def serves(self) -> bool:
