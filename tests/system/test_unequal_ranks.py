@@ -1,4 +1,4 @@
-"""Workers whose engines have several rank processes: KV moves between unequal ones, and one that loses a rank ends."""
+"""Workers whose engines have several rank processes: KV moves between unequal ones [N6], and one that loses a rank ends."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Models that cannot be divided are refused before any rank is asked, and a rank's death breaks the step."""
+"""Models that cannot be divided are refused before any rank is asked, and a rank's death breaks the step [V29]."""
 
 import os
 import signal
