@@ -1,7 +1,7 @@
 """The greatest rate that holds an SLO for gaps between tokens, by bisection.  Pure.
 
 A rate holds where p99 of the gaps (TBT) is inside the SLO and the queue does not
-grow: half of the later requests begin within two seconds [A7].  Rates are steps of
+grow: half of the later requests begin within two seconds.  Rates are steps of
 a ladder, so that schedulers compare, and a search has a limit of probes and of time.
 """
 

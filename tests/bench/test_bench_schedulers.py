@@ -1,4 +1,4 @@
-"""The load and the counts of the schedulers' bench; its engine is the real one and needs the model."""
+"""The load and the counts of the schedulers' bench; its engine is the real one and needs the model [A7]."""
 
 import pytest
 import schedulers as schedulers_module

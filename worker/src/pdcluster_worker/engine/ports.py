@@ -133,7 +133,7 @@ class ModelRunner(Protocol):
     def submit(self, batch: Batch) -> None:
         """Take a batch, to compute its tokens and write their KV, after those that were submitted before.
 
-        Of a token that is not known yet [V1] the value is what the batch before samples for its
+        Of a token that is not known yet the value is what the batch before samples for its
         request; where that samples none, whatever this computes for the request counts for nothing.
         Blocks and known tokens of a request stay as they are while a batch with it is under way.
         May raise, and then this batch is not to be waited for.
