@@ -46,7 +46,8 @@ SETTINGS = EngineSettings(
 class NoModel:
     """A ModelRunner without a model.  took: seconds of the last step."""
 
-    block_bytes, num_blocks, seconds, depth = 16, SETTINGS.num_blocks, StepSeconds(), 1
+    heads, head_bytes, num_blocks = range(1), 16, SETTINGS.num_blocks
+    seconds, depth = StepSeconds(), 1
     grammars = GrammarBook(VOCABULARY)
     took = 0.0
     outcomes: Sequence[RowOutcome] = ()
@@ -61,12 +62,12 @@ class NoModel:
 
     def forget(self, request_id: str) -> None: ...
 
-    def block(self, block_id: int) -> memoryview:
-        return memoryview(bytearray(self.block_bytes))
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
+        return memoryview(bytearray(self.head_bytes))
 
     landing = block
 
-    def land(self, block_id: int, landing: memoryview) -> None: ...
+    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None: ...
 
 
 def drop(address: str) -> None:

@@ -102,7 +102,7 @@ def run(core: EngineCore, due: list[tuple[float, RequestSpec]]) -> Seen:
 def engine(runner: Runner, cache: KVCache, max_model_len: int, delayer: PrefillDelayer | None) -> EngineCore:
     """A fresh engine on a loaded model."""
     settings = EngineSettings(BLOCK_SIZE, NUM_BLOCKS, BUDGET, MAX_SEQUENCES, max_model_len, prefix_caching=False)
-    return EngineCore(settings, runner, LocalTransport(LocalFabric(), cache, "bursts"), time.monotonic, delayer=delayer)
+    return EngineCore(settings, runner, LocalTransport(LocalFabric(), [cache], "bursts"), time.monotonic, delayer=delayer)
 
 
 def main(options: argparse.Namespace) -> None:

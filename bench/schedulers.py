@@ -1,25 +1,23 @@
 """Schedulers beside each other on the real engine: chats beside long prompts.
 
-    bench/schedulers.py [--only NAME ...] [--rate 1.5] [--capacity] [--slo MS] [--plot FILE]
+    bench/schedulers.py [--only NAME ...] [--rate 1.5] [--slo MS] [--plot FILE]
 
 The engine runs in this process, with the real model and no server; steps take
 their real time, pauses in which it would idle are skipped.  Requests are those
 of `schedulers_load`: Poisson arrivals of chats, every third of them a long
-prompt.  Without `--capacity`: inter-token latencies at one rate, which all
-schedulers serve.  With it: the highest rate at which p99 TBT is inside the SLO
-and the median scheduling delay inside 2 s [A7].  Run it on a machine that does
-nothing else.
+prompt, at one rate, which all schedulers serve.  The rates that they can serve
+are looked for by `bench/capacity.py`.  Run it on a machine that does nothing else.
 """
 
 import argparse
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedulers_load import LOAD, RATES, Answers, Arrival, arrivals, highest
+from schedulers_load import LOAD, Answers, Arrival, arrivals
 
 from pdctl.bench.svg import Curve, Panel, distribution, picture
 
@@ -68,12 +66,9 @@ def main() -> int:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported, which is why imports come later
     os.environ["GOMP_SPINCOUNT"] = "20000"
     names = options.only or list(VARIANTS)
-    bench = Bench(options)
+    bench = Bench(options.threads)
     print(f"threads {options.threads}, {bench.dtype}, SLO {options.slo:g} ms, {LOAD.told(options.requests)}")
-    if options.capacity:
-        panels = [bench.capacities(names)]
-    else:
-        panels = [bench.latencies(names)]
+    panels = [bench.latencies(names, options)]
     if options.plot is not None:
         options.plot.write_text(picture("Schedulers: chats beside long prompts", panels))
     return 0
@@ -85,8 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), metavar="NAME")
     parser.add_argument("--rate", type=float, default=1.5, help="requests a second")
     parser.add_argument("--requests", type=int, default=40, help="of one load")
-    parser.add_argument("--capacity", action="store_true")
-    parser.add_argument("--slo", type=float, default=150.0, help="of p99 TBT, in ms")
+    parser.add_argument("--slo", type=float, default=150.0, help="p99 TBT that sarathi is set for, in ms")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", default="0")
     parser.add_argument("--plot", type=Path)
@@ -96,75 +90,71 @@ def parse() -> argparse.Namespace:
 class Bench:
     """The model, loaded once, and engines on it."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, threads: int) -> None:
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.config.model import ModelConfig
         from pdcluster_worker.model.runner import open_runner
 
-        self._options = options
         engine = EngineConfig(
             max_batched_tokens=CONTEXT,
             max_sequences=SEATS,
             max_model_len=CONTEXT,
             num_blocks=NUM_BLOCKS,
-            threads=options.threads,
+            threads=threads,
         )
-        self._runner, _, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)
+        model = ModelConfig(name="m", path=str(MODEL), dtype="bfloat16")
+        self._runner, _, info = open_runner(model, engine)
         self.dtype = info.dtype
 
-    def latencies(self, names: list[str]) -> Panel:
+    def latencies(self, names: list[str], options: argparse.Namespace) -> Panel:
         """A row for each scheduler at one rate; the distribution of gaps of all."""
         print("| scheduler | output tokens/s | TBT p50, ms | TBT p99 | TBT max | TTFT p50, s | TTFT p99 |")
         print("|---|---|---|---|---|---|---|")
         curves: list[Curve] = []
         for name in names:
-            answers = self.answers(name, self._options.rate)
+            fields = fields_for(name, options.slo / 1e3)
+            warm = arrivals(replace(LOAD, long_every=2), WARM_UP_REQUESTS, 50.0, f"warm {name}")
+            seed = f"{options.seed} {options.rate}"
+            answers = self.serve(fields, warm, arrivals(LOAD, options.requests, options.rate, seed))
             print(f"| {name} | {answers.row()} |", flush=True)
             curves.append(distribution(name, [1e3 * gap for gap in answers.gaps]))
         return Panel("share of gaps between tokens at most so long", "ms", curves)
 
-    def capacities(self, names: list[str]) -> Panel:
-        """A row for each scheduler: the rate that it holds, and how it ends above."""
-        slo = self._options.slo / 1e3
-        print(f"| scheduler | capacity at p99 TBT {1e3 * slo:.0f} ms, requests/s | looked at: rate (p99 TBT ms, delay p50 s) |")
-        print("|---|---|---|")
-        curves: list[Curve] = []
-        for name in names:
-            seen: dict[float, Answers] = {}
+    def serve(
+        self,
+        fields: Mapping[str, Any],
+        warm: list[Arrival],
+        due: list[Arrival],
+        is_over: Callable[[Answers, float], bool] | None = None,
+    ) -> Answers:
+        """One load on a new engine core of these fields, after a few requests that do not count.
 
-            def holds(rate: float, name: str = name, seen: dict[float, Answers] = seen) -> bool:
-                seen[rate] = self.answers(name, rate)
-                return seen[rate].holds(slo)
-
-            best = highest(RATES, holds)
-            told = ", ".join(f"{rate:g} ({1e3 * seen[rate].tbt(99):.0f}, {seen[rate].delay(50):.1f})" for rate in sorted(seen))
-            print(f"| {name} | {best:g} | {told} |", flush=True)
-            curves.append(Curve(name, [(rate, 1e3 * seen[rate].tbt(99)) for rate in sorted(seen)]))
-        return Panel("p99 TBT in ms by rate", "requests/s", curves)
-
-    def answers(self, name: str, rate: float) -> Answers:
-        """One load, after a few requests that do not count."""
+        is_over: see `run`
+        """
         clock = SkippingClock()
-        core = self._core(name, clock)
-        warm = replace(LOAD, long_every=2)
-        run(core, clock, arrivals(warm, WARM_UP_REQUESTS, 50.0, f"warm {name}"))
-        seed = f"{self._options.seed} {rate}"
-        return run(core, clock, arrivals(LOAD, self._options.requests, rate, seed))
+        core = self._core(fields, clock)
+        run(core, clock, warm)
+        return run(core, clock, due, is_over)
 
-    def _core(self, name: str, clock: SkippingClock) -> "EngineCore":
+    def _core(self, fields: Mapping[str, Any], clock: SkippingClock) -> "EngineCore":
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.engine.core import EngineCore
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
-        fields = dict(VARIANTS[name])
-        if fields.get("scheduler") == "sarathi":
-            fields["tbt_slo_milliseconds"] = SARATHI_SHARE * self._options.slo
         engine = EngineConfig(max_sequences=SEATS, max_model_len=CONTEXT, **fields)
         settings = settings_of(engine, NUM_BLOCKS, CONTEXT)
         runner: Runner = self._runner
         # No request here is received or sent.
         transport = FakeTransport(FakeNetwork(), NoMemory(), "engine", clock)
         return EngineCore(settings, runner, transport, clock)
+
+
+def fields_for(name: str, slo_seconds: float) -> dict[str, Any]:
+    """Fields of the engine for this variant, where gaps between tokens are to be inside an SLO."""
+    fields = dict(VARIANTS[name])
+    if fields.get("scheduler") == "sarathi":
+        fields["tbt_slo_milliseconds"] = SARATHI_SHARE * slo_seconds * 1e3
+    return fields
 
 
 def settings_of(engine: "EngineConfig", num_blocks: int, max_model_len: int) -> "EngineSettings":
@@ -185,18 +175,26 @@ def settings_of(engine: "EngineConfig", num_blocks: int, max_model_len: int) -> 
 class NoMemory:
     """Transport of an engine that sends and receives nothing."""
 
-    block_bytes, num_blocks = 0, 0
+    heads, head_bytes, num_blocks = range(1), 0, 0
 
-    def block(self, block_id: int) -> memoryview:
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
         return memoryview(b"")
 
     landing = block
 
-    def land(self, block_id: int, landing: memoryview) -> None: ...
+    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None: ...
 
 
-def run(core: "EngineCore", clock: SkippingClock, due: list[Arrival]) -> Answers:
-    """Serve all of them; the time of each token is when its step had ended."""
+def run(
+    core: "EngineCore",
+    clock: SkippingClock,
+    due: list[Arrival],
+    is_over: Callable[[Answers, float], bool] | None = None,
+) -> Answers:
+    """Serve all of them; the time of each token is when its step had ended.
+
+    is_over: asked after each step, with the time; True ends the load early
+    """
     from pdcluster_worker.messages.engine import RequestFailed, Submit, Tokens
 
     start = clock()
@@ -212,6 +210,8 @@ def run(core: "EngineCore", clock: SkippingClock, due: list[Arrival]) -> Answers
                 raise RuntimeError(f"{output.request_id}: {output.message}")
             if isinstance(output, Tokens):
                 answers.take(output.tokens, clock())
+        if is_over is not None and is_over(answers, clock()):
+            break
     return answers
 
 

@@ -1,7 +1,7 @@
-"""The load of `bench/schedulers.py` and what it counts: chats, and long prompts among them.  Pure."""
+"""The load of the schedulers' benches and what they count: chats, and long prompts among them.  Pure."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -10,11 +10,6 @@ from pdctl.bench.answers import percentile
 from pdctl.bench.load import poisson_arrivals
 
 VOCABULARY = 40_000
-MOST_DELAY_SECONDS = 2.0
-"""Longest wait of the median request between its arrival and its first token's step: beyond, the queue grows."""
-
-RATES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0]
-"""Requests a second that a capacity is looked for among."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ class Answers:
 
     arrived: dict[str, float]
     times: dict[str, list[float]] = field(default_factory=dict)
-    delays: list[float] = field(default_factory=list)
+    delays: dict[str, float] = field(default_factory=dict)
     num_ended: int = 0
 
     def take(self, tokens: Sequence[Token], now: float) -> None:
@@ -73,7 +68,7 @@ class Answers:
         for token in tokens:
             self.times.setdefault(token.request_id, []).append(now)
             if token.queue_seconds is not None:
-                self.delays.append(token.queue_seconds)
+                self.delays[token.request_id] = token.queue_seconds
             self.num_ended += token.finish_reason is not None
 
     def is_complete(self, count: int) -> bool:
@@ -100,28 +95,8 @@ class Answers:
         """A percentile of the gaps."""
         return percentile(self.gaps, percent)
 
-    def delay(self, percent: float) -> float:
-        """A percentile of the delays before the first step."""
-        return percentile(self.delays, percent)
-
-    def holds(self, slo_seconds: float) -> bool:
-        """Return whether this rate is inside the SLO [A7]."""
-        return self.tbt(99) <= slo_seconds and self.delay(50) <= MOST_DELAY_SECONDS
-
     def row(self) -> str:
         """Cells of a table."""
         gaps = [f"{1e3 * self.tbt(percent):.0f}" for percent in (50, 99, 100)]
         first = [f"{percentile(self.first, percent):.2f}" for percent in (50, 99)]
         return " | ".join([f"{self.tokens_per_second:.1f}", *gaps, *first])
-
-
-def highest(rates: Sequence[float], holds: Callable[[float], bool]) -> float:
-    """The highest rate that holds, by bisection; 0 when the lowest does not."""
-    low, high = -1, len(rates)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if holds(rates[middle]):
-            low = middle
-        else:
-            high = middle
-    return rates[low] if low >= 0 else 0.0

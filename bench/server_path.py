@@ -131,7 +131,7 @@ class Backend:
 
 def make_backend(client: EngineClient, metrics: Metrics, policy: PolicyConfig) -> Backend:
     facts = EngineReady(
-        *("e", 1, KVGeometry(3, 64, 30, 16, "float32"), "w", "float32"),
+        *("e", [1], KVGeometry(3, 64, 30, 16, "float32"), "w", "float32"),
         num_blocks=4096,
         max_model_len=4096,
         vocab_size=VOCABULARY,

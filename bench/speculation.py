@@ -121,7 +121,7 @@ class Bench:
 
 def _text(number: int) -> str:
     """Some paragraphs of this project's documents."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = "".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
     start = text.index("\n", number * TEXT_LETTERS % (len(text) - 3 * TEXT_LETTERS)) + 1
     return text[start : start + TEXT_LETTERS]
 

@@ -4,7 +4,7 @@
     bench/waiting_time.py --real [--plot FILE.svg]               the sample model, lengths scaled down, 1 to 2 minutes
     bench/waiting_time.py --real --order-by preset "d_eff + mu" loadAware
 
-Reproduces the source document's comparison [R4]: 60 requests in four groups,
+Reproduces the source document's comparison: 60 requests in four groups,
 whose completion time is forecast by RWT with presets, with d_eff, with d_eff
 and mu, and by `loadAware`; and 85 requests in three groups that are served in
 the order which the forecasts ask for.
@@ -28,7 +28,7 @@ from pdcluster_worker.routing.waiting_time.survival import Survival
 from pdctl.bench.svg import Curve, Panel, picture
 
 PUBLISHED = {"preset": (46.3, 16.4, 25.4, 24.8), "d_eff": (31.5, 16.4, 19.0, 35.7), "d_eff + mu": (27.2, 3.8, 25.5, 10.9)}
-"""MAPE in per cent by group, in the order of PAPER [R4]."""
+"""MAPE in per cent by group, in the order of PAPER."""
 
 SEATS = 8
 """Seats of the second simulated server, which runs requests beside each other."""

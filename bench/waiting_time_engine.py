@@ -3,7 +3,7 @@
 A server runs the jobs that it was given, one token each a step, until one
 ends.  The simulated one's step takes longer with more requests, with more
 context, and the longer it has been serving: the source document's probe of
-equal requests rises from 8.81 to 10.08 ms a token [R4].
+equal requests rises from 8.81 to 10.08 ms a token.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""The loads of `bench/waiting_time.py`: request groups with bimodal answers, after the source document [R4].  Pure.
+"""The loads of `bench/waiting_time.py`: request groups with bimodal answers, after the source document.  Pure.
 
 The document publishes sizes, deadlines and mean outputs of its groups, and of
 its answers that they have 3 to 8000 tokens, pile up below 500 and above 3500,
@@ -37,10 +37,10 @@ class Group:
 
 
 PAPER = (Group("I", 10, 430, 2618), Group("B1", 15, 520, 2618), Group("B2", 20, 860, 2443), Group("B3", 15, 1320, 1916))
-"""60 requests [R4]."""
+"""60 requests."""
 
 ATTAINMENT = (Group("I", 15, 260, 600, False), Group("B1", 46, 1560, 2646, False), Group("B2", 24, 2000, 4300, False))
-"""85 requests in 3 groups with lengths of their own [R4].
+"""85 requests in 3 groups with lengths of their own.
 
 The document says no more of it.  Its 54.1 and 71.8 % of 85 are 46 and 61 requests, so groups of 15, 46 and 24 where a
 group is in time as a whole; lengths and deadlines are ours, such that I, whose answers are short, can be in time.

@@ -1,8 +1,8 @@
-"""The load and the counts of the schedulers' bench; its engine is the real one and needs the model."""
+"""The load and the counts of the schedulers' bench; its engine is the real one and needs the model [A7]."""
 
 import pytest
 import schedulers as schedulers_module
-from schedulers_load import LOAD, RATES, Answers, arrivals, highest
+from schedulers_load import LOAD, Answers, arrivals
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.messages.engine_settings import SCHEDULER_NAMES
@@ -33,15 +33,5 @@ def test_answers_count_gaps_first_tokens_and_delays() -> None:
     assert answers.gaps == pytest.approx([0.2, 0.1, 0.1])
     assert answers.first == pytest.approx([1.0, 0.2])
     assert answers.tokens_per_second == pytest.approx(5 / 1.3)
+    assert answers.delays == {"a": 0.5, "b": 0.1}
     assert answers.is_complete(2)
-    assert answers.holds(0.2)
-    assert not answers.holds(0.15)
-
-
-@pytest.mark.parametrize("capacity", [0.0, 0.25, 1.3, 4.0, 9.0])
-def test_capacity_is_the_highest_rate_that_holds(capacity: float) -> None:
-    looked_at: list[float] = []
-    best = highest(RATES, lambda rate: looked_at.append(rate) or rate <= capacity)
-
-    assert best == max((rate for rate in RATES if rate <= capacity), default=0.0)
-    assert len(looked_at) <= 4

@@ -109,7 +109,7 @@ def test_calls_for_an_old_engine_are_refused(pair: Pair, certificates: Certifica
 def _call_for(worker: WorkerProcess, call: str, engine_id: str, certificates: Certificates, prompt: list[int]) -> grpc.Call:
     """End of a call that names that engine."""
     request = pb.Request(request_id="r", prompt=prompt, sampling=pb.Sampling(max_tokens=4, repetition_penalty=1, top_p=1))
-    target = pb.Target(epoch=bytes(16), engine_id="d", address="127.0.0.1:1", block_ids=[0, 1])
+    target = pb.Target(epoch=bytes(16), engine_id="d", addresses=["127.0.0.1:1"], block_ids=[0, 1])
     messages = {
         "Prefill": pb.PrefillRequest(request=request, engine_id=engine_id, target=target),
         "Generate": pb.GenerateRequest(request=request, engine_id=engine_id, prefill="local"),

@@ -134,7 +134,7 @@ def test_full_prefix_hit_with_forced_remote_moves_one_block(pair: Pair, prompts:
     second = pair.decode.client.complete(prompt, "remote")
 
     assert second.prefill == "remote"
-    assert second.cached_tokens == (num_tokens - 1) // BLOCK * BLOCK
+    assert second.cached_tokens == (num_tokens - 1) // BLOCK * BLOCK  # [L7]
     assert second.tokens == first.tokens
     reference.check(prompt, second.tokens)
     pair.decode.wait_growth(before, "kv_transfer_bytes_total", pair.decode.block_bytes, direction="received")

@@ -18,7 +18,7 @@ from tests.reference import Reference
 from tests.system.certificates import Certificates, make_certificates
 from tests.system.client import Json, body
 from tests.system.cluster import Cluster, NewCluster, Pair
-from tests.system.kv_port import SOCKET_SECONDS, connect, receive
+from tests.system.kv_port import HEADS, SOCKET_SECONDS, connect, receive
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
@@ -37,7 +37,7 @@ def test_write_under_an_unknown_epoch_is_refused(pair: Pair, prompts: Prompts, r
         assert receive(sock, wire.decode_reply) == wire.Reply(None)
         for _ in range(2):  # the connection goes on after a refusal
             epoch = os.urandom(16)
-            sock.sendall(wire.encode_header(wire.Header(epoch, (0, 1), 2 * len(block))) + block + block)
+            sock.sendall(wire.encode_header(wire.Header(epoch, HEADS, (0, 1), 2 * len(block))) + block + block)
             ack = receive(sock, wire.decode_ack)
             assert ack.epoch == epoch
             assert ack.refusal is not None

@@ -1,4 +1,4 @@
-"""Two engine processes behind one worker address [V27]: the same tokens, and the death of one is its own."""
+"""Two engine processes behind one worker address [V27] [V28]: the same tokens, and the death of one is its own."""
 
 import os
 import signal

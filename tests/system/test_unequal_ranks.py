@@ -1,4 +1,4 @@
-"""Workers whose engines have several rank processes: KV moves between unequal ones, and one that loses a rank ends."""
+"""Workers whose engines have several rank processes: KV moves between unequal ones [N6], and one that loses a rank ends."""
 
 import contextlib
 import os
@@ -23,7 +23,9 @@ def ranks_cluster(open_cluster: NewCluster) -> Iterator[Cluster]:
     with open_cluster("ranks") as cluster:
         for role in ("prefill", "decode"):
             cluster.add_worker(role, f"{role}-1", verifyTransfers=True)
-            cluster.add_worker(role, f"{role}-2", verifyTransfers=True, tensorParallelSize=2)
+            worker = cluster.add_worker(role, f"{role}-2", start=False, verifyTransfers=True, tensorParallelSize=2)
+            worker.settings["listen"]["kv"] = 0  # each rank has a port
+            worker.start()
         yield cluster
 
 

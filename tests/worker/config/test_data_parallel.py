@@ -39,6 +39,13 @@ def test_engines_divide_what_is_the_worker_s(tmp_path: Path) -> None:
     assert [share.listen.kv for share in shares] == [9100, 9101, 9102]
 
 
+@pytest.mark.parametrize(("sizes", "ports"), [({"tensorParallelSize": 4}, [9100, 9104]), ({"pipelineParallelSize": 2}, [9100, 9101])])
+def test_each_engine_has_kv_ports_for_its_ranks(tmp_path: Path, sizes: dict[str, int], ports: list[int]) -> None:
+    config = loaded(tmp_path, dataParallelSize=2, **sizes)
+
+    assert [share_of(config, rank).listen.kv for rank in range(2)] == ports
+
+
 def test_share_of_a_lone_engine_is_all(tmp_path: Path) -> None:
     config = loaded(tmp_path, threads=3)
 

@@ -1,4 +1,4 @@
-"""The worker's files and identity: every refusal names the file, the field and the reason."""
+"""The worker's files and identity: every refusal names the file, the field and the reason [V9]."""
 
 from pathlib import Path
 

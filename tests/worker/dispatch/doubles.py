@@ -23,7 +23,7 @@ from pdcluster_worker.messages.peers import Load
 from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 
 FACTS = EngineReady(
-    *("engine-1", 9100, KVGeometry(1, 8, 1, 4, "float32"), "w", "float32"),
+    *("engine-1", [9100], KVGeometry(1, 8, 1, 4, "float32"), "w", "float32"),
     num_blocks=64,
     max_model_len=256,
     vocab_size=100,

@@ -23,7 +23,7 @@ from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, To
 from tests.worker.dispatch.doubles import ScriptedEngine
 
 SPEC = RequestSpec("r", [1, 2, 3], Sampling(max_tokens=4, seed=1))
-TARGET = Target(b"e" * 16, "decode-engine", "127.0.0.1:1", 0, [5])
+TARGET = Target(b"e" * 16, "decode-engine", ["127.0.0.1:1"], 0, [5])
 DONE = PrefillDone("r", num_bytes=64, seconds=0.02, busy_seconds=0.01)
 
 

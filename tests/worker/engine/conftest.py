@@ -102,7 +102,7 @@ def pair():
             """Receive on the decode side, Prefill on the other; returns the ReceiveReady."""
             both.decode.handle(m.Receive(request))
             ready = both.decode.of(m.ReceiveReady)[-1]
-            target = Target(ready.epoch, "decode", "nowhere", ready.cached_tokens, ready.block_ids)
+            target = Target(ready.epoch, "decode", ["nowhere"], ready.cached_tokens, ready.block_ids)
             both.prefill.core.handle(m.Prefill(request, target))
             if prefill_step:
                 both.prefill.step()

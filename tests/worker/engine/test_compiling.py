@@ -1,4 +1,4 @@
-"""Requests whose constraint is being compiled wait for it alone; a constraint that cannot be compiled ends its request alone."""
+"""Requests whose constraint is being compiled wait for it alone; a constraint that cannot be compiled ends its request alone [V31]."""
 
 import pytest
 

@@ -75,7 +75,7 @@ def test_a_repeated_id_of_a_live_request_is_ignored(pair, spec):
     request = spec("a", PROMPT, max_tokens=4)
     ready = both.start(request)
     both.decode.handle(m.Submit(request), m.Receive(request))
-    both.prefill.handle(m.Prefill(request, Target(ready.epoch, "decode", "nowhere", 0, ready.block_ids)))
+    both.prefill.handle(m.Prefill(request, Target(ready.epoch, "decode", ["nowhere"], 0, ready.block_ids)))
     assert len(both.decode.of(m.ReceiveReady)) == 1
     assert both.decode.blocks == {"free": 13, "receiving": 3}
     assert len(both.prefill.tokens("a")) == 1

@@ -18,13 +18,13 @@ def test_remote_prefill_over_the_local_transport(spec, num_tokens, lost):
     sizes = EngineSettings(block_size=4, num_blocks=16, max_batched_tokens=8, max_sequences=4, max_model_len=100)
     runners = [FakeRunner(16, 4), FakeRunner(16, 4)]
     clock = FakeClock()
-    transports = [LocalTransport(fabric, runner, name, verify=True, clock=clock) for runner, name in zip(runners, "dp", strict=True)]
+    transports = [LocalTransport(fabric, [runner], name, verify=True, clock=clock) for runner, name in zip(runners, "dp", strict=True)]
     decode, prefill = (EngineCore(sizes, runner, transport, clock) for runner, transport in zip(runners, transports, strict=True))
     request = spec("a", list(range(num_tokens)), max_tokens=6)
 
     decode.handle(m.Receive(request))
     ready = next(output for output in decode.step() if isinstance(output, m.ReceiveReady))
-    prefill.handle(m.Prefill(request, Target(ready.epoch, "d", "nowhere", ready.cached_tokens, ready.block_ids)))
+    prefill.handle(m.Prefill(request, Target(ready.epoch, "d", ["nowhere"], ready.cached_tokens, ready.block_ids)))
     said = []
     while prefill.has_work:
         said += prefill.step()

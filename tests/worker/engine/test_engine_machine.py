@@ -277,7 +277,7 @@ class EngineMachine(RuleBasedStateMachine):
         match output:
             case m.ReceiveReady(epoch=epoch, cached_tokens=cached, block_ids=block_ids):
                 client.epoch = epoch
-                self.prefill.inbox.append(m.Prefill(client.spec, Target(epoch, "decode", "nowhere", cached, block_ids)))
+                self.prefill.inbox.append(m.Prefill(client.spec, Target(epoch, "decode", ["nowhere"], cached, block_ids)))
             case m.ReceiveRefused(needed_blocks=needed):
                 assert needed <= DECODE_BLOCKS
                 client.remote = not client.refused  # once more, then locally

@@ -1,4 +1,4 @@
-"""The prefill delayer: every status and outcome, its bounds, its counts and its feedback loop, by id [S1] to [S8]."""
+"""The prefill delayer: every status and outcome, its bounds, its counts and its feedback loop, by id [S1] [S2] to [S8]."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Sarathi's stall-free batches, written out [A1]-[A4]; each batch as the runner was given it."""
+"""Sarathi's stall-free batches, written out [A1] [A2] [A3] [A4] [A6]; each batch as the runner was given it."""
 
 import pytest
 

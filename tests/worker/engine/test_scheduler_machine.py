@@ -1,4 +1,4 @@
-"""One state machine for every scheduler, by itself: no core, no runner, blocks from a real pool.
+"""One state machine for every scheduler, by itself: no core, no runner, blocks from a real pool [V3] [V4].
 
 The machine computes what is scheduled, sends requests away as a prefill worker
 does, brings in received ones as a decode worker does, and lets others hold
@@ -81,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         leaves=st.booleans(),
     )
     def ask(self, num_prompt, max_tokens, priority, leaves):
-        target = Target(b"e", "peer", "nowhere", 0, []) if leaves else None
+        target = Target(b"e", "peer", ["nowhere"], 0, []) if leaves else None
         self.scheduler.add(self._request(num_prompt, max_tokens, priority, target))
 
     @rule(num_prompt=st.integers(1, 30), max_tokens=st.integers(2, 12))

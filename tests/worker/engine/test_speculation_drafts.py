@@ -1,4 +1,4 @@
-"""Drafts from a request's own tokens, and the moments at which drafts pay."""
+"""Drafts from a request's own tokens, and the moments at which drafts pay [V30]."""
 
 import pytest
 

@@ -34,6 +34,7 @@ from pdcluster_worker.messages.engine_settings import (
 )
 from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 from pdcluster_worker.model.beginning import InThread
+from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner, open_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
@@ -101,6 +102,17 @@ class Guesses:
         pass
 
 
+def rank_memories(cache: KVCache) -> list[KVCache]:
+    """Memories of each rank that moves its heads, over the bytes that all share."""
+    memories: list[KVCache] = []
+    num_heads, size = cache.geometry.num_kv_heads, len(cache.heads)
+    for first in range(0, num_heads, size):
+        memory = copy(cache)
+        memory.heads = range(first, first + size)
+        memories.append(memory)
+    return memories
+
+
 class Engine:
     """An engine over a model, whose cache it has to itself."""
 
@@ -118,6 +130,9 @@ class Engine:
     ) -> None:
         self.runner = model.runner
         self.name = name
+        assert isinstance(model.cache, KVCache), "these engines compute on the CPU"
+        memories = rank_memories(model.cache)
+        self.addresses = [name] * len(memories)
         self.stats: EngineStats | None = None
         self.core = EngineCore(
             EngineSettings(
@@ -130,7 +145,7 @@ class Engine:
                 speculation=None if drafter is None else SpeculationSettings(adaptive=False),
             ),
             self.runner,
-            LocalTransport(fabric, model.cache, name, verify=True),
+            LocalTransport(fabric, memories, name, verify=True),
             time.monotonic,
             drafter=drafter,
         )
@@ -193,8 +208,8 @@ class Pair:
                     self._first.setdefault(token.request_id, token)
             case ReceiveReady(request_id=request_id, epoch=epoch, cached_tokens=cached_tokens, block_ids=block_ids):
                 self._epochs[request_id] = epoch
-                home = self._homes[request_id].name
-                target = Target(epoch, home, home, cached_tokens, block_ids)
+                home = self._homes[request_id]
+                target = Target(epoch, home.name, home.addresses, cached_tokens, block_ids)
                 self.prefill.core.handle(Prefill(self._specs[request_id], target))
             case PrefillDone(request_id=request_id, checksum=checksum):
                 assert checksum is not None

@@ -44,6 +44,19 @@ def test_landed_bytes_are_the_block_and_no_other() -> None:
     assert torch.equal(target.tensor[:5], before[:5])
 
 
+def test_heads_of_a_rank_leave_and_land_alone() -> None:
+    source, target = filled(), DeviceKVCache(GEOMETRY, 4, DEVICE, first_head=3)
+    assert (source.heads, target.heads) == (range(3), range(3, 6))
+
+    landing = target.landing(1, range(4, 6))
+    landing[:] = source.block(2, range(1, 3))
+    target.land(1, landing, range(4, 6))
+
+    assert torch.equal(target.tensor[1, 1:], source.tensor[2, 1:])
+    assert not target.tensor[1, 0].any()
+    assert not target.tensor[0].any()
+
+
 def test_block_is_a_copy_of_its_moment() -> None:
     cache = filled()
     copy = bytes(cache.block(1))

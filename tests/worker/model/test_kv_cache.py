@@ -1,5 +1,6 @@
 """The cache keeps what is written, block by block and byte by byte, in the layout of docs/architecture.md."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
+from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.model.parallel.shared import reserve
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="float32")
 
@@ -44,6 +47,27 @@ def test_block_views_are_writable_and_do_not_reach_their_neighbours():
     assert not cache.tensor[0].any()
     assert not cache.tensor[2].any()
     assert torch.isnan(cache.tensor[1]).all()
+
+
+def test_heads_of_a_block_are_one_run_of_its_bytes():
+    cache = KVCache(GEOMETRY, 3)
+    cache.tensor.normal_()
+    assert b"".join(cache.block(1, range(head, head + 1)) for head in range(3)) == cache.block(1)
+    cache.landing(2, range(1, 3))[:] = cache.block(1, range(1, 3))
+    assert torch.equal(cache.tensor[2, 1:], cache.tensor[1, 1:])
+    assert len(cache.block(2, range(1, 3))) == 2 * cache.head_bytes
+
+
+def test_rank_moves_its_own_heads_of_the_memory_that_all_share():
+    geometry = KVGeometry(4, 8, 2, 4, "float32")
+    memory = reserve("KV blocks", 3 * block_num_bytes(geometry))
+    try:
+        first, second = (KVCache(geometry, 3, memory, Place(tensor_size=2, rank=rank)) for rank in range(2))
+    finally:
+        os.close(memory)
+    first.tensor.normal_()
+    assert (first.heads, second.heads) == (range(2), range(2, 4))
+    assert bytes(first.block(1)) + bytes(second.block(1)) == first.block(1, range(4))
 
 
 @pytest.mark.parametrize("block_id", [-1, 3])

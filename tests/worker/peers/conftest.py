@@ -412,4 +412,4 @@ def spec() -> Callable[..., RequestSpec]:
 @pytest.fixture
 def target() -> Target:
     """Blocks of the decode worker `d`."""
-    return Target(bytes(range(16)), "engine-of-d", "127.0.0.1:9", 0, [4, 9])
+    return Target(bytes(range(16)), "engine-of-d", ["127.0.0.1:9"], 0, [4, 9])

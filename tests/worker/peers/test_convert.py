@@ -64,7 +64,7 @@ targets = st.builds(
     Target,
     epoch=st.binary(min_size=16, max_size=16),
     engine_id=names,
-    address=names,
+    addresses=st.lists(names, min_size=1, max_size=8),
     cached_tokens=naturals,
     block_ids=st.lists(naturals, min_size=1, max_size=5, unique=True),
 )
@@ -194,7 +194,9 @@ def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
     [
         ({"epoch": b"short"}, "epoch has 5 bytes instead of 16"),
         ({"engine_id": ""}, "engine_id"),
-        ({"address": ""}, "address"),
+        ({"addresses": []}, "0 addresses, not 1 to 8"),
+        ({"addresses": ["h:1"] * 9}, "9 addresses, not 1 to 8"),
+        ({"addresses": ["h:1", ""]}, "address of the target is empty"),
         ({"cached_tokens": -1}, "cached_tokens is negative"),
         ({"block_ids": []}, "block_ids is empty"),
         ({"block_ids": [1, -2]}, "block_ids holds a negative"),
@@ -202,7 +204,7 @@ def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
     ],
 )
 def test_impossible_target_is_refused(change: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {"epoch": bytes(16), "engine_id": "e", "address": "h:1", "block_ids": [1]}
+    values: dict[str, Any] = {"epoch": bytes(16), "engine_id": "e", "addresses": ["h:1"], "block_ids": [1]}
 
     with pytest.raises(ValueError, match=message):
         convert.target_from_proto(pb.Target(**(values | change)))

@@ -385,7 +385,7 @@ async def test_call_on_a_peer_that_was_dropped_is_the_peers_end(worker: Any, eve
     d.directory.set_members({})
     await eventually(lambda: peer.state == "lost")
 
-    target = Target(bytes(16), "decode-engine", "127.0.0.1:1", 0, [1])
+    target = Target(bytes(16), "decode-engine", ["127.0.0.1:1"], 0, [1])
     spec = RequestSpec("r", [1], Sampling(max_tokens=1, seed=0))
     for stream in (peer.prefill(spec, target), peer.generate(spec, "auto")):
         with pytest.raises(PeerError):

@@ -1,4 +1,4 @@
-"""The pair check of the handshake: each field refuses alone, with a reason that names it and both values."""
+"""The pair check of the handshake [N2]: each field refuses alone, with a reason that names it and both values."""
 
 import msgspec
 import pytest

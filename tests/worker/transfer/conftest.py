@@ -13,6 +13,7 @@ from pdcluster_worker.engine.ports import TransferEvent
 from pdcluster_worker.transfer import wire
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.transfer.tcp import TcpTransport
+from pdcluster_worker.transfer.tcp_port import TcpSettings
 
 BLOCK_BYTES = 4096
 NUM_BLOCKS = 16
@@ -20,21 +21,24 @@ DEADLINE_SECONDS = 20.0
 
 
 class ByteMemory:
-    """KVMemory over one bytearray, filled with random bytes."""
+    """KVMemory over one bytearray, filled with random bytes; with several heads one rank's, or all."""
 
-    def __init__(self, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS) -> None:
+    def __init__(self, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS, heads: range = range(1)) -> None:
         self.block_bytes = block_bytes
         self.num_blocks = num_blocks
+        self.heads = heads
+        self.head_bytes = block_bytes // len(heads)
         self._data = bytearray(os.urandom(block_bytes * num_blocks))
 
-    def block(self, block_id: int) -> memoryview:
-        start = block_id * self.block_bytes
-        return memoryview(self._data)[start : start + self.block_bytes]
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
+        held = heads or self.heads
+        start = block_id * self.block_bytes + (held.start - self.heads.start) * self.head_bytes
+        return memoryview(self._data)[start : start + len(held) * self.head_bytes]
 
-    def landing(self, block_id: int) -> memoryview:
-        return self.block(block_id)
+    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
+        return self.block(block_id, heads)
 
-    def land(self, block_id: int, landing: memoryview) -> None: ...
+    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None: ...
 
 
 class Engine:
@@ -49,10 +53,10 @@ class Engine:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.transport.port}"
+        return f"127.0.0.1:{self.transport.ports[0]}"
 
     def write(self, epoch: bytes, to: "Engine", pairs: list[tuple[int, int]]) -> None:
-        self.transport.write(epoch, to.engine_id, to.address, pairs)
+        self.transport.write(epoch, to.engine_id, [to.address], pairs)
 
     def wait(self, is_done: Callable[[list[TransferEvent]], bool]) -> list[TransferEvent]:
         """Collect events until `is_done(all events)`, as an engine loop does: asleep until woken."""
@@ -77,7 +81,7 @@ class RawPeer:
     """A socket to a KV port, and the frames that a sender would put on it."""
 
     def __init__(self, engine: Engine, source: str = "127.0.0.1") -> None:
-        address = ("127.0.0.1", engine.transport.port)
+        address = ("127.0.0.1", engine.transport.ports[0])
         self.sock = socket.create_connection(address, timeout=DEADLINE_SECONDS, source_address=(source, 0))
         self.block_bytes = engine.memory.block_bytes
 
@@ -87,7 +91,7 @@ class RawPeer:
 
     def header(self, epoch: bytes, block_ids: Sequence[int], payload_bytes: int | None = None) -> None:
         size = len(block_ids) * self.block_bytes if payload_bytes is None else payload_bytes
-        self.sock.sendall(wire.encode_header(wire.Header(epoch, tuple(block_ids), size)))
+        self.sock.sendall(wire.encode_header(wire.Header(epoch, range(1), tuple(block_ids), size)))
 
     def frame(self, epoch: bytes, block_ids: Sequence[int], payload: bytes) -> wire.Ack:
         self.header(epoch, block_ids, len(payload))
@@ -118,7 +122,7 @@ def tcp_engine() -> Iterator[Callable[..., Engine]]:
     def make(engine_id: str, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS, **options: Any) -> Engine:
         engine = Engine(engine_id, ByteMemory(block_bytes, num_blocks))
         host, port = options.pop("host", "127.0.0.1"), options.pop("port", 0)
-        engine.transport = TcpTransport(engine.memory, engine_id, host, port, engine.awake.set, **options)
+        engine.transport = TcpTransport(engine.memory, engine_id, (host, port), engine.awake.set, TcpSettings(**options))
         engines.append(engine)
         return engine
 
@@ -150,7 +154,7 @@ def pair(request: pytest.FixtureRequest, tcp_engine: Callable[..., Engine]) -> I
     fabric = LocalFabric()
     engines = Engine("prefill", ByteMemory()), Engine("decode", ByteMemory())
     for engine in engines:
-        engine.transport = LocalTransport(fabric, engine.memory, engine.engine_id, engine.awake.set, verify=True)
+        engine.transport = LocalTransport(fabric, [engine.memory], engine.engine_id, engine.awake.set, verify=True)
     yield engines
     for engine in engines:
         engine.transport.close()

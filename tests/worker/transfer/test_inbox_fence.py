@@ -7,17 +7,21 @@ from pdcluster_worker.transfer.inbox import Inbox
 
 
 class Memory:
-    block_bytes = 8
+    heads = range(1)
+    head_bytes = 8
     num_blocks = 4
 
     def __init__(self):
         self.landed = []
 
-    def block(self, block_id):
+    def block(self, block_id, heads=None):
         return memoryview(bytearray(8))
 
-    def land(self, block_id, landing):
+    def land(self, block_id, landing, heads=None):
         self.landed.append((block_id, bytes(landing)))
+
+
+HEADS = range(1)
 
 
 @pytest.fixture
@@ -37,12 +41,12 @@ def inbox(events, memory):
 
 def test_fence_during_a_copy_comes_when_the_copy_leaves_and_once(inbox, events, epoch):
     inbox.open(epoch, [1, 2])
-    receiving = inbox.claim(epoch, [1])
+    receiving = inbox.claim(epoch, HEADS, [1])
     assert inbox.enter(receiving)
     inbox.fence(epoch)
     inbox.fence(epoch)
     assert events == []
-    assert inbox.claim(epoch, [2]) == "dead epoch"
+    assert inbox.claim(epoch, HEADS, [2]) == "dead epoch"
     with pytest.raises(ValueError, match="fence it first"):
         inbox.open(bytes(16), [1])
     inbox.leave(receiving)
@@ -52,7 +56,7 @@ def test_fence_during_a_copy_comes_when_the_copy_leaves_and_once(inbox, events, 
 
 def test_block_that_is_copied_but_not_completed_before_the_fence_is_missing(inbox, events, epoch):
     inbox.open(epoch, [1, 2])
-    receiving = inbox.claim(epoch, [1, 2])
+    receiving = inbox.claim(epoch, HEADS, [1, 2])
     assert inbox.complete(receiving, 1, memoryview(bytes(8)))
     inbox.fence(epoch)
     assert not inbox.complete(receiving, 2, memoryview(bytes(8)))
@@ -62,7 +66,7 @@ def test_block_that_is_copied_but_not_completed_before_the_fence_is_missing(inbo
 def test_whole_block_lands_before_the_fence_and_never_after(inbox, memory, epoch):
     """A cache on a device is written then; a fenced block may have another owner."""
     inbox.open(epoch, [1, 2])
-    receiving = inbox.claim(epoch, [1, 2])
+    receiving = inbox.claim(epoch, HEADS, [1, 2])
     inbox.complete(receiving, 1, memoryview(b"arrived."))
     inbox.fence(epoch)
     inbox.complete(receiving, 2, memoryview(b"too late"))
@@ -71,10 +75,10 @@ def test_whole_block_lands_before_the_fence_and_never_after(inbox, memory, epoch
 
 def test_fence_during_a_landing_comes_when_it_is_over(inbox, memory, events, epoch):
     inbox.open(epoch, [1])
-    receiving = inbox.claim(epoch, [1])
+    receiving = inbox.claim(epoch, HEADS, [1])
     seen = []
 
-    def land(block_id, landing):
+    def land(block_id, landing, heads):
         inbox.fence(epoch)
         seen.extend(events)
 
@@ -88,4 +92,4 @@ def test_blocks_may_be_opened_again_after_the_fence(inbox, events, epoch):
     inbox.open(epoch, [1])
     inbox.fence(epoch)
     inbox.open(bytes(16), [1])
-    assert inbox.claim(epoch, [1]) == "dead epoch"
+    assert inbox.claim(epoch, HEADS, [1]) == "dead epoch"

@@ -43,8 +43,8 @@ def test_hello_to_another_engine_is_refused_and_closed(connect):
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x80\x04\x95" + bytes(40),
         bytes(4096),
-        b"PDCKV\r\n\x00\x00\x02\x00\x01d",
-        b"PDCKV\r\n\x00\x00\x01\xff\xff",
+        b"PDCKV\r\n\x00\x00\x01\x00\x01d",
+        b"PDCKV\r\n\x00\x00\x02\xff\xff",
     ],
 )
 def test_garbage_before_hello_closes_that_connection_alone(decode, connect, wait_until, epoch, garbage):
@@ -52,7 +52,7 @@ def test_garbage_before_hello_closes_that_connection_alone(decode, connect, wait
     good.hello()
     bad.sock.sendall(garbage)
     assert bad.is_closed()
-    wait_until(lambda: decode.transport.num_bad_connections == 1)
+    wait_until(lambda: decode.transport.own.num_bad_connections == 1)
     decode.transport.open(epoch, [1])
     assert good.frame(epoch, [1], payload_for(decode, 1)).refusal is None
 
@@ -61,8 +61,8 @@ def test_garbage_before_hello_closes_that_connection_alone(decode, connect, wait
     "garbage",
     [
         b"\xa5" * 64,
-        b"KVFR" + bytes(16) + b"\xff" * 8 + b"\x00\x00\x00\x01" + bytes(64),
-        b"KVFR" + bytes(24) + b"\xff\xff\xff\xff" + bytes(64),
+        b"KVFR" + bytes(19) + b"\x01" + b"\xff" * 8 + b"\x00\x00\x00\x01" + bytes(64),
+        b"KVFR" + bytes(19) + b"\x01" + bytes(8) + b"\xff\xff\xff\xff" + bytes(64),
     ],
 )
 def test_garbage_instead_of_a_frame_closes_that_connection_alone(decode, connect, wait_until, garbage):
@@ -70,7 +70,7 @@ def test_garbage_instead_of_a_frame_closes_that_connection_alone(decode, connect
     bad.hello()
     bad.sock.sendall(garbage)
     assert bad.is_closed()
-    wait_until(lambda: decode.transport.num_bad_connections == 1)
+    wait_until(lambda: decode.transport.own.num_bad_connections == 1)
     assert connect().hello().refusal is None
 
 
@@ -79,7 +79,7 @@ def test_broken_off_hello_is_counted(decode, connect, wait_until, truncated):
     peer = connect()
     peer.sock.sendall(truncated)
     peer.sock.close()
-    wait_until(lambda: decode.transport.num_bad_connections == 1)
+    wait_until(lambda: decode.transport.own.num_bad_connections == 1)
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_close_breaks_connections_and_frees_the_port(decode, connect, tcp_engine
     peer = connect()
     peer.hello()
     peer.header(epoch, [1])
-    port = decode.transport.port
+    port = decode.transport.ports[0]
     decode.transport.close()
     assert peer.is_closed()
-    assert tcp_engine("decode-2", port=port).transport.port == port
+    assert tcp_engine("decode-2", port=port).transport.ports[0] == port
 
 
 def test_port_that_is_taken_is_a_config_error(decode, tcp_engine):
     with pytest.raises(ConfigError, match=r"already in use: choose another listen\.kv"):
-        tcp_engine("decode-2", port=decode.transport.port)
+        tcp_engine("decode-2", port=decode.transport.ports[0])

@@ -63,7 +63,7 @@ def test_header_that_drips_is_closed_at_the_deadline_of_the_whole(tcp_engine, ra
     peer = raw_peer(decode)
     peer.hello()
 
-    assert drip(peer, wire.encode_header(wire.Header(epoch, tuple(range(256)), 256 * decode.memory.block_bytes)))
+    assert drip(peer, wire.encode_header(wire.Header(epoch, range(1), tuple(range(256)), 256 * decode.memory.block_bytes)))
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -175,7 +175,7 @@ def test_frame_larger_than_any_sender_makes_is_not_read(tcp_engine, raw_peer, wa
     peer.header(epoch, [1], payload_bytes)
 
     assert peer.is_closed()
-    wait_until(lambda: decode.transport.num_bad_connections == 1)
+    wait_until(lambda: decode.transport.own.num_bad_connections == 1)
 
 
 @pytest.mark.parametrize(("block_bytes", "num_blocks"), [(MIB, 2), (3 * MIB, 1)])

@@ -14,12 +14,14 @@ MESSAGES = {
     (wire.encode_header, wire.decode_header): st.builds(
         wire.Header,
         EPOCHS,
+        st.tuples(st.integers(0, 99), st.integers(100, wire.MAX_HEADS)).map(lambda ends: range(*ends)),
         st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=wire.MAX_FRAME_BLOCKS).map(tuple),
         st.integers(1, wire.MAX_PAYLOAD_BYTES),
     ),
     (wire.encode_ack, wire.decode_ack): st.builds(wire.Ack, EPOCHS, REASONS),
 }
 CODECS_AND_MESSAGES = st.sampled_from(list(MESSAGES)).flatmap(lambda codec: st.tuples(st.just(codec), MESSAGES[codec]))
+HEADS = b"\x00\x00\x00\x01"
 DECODERS = [decode for _, decode in MESSAGES]
 
 
@@ -60,14 +62,15 @@ def test_decode_of_one_damaged_byte_raises_nothing_but_wire_error(codec_and_mess
     ("decode", "data", "reason"),
     [
         (wire.decode_hello, b"GET / HTTP/1.1\r\n\r\n", "not a KV port"),
-        (wire.decode_hello, b"PDCKV\r\n\x00\x00\x09\x00\x01", "version 9 is not 1"),
-        (wire.decode_hello, b"PDCKV\r\n\x00\x00\x01\xff\xff", "engine_id bytes: 65535 is over the limit of 256"),
-        (wire.decode_reply, b"PDCKV\r\n\x00\x00\x01\x00\xff\xff", "reason bytes"),
-        (wire.decode_reply, b"PDCKV\r\n\x00\x00\x01\x07\x00\x00", "unknown status 7"),
-        (wire.decode_header, bytes(32), "not a frame header"),
-        (wire.decode_header, b"KVFR" + bytes(16 + 8) + b"\x00\x00\x00\x01", "no blocks"),
-        (wire.decode_header, b"KVFR" + bytes(16 + 7) + b"\x01" + b"\xff\xff\xff\xff", "blocks of a frame: 4294967295 is over"),
-        (wire.decode_header, b"KVFR" + bytes(16) + b"\xff" * 8 + b"\x00\x00\x00\x01", "payload bytes of a frame: .* is over"),
+        (wire.decode_hello, b"PDCKV\r\n\x00\x00\x09\x00\x01", "version 9 is not 2"),
+        (wire.decode_hello, b"PDCKV\r\n\x00\x00\x02\xff\xff", "engine_id bytes: 65535 is over the limit of 256"),
+        (wire.decode_reply, b"PDCKV\r\n\x00\x00\x02\x00\xff\xff", "reason bytes"),
+        (wire.decode_reply, b"PDCKV\r\n\x00\x00\x02\x07\x00\x00", "unknown status 7"),
+        (wire.decode_header, bytes(36), "not a frame header"),
+        (wire.decode_header, b"KVFR" + bytes(16) + HEADS + bytes(8) + b"\x00\x00\x00\x01", "no blocks"),
+        (wire.decode_header, b"KVFR" + bytes(16) + HEADS + bytes(7) + b"\x01" + b"\xff" * 4, "blocks of a frame: 4294967295 is over"),
+        (wire.decode_header, b"KVFR" + bytes(16) + HEADS + b"\xff" * 8 + b"\x00\x00\x00\x01", "payload bytes of a frame: .* is over"),
+        (wire.decode_header, b"KVFR" + bytes(16) + b"\x00\x02\x00\x02" + b"\x00\x00\x00\x01" * 3, "no heads: 2 to 2"),
         (wire.decode_ack, bytes(23), "not an acknowledgement"),
     ],
 )
@@ -80,10 +83,12 @@ def test_decode_names_what_is_wrong_before_asking_for_more(decode, data, reason)
     ("encode", "message"),
     [
         (wire.encode_hello, wire.KvHello("e" * 257)),
-        (wire.encode_header, wire.Header(bytes(17), (1,), 1)),
-        (wire.encode_header, wire.Header(bytes(16), (1,) * 257, 1)),
-        (wire.encode_header, wire.Header(bytes(16), (), 0)),
-        (wire.encode_header, wire.Header(bytes(16), (1,), wire.MAX_PAYLOAD_BYTES + 1)),
+        (wire.encode_header, wire.Header(bytes(17), range(1), (1,), 1)),
+        (wire.encode_header, wire.Header(bytes(16), range(1), (1,) * 257, 1)),
+        (wire.encode_header, wire.Header(bytes(16), range(1), (), 0)),
+        (wire.encode_header, wire.Header(bytes(16), range(1), (1,), wire.MAX_PAYLOAD_BYTES + 1)),
+        (wire.encode_header, wire.Header(bytes(16), range(2, 2), (1,), 1)),
+        (wire.encode_header, wire.Header(bytes(16), range(wire.MAX_HEADS + 1), (1,), 1)),
         (wire.encode_ack, wire.Ack(bytes(17))),
     ],
 )

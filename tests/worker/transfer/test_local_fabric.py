@@ -9,19 +9,20 @@ from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
 
 class Memory:
-    block_bytes = 8
+    heads = range(1)
+    head_bytes = 8
     num_blocks = 4
 
     def __init__(self):
         self._data = bytearray(os.urandom(32))
 
-    def block(self, block_id):
+    def block(self, block_id, heads=None):
         return memoryview(self._data)[block_id * 8 : block_id * 8 + 8]
 
-    def landing(self, block_id):
+    def landing(self, block_id, heads=None):
         return self.block(block_id)
 
-    def land(self, block_id, landing): ...
+    def land(self, block_id, landing, heads=None): ...
 
 
 @pytest.fixture
@@ -36,13 +37,13 @@ def memories():
 
 @pytest.fixture
 def transports(fabric, memories):
-    return tuple(LocalTransport(fabric, memory, name) for name, memory in zip("pd", memories, strict=True))
+    return tuple(LocalTransport(fabric, [memory], name) for name, memory in zip("pd", memories, strict=True))
 
 
 def test_deferred_write_arrives_with_its_delivery_and_as_it_was_written(fabric, memories, transports, epoch):
     written = bytes(memories[0].block(0))
     transports[1].open(epoch, [1, 2])
-    transports[0].write(epoch, "d", "", [(0, 1), (0, 2)])
+    transports[0].write(epoch, "d", [""], [(0, 1), (0, 2)])
     memories[0].block(0)[:] = bytes(8)
     assert transports[0].poll() == []
     assert fabric.num_pending == 2
@@ -56,7 +57,7 @@ def test_deferred_write_arrives_with_its_delivery_and_as_it_was_written(fabric, 
 def test_delivery_after_cancel_and_fence_writes_nothing(fabric, memories, transports, epoch):
     before = bytes(memories[1].block(1))
     transports[1].open(epoch, [1])
-    transports[0].write(epoch, "d", "", [(0, 1)])
+    transports[0].write(epoch, "d", [""], [(0, 1)])
     transports[0].cancel(epoch)
     transports[1].fence(epoch)
     assert transports[0].poll() == [SendEnded(epoch, "cancelled")]
@@ -68,7 +69,7 @@ def test_delivery_after_cancel_and_fence_writes_nothing(fabric, memories, transp
 
 def test_delivery_between_cancel_and_fence_counts_as_received(fabric, transports, epoch):
     transports[1].open(epoch, [1])
-    transports[0].write(epoch, "d", "", [(0, 1)])
+    transports[0].write(epoch, "d", [""], [(0, 1)])
     transports[0].cancel(epoch)
     fabric.deliver_next()
     transports[1].fence(epoch)
@@ -78,7 +79,7 @@ def test_delivery_between_cancel_and_fence_counts_as_received(fabric, transports
 def test_dropped_delivery_ends_the_epoch_and_what_follows_is_refused(fabric, memories, transports, epoch):
     before = bytes(memories[1].block(2))
     transports[1].open(epoch, [1, 2])
-    transports[0].write(epoch, "d", "", [(0, 1), (1, 2)])
+    transports[0].write(epoch, "d", [""], [(0, 1), (1, 2)])
     assert fabric.drop_next()
     fabric.deliver_next()
     assert transports[0].poll() == [SendEnded(epoch, "connection reset by peer")]
@@ -88,7 +89,7 @@ def test_dropped_delivery_ends_the_epoch_and_what_follows_is_refused(fabric, mem
 
 def test_delivery_to_an_engine_that_is_gone_is_refused(fabric, transports, epoch):
     transports[1].open(epoch, [1])
-    transports[0].write(epoch, "d", "", [(0, 1)])
+    transports[0].write(epoch, "d", [""], [(0, 1)])
     transports[1].close()
     fabric.deliver_next()
     assert transports[0].poll() == [SendEnded(epoch, "refused: no engine d")]
@@ -96,7 +97,7 @@ def test_delivery_to_an_engine_that_is_gone_is_refused(fabric, transports, epoch
 
 def test_checksum_is_none_without_verification(fabric, transports, epoch):
     transports[1].open(epoch, [1])
-    transports[0].write(epoch, "d", "", [(0, 1)])
+    transports[0].write(epoch, "d", [""], [(0, 1)])
     fabric.deliver_next()
     assert transports[0].checksum(epoch) is None
     transports[1].fence(epoch)
@@ -105,11 +106,11 @@ def test_checksum_is_none_without_verification(fabric, transports, epoch):
 
 def test_forget_of_an_unfinished_epoch_is_an_error(transports, epoch):
     transports[1].open(epoch, [1])
-    transports[0].write(epoch, "d", "", [(0, 1)])
+    transports[0].write(epoch, "d", [""], [(0, 1)])
     with pytest.raises(ValueError, match="cancel it"):
         transports[0].forget(epoch)
 
 
 def test_attach_refuses_an_engine_id_that_is_taken(fabric, memories, transports):
     with pytest.raises(ValueError, match="attached already"):
-        LocalTransport(fabric, memories[0], "p")
+        LocalTransport(fabric, [memories[0]], "p")

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded
-from pdcluster_worker.transfer import tcp, wire
+from pdcluster_worker.transfer import tcp_port, wire
 from pdcluster_worker.transfer.tcp_link import LinkSettings
 
 BIG = 1 << 20  # a block that with its neighbours overflows every kernel buffer between the two
@@ -73,7 +73,7 @@ def write():
     """Queue writes to a RawReceiver."""
 
     def to(engine, epoch, receiver, pairs):
-        engine.transport.write(epoch, receiver.engine_id, receiver.address, pairs)
+        engine.transport.write(epoch, receiver.engine_id, [receiver.address], pairs)
 
     return to
 
@@ -114,7 +114,7 @@ def test_nobody_listening_ends_the_epoch_with_the_reason(tcp_engine, receiver, w
 
 def test_address_that_cannot_be_split_ends_the_epoch_with_the_reason(tcp_engine, epoch):
     prefill = tcp_engine("prefill")
-    prefill.transport.write(epoch, "decode", "nowhere", [(0, 1)])
+    prefill.transport.write(epoch, "decode", ["nowhere"], [(0, 1)])
     (ended,) = prefill.wait_for(SendEnded)
     assert ended.reason == "address 'nowhere' is not host:port (an IPv6 host goes in brackets)"
 
@@ -211,7 +211,7 @@ def test_restarted_engine_at_the_same_address_refuses_writes_for_the_old_one(tcp
     prefill.write(epoch, decode, [(0, 1)])
     prefill.wait_sent(1)
     decode.transport.close()
-    restarted = tcp_engine("decode-restarted", port=decode.transport.port)
+    restarted = tcp_engine("decode-restarted", port=decode.transport.ports[0])
     before = bytes(restarted.memory.block(2))
     prefill.write(epoch, decode, [(1, 2)])
     (ended,) = prefill.wait_for(SendEnded)
@@ -315,7 +315,7 @@ def test_ipv6_peers_reach_each_other(tcp_engine, epoch):
         pytest.skip("no IPv6 loopback here")
     prefill, decode = tcp_engine("prefill"), tcp_engine("decode", host="::1")
     decode.transport.open(epoch, [1])
-    prefill.transport.write(epoch, "decode", f"[::1]:{decode.transport.port}", [(0, 1)])
+    prefill.transport.write(epoch, "decode", [f"[::1]:{decode.transport.ports[0]}"], [(0, 1)])
     prefill.wait_sent(1)
 
 
@@ -351,7 +351,7 @@ def test_nothing_is_written_on_a_connection_that_was_idle_too_long(tcp_engine, r
 
 
 def test_link_that_has_nothing_to_write_leaves_by_itself(tcp_engine, receiver, write, epoch, monkeypatch):
-    monkeypatch.setattr(tcp, "LinkSettings", partial(LinkSettings, idle_seconds=0.05))
+    monkeypatch.setattr(tcp_port, "LinkSettings", partial(LinkSettings, idle_seconds=0.05))
     prefill = tcp_engine("prefill")
     write(prefill, epoch, receiver, [(0, 1)])
     sock = receiver.accept()
@@ -366,7 +366,7 @@ def test_link_whose_work_was_cancelled_before_it_was_sent_survives_the_end_of_it
     clock = Clock()
     prefill = tcp_engine("prefill", clock=clock)
     write(prefill, os.urandom(16), receiver, [(0, 1)])
-    prefill.transport.cancel(next(iter(prefill.transport._outbox._sends)))
+    prefill.transport.cancel(next(iter(prefill.transport._sendings)))
     sock = receiver.accept()
     clock.now += 31
     sock.shutdown(socket.SHUT_WR)

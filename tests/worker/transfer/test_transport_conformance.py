@@ -97,7 +97,7 @@ def test_write_after_its_epoch_ended_adds_no_event(pair, epoch):
 
 def test_write_to_another_engine_id_is_refused(pair, epoch):
     prefill, decode = pair
-    prefill.transport.write(epoch, "decode-before-restart", decode.address, [(0, 1)])
+    prefill.transport.write(epoch, "decode-before-restart", [decode.address], [(0, 1)])
     (ended,) = prefill.wait_for(SendEnded)
     assert ended.reason.startswith("refused: ")
 
@@ -107,7 +107,7 @@ def test_write_of_one_epoch_to_two_peers_is_an_error(pair, epoch):
     decode.transport.open(epoch, [1, 2])
     prefill.write(epoch, decode, [(0, 1)])
     with pytest.raises(ValueError, match="one peer"):
-        prefill.transport.write(epoch, "third", decode.address, [(0, 2)])
+        prefill.transport.write(epoch, "third", [decode.address], [(0, 2)])
 
 
 def test_cancel_of_an_idle_epoch_ends_it_once(pair, epoch):

@@ -101,7 +101,8 @@ class FakeRunner:
         self, num_blocks: int, block_size: int, vocab_size: int = 1000, weight: int = 1, *, window: int | None = None, depth: int = 1
     ) -> None:
         self.num_blocks = num_blocks
-        self.block_bytes = block_size * SLOT_BYTES
+        self.block_bytes = self.head_bytes = block_size * SLOT_BYTES
+        self.heads = range(1)
         self.failing: dict[str, Exception] = {}
         self.failing_rows: dict[str, RequestError] = {}
         self.seconds = StepSeconds()
@@ -155,15 +156,15 @@ class FakeRunner:
         """See ports.ModelRunner."""
         self.forgotten.append(request_id)
 
-    def block(self, block_id: int) -> memoryview:
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
         """See ports.KVMemory."""
         return self._bytes[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
-    def landing(self, block_id: int) -> memoryview:
+    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
         """See ports.KVMemory."""
         return self.block(block_id)
 
-    def land(self, block_id: int, landing: memoryview) -> None:
+    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
         """See ports.KVMemory."""
 
     def reference(self, tokens: Sequence[int], count: int) -> list[int]:
@@ -239,8 +240,6 @@ class FakeTransport:
     on_read:  called with a source block when its bytes leave; on_write: with a target block when bytes land in it.
     """
 
-    port = 0
-
     def __init__(
         self,
         network: FakeNetwork,
@@ -273,8 +272,8 @@ class FakeTransport:
         """See ports.Transport."""
         self._answer(lambda: self._close_epoch(epoch))
 
-    def write(self, epoch: bytes, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]) -> None:
-        """See ports.Transport; `address` is not looked at."""
+    def write(self, epoch: bytes, engine_id: str, addresses: Sequence[str], pairs: Sequence[tuple[int, int]]) -> None:
+        """See ports.Transport; `addresses` are not looked at."""
         sending = self._sending.setdefault(epoch, _Sending(engine_id))
         if not sending.ended:
             sending.queued.extend(pairs)
@@ -361,7 +360,7 @@ class FakeTransport:
             checksum = 0
             for block_id in opened.block_ids:
                 checksum = zlib.crc32(self._memory.block(block_id), checksum)
-        num_bytes = len(opened.received) * self._memory.block_bytes
+        num_bytes = len(opened.received) * len(self._memory.heads) * self._memory.head_bytes
         self._events.append(Fenced(epoch, frozenset(opened.received), num_bytes, checksum))
 
     def _end(self, epoch: bytes, reason: str) -> None:

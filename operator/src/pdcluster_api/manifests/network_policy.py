@@ -14,9 +14,10 @@ from pdcluster_api.manifests.objects import (
 )
 from pdcluster_api.schema.engine import MAX_ENGINES
 from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
+from pdcluster_api.schema.ranks import MAX_RANKS
 
-_KV_PORTS: Manifest = {"port": KV_PORT, "endPort": KV_PORT + MAX_ENGINES - 1, "protocol": "TCP"}
-"""Ports of all engines of a worker, as many as any revision may have."""
+_KV_PORTS: Manifest = {"port": KV_PORT, "endPort": KV_PORT + MAX_ENGINES * MAX_RANKS - 1, "protocol": "TCP"}
+"""Ports of all ranks of all engines of a worker, as many as any revision may have."""
 
 _KIND = "networking.k8s.io/v1/NetworkPolicy"
 

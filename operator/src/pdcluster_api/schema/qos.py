@@ -37,7 +37,7 @@ class SloSpec(Section):
 
 
 class EarlyRejectionSpec(Section):
-    """Fate of a request of low priority whose estimated TTFT or TPOT is over its SLO [O6].
+    """Fate of a request of low priority whose estimated TTFT or TPOT is over its SLO.
 
     enabled:                 estimate before any work
     reject_on_slo_violation: refuse it (429); otherwise it is taken, and degraded
@@ -74,7 +74,7 @@ class SmallerModelSpec(Section):
 
 
 class DegradationSpec(Section):
-    """Losses of requests of low priority under load, before they are refused [O7].
+    """Losses of requests of low priority under load, before they are refused.
 
     at_pressure:       the share of its SLO at which an estimate counts as load
     max_tokens:        most output tokens; None = as many as asked for

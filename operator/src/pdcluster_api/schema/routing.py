@@ -10,7 +10,7 @@ from pdcluster_api.schema.section import Many, Section
 from pdcluster_api.schema.values import Natural, Positive, Weight
 
 DEFAULT_LENGTH_THRESHOLD = 256
-"""Uncached tokens [O1], where accelerators.yaml does not know the decode workers' break-even."""
+"""Uncached tokens, where accelerators.yaml does not know the decode workers' break-even."""
 
 MAX_BUCKETS = 16
 MAX_CLASSES = 8
@@ -24,7 +24,7 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class OffloadScoreSpec(Section):
-    """Weights of the policy `score` [O3]: a prompt goes when its score is over min_score.
+    """Weights of the policy `score`: a prompt goes when its score is over min_score.
 
     length_weight, decode_weight:  added while uncached length and running decodes are over
                                    prefillLengthThreshold and decodeLoadThreshold
@@ -41,14 +41,14 @@ class OffloadScoreSpec(Section):
 
 
 class IslBoundingSpec(Section):
-    """A prompt stays when its uncached tokens, and their share of it, are below both [Y5]."""
+    """A prompt stays when its uncached tokens, and their share of it, are below both."""
 
     max_tokens: Natural = 2048
     max_ratio: Share = 0.7
 
 
 class PrefillLoadSpec(Section):
-    """A prompt stays when every prefill worker has over so many batches in hand [Y6]; None = none is too busy."""
+    """A prompt stays when every prefill worker has over so many batches in hand; None = none is too busy."""
 
     busy_batches: Batches | None = None
 
@@ -77,11 +77,11 @@ class SloFeedbackSpec(Section):
 class OffloadSpec(Section):
     """Choice of the prompts that go to a prefill worker.
 
-    policy: rule [O1], measured (rule, but not to a side that is measured to be slower), score [O3], islBounding [Y5],
-            prefillLoad [Y6], islOrLoad (either), sloFeedback (rule with a moving threshold)
+    policy: rule, measured (rule, but not to a side that is measured to be slower), score, islBounding,
+            prefillLoad, islOrLoad (either), sloFeedback (rule with a moving threshold)
     prefill_length_threshold: uncached tokens; None = break-even of the decode workers' accelerator, or 256
     max_transfer_milliseconds: a prompt whose KV is expected to take longer stays; 0 = no bound
-    decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no prompt [Y7]; None = off
+    decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no prompt; None = off
     """
 
     policy: Literal["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"] = "rule"
@@ -121,7 +121,7 @@ class PrefillQueueSpec(Section):
     mode: immediate = each as soon as there is room; latencyFirst = after a window that grows with the load;
           throughputFirst = minPrompts together, or after maxWindowMilliseconds
     max_prompts:      of one group
-    length_buckets:   greatest lengths of the buckets in uncached tokens, ascending [O11]; a group is of one bucket
+    length_buckets:   greatest lengths of the buckets in uncached tokens, ascending; a group is of one bucket
     fast_lane_tokens: prompts of up to so many go first, and wait for no company; 0 = none
     latency_classes:  windows by priority, in place of the mode's; the first that fits
     """
@@ -187,7 +187,7 @@ class RacingSpec(Section):
 
 
 class KvAwareSpec(Section):
-    """Weights of the policy kvAware [Y9], in KV blocks.
+    """Weights of the policy kvAware, in KV blocks.
 
     overlap_credit:        of a cached block, against one that is computed
     prefill_load_scale:    of a block to compute, against one that decodes
@@ -204,14 +204,14 @@ class KvAwareSpec(Section):
 
 
 class CapacityAwareSpec(Section):
-    """Weights of the policy capacityAware: the simple latency cost of [O5]."""
+    """Weights of the policy capacityAware: the simple latency cost."""
 
     occupancy_weight: Weight = 0.7
     active_weight: Weight = 0.3
 
 
 class LatencyAwareSpec(Section):
-    """Weights of the policy latencyAware: the extended latency cost of [O5]."""
+    """Weights of the policy latencyAware: the extended latency cost."""
 
     kv_occupancy_weight: Weight = 3.0
     active_weight: Weight = 1.0

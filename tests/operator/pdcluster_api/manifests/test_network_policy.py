@@ -6,6 +6,7 @@ import pytest
 
 from pdcluster_api.manifests.render import Manifest
 from pdcluster_api.schema.engine import MAX_ENGINES
+from pdcluster_api.schema.ranks import MAX_RANKS
 from tests.operator.object_cases import at
 from tests.operator.pdcluster_api.manifests.rendering import SITE, matches, pod_of, shared_of
 
@@ -24,8 +25,8 @@ CASES = [
     (STRANGER, DECODE, HTTP, True),
     (NAMESAKE, PREFILL, HTTP, True),
     (PREFILL, DECODE, KV, True),
-    (PREFILL, DECODE, KV + MAX_ENGINES - 1, True),  # each engine of a worker has a port
-    (PREFILL, DECODE, KV + MAX_ENGINES, False),
+    (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS - 1, True),  # each rank of each engine has a port
+    (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS, False),
     (STRANGER, DECODE, KV + 1, False),
     (DECODE, PREFILL, GRPC, True),
     (DECODE, DECODE, GRPC, True),

@@ -36,7 +36,7 @@ EPOCH = b"e" * 16
 MOVED = RequestSpec("r~1", list(range(90)), Sampling(max_tokens=20, seed=1), output=[1, 2, 3], kv_holder="old")
 NEXT = Token("r~1", 7)
 DONE = PrefillDone("r~1", num_bytes=64, seconds=0.01)
-TARGET = Target(EPOCH, "engine-2", "127.0.0.1:1", 0, [1, 2])
+TARGET = Target(EPOCH, "engine-2", ["127.0.0.1:1"], 0, [1, 2])
 
 
 def serve(message: EngineInput) -> Sequence[EngineOutput]:

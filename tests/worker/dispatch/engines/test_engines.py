@@ -176,6 +176,12 @@ async def test_worker_says_which_engines_serve_in_metrics_and_to_its_record(scen
     ]
 
 
+async def test_kv_of_an_engine_goes_to_the_ports_of_its_ranks() -> None:
+    facts = replace(FACTS, kv_ports=[9100, 9101])
+
+    assert Engine(EngineClient(ScriptedEngine()), facts, "[fd00::1]:9100").kv_addresses == ["[fd00::1]:9100", "[fd00::1]:9101"]
+
+
 async def test_record_of_a_worker_with_one_engine_names_no_engines() -> None:
     assert Scene(1).engines.records() == []
 
@@ -252,7 +258,7 @@ async def test_block_in_two_caches_is_gone_with_the_last(scene: Scene) -> None:
 
 async def test_prefill_worker_hands_a_prefill_to_its_least_loaded_engine(scene: Scene) -> None:
     await scene.say(0, replace(stats(8), num_waiting=5))
-    target = Target(b"e" * 16, "decode-engine", "127.0.0.1:1", 0, [1])
+    target = Target(b"e" * 16, "decode-engine", ["127.0.0.1:1"], 0, [1])
     async with aclosing(PrefillDispatcher(scene.worker).prefill(SPEC, target)) as replies:
         first = asyncio.ensure_future(anext(replies))
         while not scene.scripts[1].inputs:

@@ -1,4 +1,4 @@
-"""The choice of a decode worker on real parts: loads, prefix matches, charges, hints, and the hold while all are busy."""
+"""The choice of a decode worker on real parts: loads, prefix matches, charges, hints, and the hold while all are busy [Y13]."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

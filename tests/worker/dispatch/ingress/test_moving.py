@@ -1,4 +1,4 @@
-"""A request that has begun goes on at another worker: what the next one is asked, and what the client sees."""
+"""A request that has begun goes on at another worker: what the next one is asked, and what the client sees [O8]."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence

@@ -1,4 +1,4 @@
-"""A request that runs on two workers until its first token: the winner, what the loser leaves, and cases without a race."""
+"""A request that runs on two workers until its first token: the winner, what the loser leaves, and cases without a race [O8]."""
 
 import asyncio
 import doctest

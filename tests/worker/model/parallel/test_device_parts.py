@@ -1,11 +1,14 @@
 """The cache of ranks on devices of their own: here on the CPU, with the same copies."""
 
+import doctest
+
 import pytest
 import torch
 
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache, open_part
+from pdcluster_worker.model.parallel import place as place_module
+from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache, open_part, rank_cache
 from pdcluster_worker.model.parallel.place import Place
 
 GEOMETRY = KVGeometry(num_kv_heads=4, head_dim=8, num_layers=3, block_size=4, dtype="bfloat16")
@@ -33,6 +36,33 @@ def test_a_block_of_one_rank_lands_in_parts_and_comes_back_the_same(tensor: int,
     assert not any(any(cache.block(block)) for block in range(3))
     for place, part in cache._parts:
         assert torch.equal(part[3], host.part(place)[1])
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (4, 1), (2, 2)])
+def test_some_heads_leave_and_land_alone(tensor: int, pipeline: int) -> None:
+    host, cache, heads = KVCache(GEOMETRY, 4), cache_of(tensor, pipeline), range(1, 3)
+    host.tensor.normal_()
+
+    landing = cache.landing(3, heads)
+    landing[:] = host.block(1, heads)
+    cache.land(3, landing, heads)
+
+    assert cache.block(3, heads) == host.block(1, heads)
+    assert not any(cache.block(3, range(1)))
+    assert not any(cache.block(3, range(3, 4)))
+
+
+@pytest.mark.parametrize(("rank", "heads"), [(0, range(2)), (1, range(2, 4))])
+def test_a_rank_on_its_own_device_has_its_heads(rank: int, heads: range) -> None:
+    cache = rank_cache(GEOMETRY, 4, Place(tensor_size=2, rank=rank), CPU)
+
+    assert cache.heads == heads
+    assert cache.tensor.shape == (4, 2, 3, 2, 4, 8)
+    assert cache.head_bytes == KVCache(GEOMETRY, 4).head_bytes
+
+
+def test_documented_examples_of_a_place_hold() -> None:
+    assert doctest.testmod(place_module).failed == 0
 
 
 @pytest.mark.parametrize("block_id", [-1, 4])

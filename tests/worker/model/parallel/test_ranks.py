@@ -1,4 +1,4 @@
-"""Models that cannot be divided are refused before any rank is asked, and a rank's death breaks the step."""
+"""Models that cannot be divided are refused before any rank is asked, and a rank's death breaks the step [V29]."""
 
 import os
 import signal
@@ -87,7 +87,7 @@ def test_a_dead_rank_is_told_at_once_and_breaks_the_next_step(tiny_folder: Folde
     try:
         batch = Batch((Scheduled.of(Request("a", [1, 2, 3], 3, Sampling(max_tokens=1, seed=0), block_table=[0]), 3),))
         assert len(runner.execute(batch)) == 1
-        (rank,) = [child for child in psutil.Process().children() if any("rank_process" in word for word in child.cmdline())]
+        (rank,) = [child for child in psutil.Process().children() if any("rank_start" in word for word in child.cmdline())]
         os.kill(rank.pid, signal.SIGKILL)
         assert died.wait(WAIT_SECONDS)
         assert said == ["rank 1 of this engine's 2 ended"]

@@ -1,4 +1,4 @@
-"""Worker that each policy takes, and the rules around all of them: pinned, session, hotspot prevention."""
+"""Worker that each policy takes, and the rules around all of them: pinned, session, hotspot prevention [O14]."""
 
 import doctest
 import importlib

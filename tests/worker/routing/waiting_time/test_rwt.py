@@ -1,4 +1,4 @@
-"""[R1]-[R3], [R6]: the document's formula and its online parameters."""
+"""[R1] [R2] [R3] [R6]: the document's formula and its online parameters."""
 
 from itertools import pairwise
 

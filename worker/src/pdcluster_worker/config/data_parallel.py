@@ -1,8 +1,8 @@
 """Settings of each engine of a worker with several: an even share of what is the worker's.
 
 Threads, KV memory, blocks and bandwidth are the worker's and are divided; the sizes
-of a step (`maxBatchedTokens`, `maxSequences`) are each engine's own, and so is its
-KV port.  Weights are loaded by each.  Pure but for the number of threads that the
+of a step (`maxBatchedTokens`, `maxSequences`) are each engine's own, and so are its
+KV ports.  Weights are loaded by each.  Pure but for the number of threads that the
 machine gives.
 """
 
@@ -28,7 +28,7 @@ def share_of(config: WorkerConfig, rank: int) -> WorkerConfig:
     if config.engine.data_parallel_size == 1:
         return config
     kv = config.listen.kv
-    listen = msgspec.structs.replace(config.listen, kv=kv + rank if kv else 0)
+    listen = msgspec.structs.replace(config.listen, kv=kv + rank * config.engine.num_kv_ports if kv else 0)
     return msgspec.structs.replace(config, engine=_share(config.engine), listen=listen)
 
 

@@ -21,7 +21,7 @@ MAX_RANKS = 8
 """Most ranks of one engine: the accelerators of one machine."""
 
 MAX_ENGINES = 8
-"""Engine processes of one worker at most: each has a KV port of its own, from `listen.kv` on."""
+"""Engine processes of one worker at most: each has KV ports of its own, from `listen.kv` on."""
 
 
 class ChunkScheduleConfig(Section, frozen=True):
@@ -63,7 +63,7 @@ class EngineConfig(Section, frozen=True):
     data_parallel_size:  engine processes of this worker, which share its threads, KV memory and transfer bandwidth (`data_parallel`).
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
-    admission_watermark: share of the KV blocks left free by an admission beside others [V7].
+    admission_watermark: share of the KV blocks left free by an admission beside others.
     batch_invariant:     a request's bits do not depend on what else is computed, cached or not, here or remotely.
     scheduler and the fields below it: see `messages.engine_settings.SchedulerSettings`.
     tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each.
@@ -105,7 +105,7 @@ class EngineConfig(Section, frozen=True):
                 f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize ({self.pipeline_parallel_size}) is {ranks} "
                 f"ranks, over the {MAX_RANKS} of one worker: lower one of them"
             )
-        if self.max_batched_tokens < self.max_sequences:  # [V9]: a step must have room for one token of each
+        if self.max_batched_tokens < self.max_sequences:  # a step must have room for one token of each
             raise ValueError(f"maxBatchedTokens ({self.max_batched_tokens}) must be at least maxSequences ({self.max_sequences})")
         scheduler, most = self.scheduler_settings, self.max_model_len
         wrong = wrong_fields(scheduler, self.max_batched_tokens)
@@ -123,6 +123,11 @@ class EngineConfig(Section, frozen=True):
         """Settings of drafting; None = tokens are not drafted."""
         own = self.speculation
         return None if own is None or own.method == "Off" else own
+
+    @property
+    def num_kv_ports(self) -> int:
+        """KV ports of one engine: each rank's own; with pipeline stages rank 0's alone."""
+        return self.tensor_parallel_size if self.pipeline_parallel_size == 1 else 1
 
     @property
     def max_decode_rows(self) -> int:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdmissionPolicy(PolicySection, frozen=True):
-    """Bounds of the ingress; beyond them a request is answered 503 (queue, [V8]) or 413 (body).
+    """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body).
 
     max_queued_requests: that wait for their first token.
         One request has at most as many generations (prompts times n).

@@ -20,7 +20,7 @@ class SloPolicy(PolicySection, frozen=True):
 
 
 class EarlyRejectionPolicy(PolicySection, frozen=True):
-    """Treatment of requests of low priority whose estimated TTFT or TPOT is over its SLO [O6].
+    """Treatment of requests of low priority whose estimated TTFT or TPOT is over its SLO.
 
     enabled:                 estimate before any work; without it every request is taken that finds room in the queue.
     reject_on_slo_violation: refuse it; otherwise it is taken, and degraded.
@@ -57,7 +57,7 @@ class SmallerModelPolicy(PolicySection, frozen=True):
 
 
 class DegradationPolicy(PolicySection, frozen=True):
-    """Limits of requests of low priority under load, before they are refused [O7].
+    """Limits of requests of low priority under load, before they are refused.
 
     at_pressure:       the share of its SLO at which an estimate counts as load.
     max_tokens:        most output tokens; None = as many as asked for.

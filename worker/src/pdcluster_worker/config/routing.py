@@ -15,7 +15,7 @@ SloMilliseconds = Annotated[float, msgspec.Meta(gt=0.0, le=600_000.0)]
 
 
 class OffloadScorePolicy(PolicySection, frozen=True):
-    """Weights of the policy `score` [O3]: a prompt goes when its score is over min_score.
+    """Weights of the policy `score`: a prompt goes when its score is over min_score.
 
     length_weight, decode_weight:  added while its uncached length, and the running decodes, are
                                    over prefill_length_threshold and decode_load_threshold.
@@ -32,14 +32,14 @@ class OffloadScorePolicy(PolicySection, frozen=True):
 
 
 class IslBoundingPolicy(PolicySection, frozen=True):
-    """A prompt stays when its uncached tokens, and their share of it, are below both [Y5]."""
+    """A prompt stays when its uncached tokens, and their share of it, are below both."""
 
     max_tokens: Natural = 2048
     max_ratio: Share = 0.7
 
 
 class PrefillLoadPolicy(PolicySection, frozen=True):
-    """A prompt stays when every prefill worker has over so many batches in hand [Y6].
+    """A prompt stays when every prefill worker has over so many batches in hand.
 
     busy_batches: None = none is ever too busy.
     """
@@ -70,11 +70,11 @@ class SloFeedbackPolicy(PolicySection, frozen=True):
 class OffloadPolicy(PolicySection, frozen=True):
     """Bounds of prompts that go to a prefill worker; see `routing.offload`.
 
-    prefill_length_threshold and the three below it are the numbers of [O1].
+    prefill_length_threshold and the three below it are the numbers of the rule.
     length_thresholds: in place of the first, of decode workers with these accelerators.
     max_transfer_milliseconds: a prompt whose KV is expected to take longer stays; 0 = no bound.
     decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no
-                       prompt [Y7]; None = off.
+                       prompt; None = off.
     """
 
     policy: OffloadPolicyName = "rule"
@@ -126,7 +126,7 @@ class PrefillQueuePolicy(PolicySection, frozen=True):
                       grows with the load; throughputFirst = min_prompts together, or after
                       max_window_milliseconds.
     max_prompts:      of one group.
-    length_buckets:   greatest lengths of the buckets, in uncached tokens, ascending [O11]; a group
+    length_buckets:   greatest lengths of the buckets, in uncached tokens, ascending; a group
                       is of one bucket.
     fast_lane_tokens: prompts of up to so many go first, and wait for no company; 0 = none.
     latency_classes:  windows by priority, in place of the mode's; the first that fits.
@@ -159,7 +159,7 @@ DecodePolicyName = Literal["leastRequest", "roundRobin", "prefixAware", "kvAware
 
 
 class KvAwarePolicy(PolicySection, frozen=True):
-    """Weights of `kvAware` [Y9], see `routing.decode_score.kv_aware`.
+    """Weights of `kvAware`, see `routing.decode_score.kv_aware`.
 
     overlap_credit:     of a cached block, against one that is computed; 0 = pure load balance.
     prefill_load_scale: of a block to compute, against one that decodes.
@@ -176,14 +176,14 @@ class KvAwarePolicy(PolicySection, frozen=True):
 
 
 class CapacityAwarePolicy(PolicySection, frozen=True):
-    """Weights of `capacityAware`: the simple latency cost of [O5]."""
+    """Weights of `capacityAware`: the simple latency cost."""
 
     occupancy_weight: Weight = 0.7
     active_weight: Weight = 0.3
 
 
 class LatencyAwarePolicy(PolicySection, frozen=True):
-    """Weights of `latencyAware`: the extended latency cost of [O5], table 17-3."""
+    """Weights of `latencyAware`: the extended latency cost, table 17-3."""
 
     kv_occupancy_weight: Weight = 3.0
     active_weight: Weight = 1.0
@@ -195,14 +195,14 @@ class LatencyAwarePolicy(PolicySection, frozen=True):
 class DecodeScorePolicy(PolicySection, frozen=True):
     """Choice of the decode worker that runs a request, see `routing.decode_score`.
 
-    temperature:   0 = the lowest cost; above, a draw by softmax over the costs [Y10].
-    kv_events:     prefix matches by the workers' events; false = by what was sent where lately [Y11].
+    temperature:   0 = the lowest cost; above, a draw by softmax over the costs.
+    kv_events:     prefix matches by the workers' events; false = by what was sent where lately.
     recent_seconds: how long a prefix that was sent to a worker counts as recent.
     hotspot_prevention: see `routing.decode_score.hotspot`, which says what both ratios mean.
     min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for nothing.
     session_affinity: the requests of one session go to one worker.
-    failure_taint: factor of the cost of a worker that failed a request in the last seconds [Y10].
-    queue_threshold_tokens: a worker with more prompt tokens to compute is busy, and while all are, requests wait here [Y13];
+    failure_taint: factor of the cost of a worker that failed a request in the last seconds.
+    queue_threshold_tokens: a worker with more prompt tokens to compute is busy, and while all are, requests wait here;
         None = they never do.
     allow_request_overrides: whether a request may name a worker, a policy or weights of its own, for tests.
     """

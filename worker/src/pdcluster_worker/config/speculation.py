@@ -16,7 +16,7 @@ DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)]
 class SpeculationConfig(Section, frozen=True):
     """Settings of drafting tokens on decode and mixed workers.
 
-    method:                Off = not at all; ngram = from the request's own tokens [V30]; draft = by a smaller model.
+    method:                Off = not at all; ngram = from the request's own tokens; draft = by a smaller model.
     draft_model:           folder of that model, whose tokens must be the model's own; for draft.
     num_tokens:            most drafts of one request in a step.
     prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for with.

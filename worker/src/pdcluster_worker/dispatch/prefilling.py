@@ -31,7 +31,8 @@ class PrefillDispatcher:
                 while True:
                     output = await place.mailbox.get()
                     if isinstance(output, PrefillFailed):
-                        raise RequestError(f"KV transfer to {target.address} failed: {output.reason}", status=503, code="transfer_failed")
+                        message = f"KV transfer to {target.addresses[0]} failed: {output.reason}"
+                        raise RequestError(message, status=503, code="transfer_failed")
                     if not isinstance(output, Token | PrefillDone):
                         raise RequestError(f"the engine answered {type(output).__name__} to Prefill", status=500)
                     if isinstance(output, PrefillDone):

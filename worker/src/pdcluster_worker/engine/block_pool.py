@@ -30,7 +30,7 @@ class BlockState(IntEnum):
 class BlockPool:
     """The blocks of one engine.
 
-    Reuse order [V16]: blocks without a hash first, then cached ones, the least
+    Reuse order: blocks without a hash first, then cached ones, the least
     recently released first; a request's blocks are released in reverse, so its tail goes before its head.
     """
 

@@ -1,8 +1,8 @@
 """Blocks of one request: what it needs, what it finds in the prefix cache, what it holds.
 
 Guarantees that at least one token is always computed (at most (N-1)//block_size
-hit blocks [V15]), that only full, computed blocks get a hash, and that a request
-which was admitted never lacks a block for its prompt [V7].  Admission is decided
+hit blocks), that only full, computed blocks get a hash, and that a request
+which was admitted never lacks a block for its prompt.  Admission is decided
 by `engine.scheduler` and `engine.receiving`.
 
 Where every layer of the model has a window, blocks that have left it are given

@@ -1,4 +1,4 @@
-"""Requests whose constraint is being compiled: they wait here, before every queue, and hold no seat [V31].
+"""Requests whose constraint is being compiled: they wait here, before every queue, and hold no seat.
 
 Others go on meanwhile.  A request whose KV a peer writes waits for both at once.
 """

@@ -2,7 +2,7 @@
 
 A loop calls `handle` for each message and `step` after them and while `has_work`;
 nothing here waits, and time comes from the clock that is passed in.  Guarantees
-that a request's blocks are released exactly once whatever ends it [V12], and
+that a request's blocks are released exactly once whatever ends it, and
 that a bad request fails alone; an idle engine checks its block pool.  It knows
 neither torch nor sockets nor processes.
 """
@@ -231,7 +231,7 @@ class EngineCore:
             self._end(request)
 
     def _accept(self, spec: RequestSpec, num_more: int, target: Target | None = None) -> Request | None:
-        """A live request from its wire form; None for a repeated id [T8] and for one that can never run, which is answered."""
+        """A live request from its wire form; None for a repeated id and for one that can never run, which is answered."""
         if spec.request_id in self._requests:
             logger.warning("ignored a repeated request id request=%s", spec.request_id)
             return None

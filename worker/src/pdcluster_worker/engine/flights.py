@@ -2,7 +2,7 @@
 
 With a runner of depth 2 the next step is planned and submitted while one
 computes.  What such a step samples is not known then: a request goes on by
-position [V1], with a placeholder for each token that is to come.  One that ends
+position, with a placeholder for each token that is to come.  One that ends
 by its length is known ahead and not scheduled again; one that ends at a stop
 token is in one step more, and what that step gives for it counts for nothing.
 A step with drafts of a request may give it several tokens: no other step takes

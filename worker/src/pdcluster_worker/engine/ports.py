@@ -133,7 +133,7 @@ class ModelRunner(Protocol):
     def submit(self, batch: Batch) -> None:
         """Take a batch, to compute its tokens and write their KV, after those that were submitted before.
 
-        Of a token that is not known yet [V1] the value is what the batch before samples for its
+        Of a token that is not known yet the value is what the batch before samples for its
         request; where that samples none, whatever this computes for the request counts for nothing.
         Blocks and known tokens of a request stay as they are while a batch with it is under way.
         May raise, and then this batch is not to be waited for.
@@ -174,23 +174,27 @@ class Drafter(Protocol):
 
 
 class KVMemory(Protocol):
-    """The bytes of the KV cache, as a transport sees them."""
+    """The bytes of the KV cache, or of one rank's heads of it, as a transport sees them.
 
-    block_bytes: int
+    heads: KV heads of the model that are held here.  head_bytes: of one head of a block.
+    """
+
+    heads: range
+    head_bytes: int
     num_blocks: int
 
-    def block(self, block_id: int) -> memoryview:
-        """The bytes of one block, `block_bytes` long, contiguous, in host memory: to be read.
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
+        """The bytes of these heads of one block, contiguous, in host memory: to be read.  heads: None = all held.
 
         Those of a cache on a device are a copy, made now.  Safe from any thread.
         """
         ...
 
-    def landing(self, block_id: int) -> memoryview:
-        """Writable host memory for the bytes of a block that arrives; they count from `land` on."""
+    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
+        """Writable host memory for these heads of a block that arrives; they count from `land` on."""
         ...
 
-    def land(self, block_id: int, landing: memoryview) -> None:
+    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
         """Make the bytes of a whole `landing` those of the block; steps after it read them."""
         ...
 
@@ -243,9 +247,6 @@ class Transport(Protocol):
     Sending side:   `write`* -> `BlocksSent`* ; or `cancel` / a failure -> `SendEnded`, once per epoch.
     """
 
-    port: int
-    """TCP port that peers connect to; 0 when there is none (in-process)."""
-
     def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
         """Accept writes of this epoch into exactly these blocks, each once."""
         ...
@@ -261,17 +262,21 @@ class Transport(Protocol):
         self,
         epoch: bytes,
         engine_id: str,
-        address: str,
+        addresses: Sequence[str],
         pairs: Sequence[tuple[int, int]],
     ) -> None:
         """Queue writes of (source block here, target block there); writes of an epoch keep their order.
 
+        addresses: of the peer's KV ports, each of which takes an even share of the heads, in their order.
         The caller keeps every source block alive until `BlocksSent` or `SendEnded` names it.
         """
         ...
 
     def checksum(self, epoch: bytes) -> int | None:
-        """Checksum of all blocks written so far under this epoch, in write order (see `transfer.layout`); None when verification is off."""
+        """Checksum of all blocks sent so far under this epoch, in write order (see `transfer.layout`).
+
+        None when verification is off.
+        """
         ...
 
     def forget(self, epoch: bytes) -> None:

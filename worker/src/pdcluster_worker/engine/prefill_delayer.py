@@ -1,4 +1,4 @@
-"""Holds new prompts back for some passes, so that they are prefilled together [S1] to [S7].
+"""Holds new prompts back for some passes, so that they are prefilled together.
 
 Each pass the engine says what it could do; what the other engines of its worker
 said last comes from the board.  Where some could prefill and some could not, or
@@ -19,7 +19,7 @@ Status = Literal["none", "mixed", "all"]
 Reason = Literal["", "delay", "token_watermark", "wait_timeout", "wait_success", "no_wait"]
 
 REMEMBERED_BATCHES = 16
-"""Prefill batches whose largest is what a batch of prompts is expected to be [S6]."""
+"""Prefill batches whose largest is what a batch of prompts is expected to be."""
 
 PAUSE_SECONDS = 0.02
 """Pause of a delayed engine with nothing to run, until its next pass; about a short step."""
@@ -27,7 +27,7 @@ PAUSE_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class DelayerSettings:
-    """Bounds of the delay [S1].
+    """Bounds of the delay.
 
     max_delay_passes:          passes of this engine that a prompt may be held back, less one.
     token_usage_low_watermark: below that share of used KV blocks prompts are let in; None = off.
@@ -42,10 +42,10 @@ class DelayerSettings:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """State of one engine in one scheduling pass [S2].
+    """State of one engine in one scheduling pass.
 
     prefillable:     it could compute a prompt now.
-    below_watermark: and its KV usage is below the watermark [S5].
+    below_watermark: and its KV usage is below the watermark.
     max_prefill:     prompts in its largest recent prefill batch.
     timed_out:       it has waited for the longest time.
     """
@@ -68,7 +68,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of a pass [S3], [S4].  has_no_seats: delayed because a whole batch finds no seats."""
+    """The outcome of a pass.  has_no_seats: delayed because a whole batch finds no seats."""
 
     status: Status
     allow: bool
@@ -153,12 +153,12 @@ def negotiate(settings: DelayerSettings, wait: Wait | None, ranks: Sequence[Rank
 
 
 def _has_no_seats(ranks: Sequence[RankState], max_running: int) -> bool:
-    """Return whether the fullest engine lacks seats for the largest batch of prompts [S4]."""
+    """Return whether the fullest engine lacks seats for the largest batch of prompts."""
     return max_running - max(rank.running for rank in ranks) < max(rank.max_prefill for rank in ranks)
 
 
 def _queue_is_short(settings: DelayerSettings, ranks: Sequence[RankState]) -> bool:
-    """Return whether fewer prompts wait than are worth a batch beside those that run [S4]."""
+    """Return whether fewer prompts wait than are worth a batch beside those that run."""
     running = max(rank.running for rank in ranks)
     if settings.queue_min_ratio is None or running == 0:
         return False
@@ -174,7 +174,7 @@ def _is_over(settings: DelayerSettings, wait: Wait | None, now: float) -> bool:
 
 @dataclass(slots=True)
 class DelayerCounts:
-    """Counts since they were last taken [S7].
+    """Counts since they were last taken.
 
     outcomes: (status, allowed, reason, executed) of passes.
     waits:    (passes, seconds) before prompts that were let in and computed.
@@ -185,7 +185,7 @@ class DelayerCounts:
 
 
 class PrefillDelayer:
-    """The delayer of one engine: `begin` before each schedule and `finish` after it, once each [S6]."""
+    """The delayer of one engine: `begin` before each schedule and `finish` after it, once each."""
 
     def __init__(self, settings: DelayerSettings, board: Board) -> None:
         self._settings = settings
@@ -194,7 +194,7 @@ class PrefillDelayer:
         self._before: Wait | None = None  # of the passes before the present one
         self._verdict = Verdict("none", True, "")
         self._batches: deque[int] = deque(maxlen=REMEMBERED_BATCHES)
-        self._skips_seats = True  # once: nothing is known of batches at the start [S4]
+        self._skips_seats = True  # once: nothing is known of batches at the start
         self._counts = DelayerCounts()
 
     def begin(self, pressure: Pressure, now: float) -> bool:

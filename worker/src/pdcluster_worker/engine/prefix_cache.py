@@ -1,4 +1,4 @@
-"""Map of block hashes to blocks [V14], and its changes since they were last read [V19].
+"""Map of block hashes to blocks, and its changes since they were last read.
 
 Guarantees a one-to-one map: a second block with the same content stays
 unhashed, so a hash names one block and a block one hash.  The holders of a block,

@@ -28,7 +28,7 @@ class Request:
     tokens:               prompt and output together; `num_prompt_tokens` divides them.
     num_computed_tokens:  tokens whose KV is in `block_table`.
     num_in_flight_tokens: those after them that steps under way compute.
-    num_placeholders:     tokens after the known ones that steps under way sample [V1].
+    num_placeholders:     tokens after the known ones that steps under way sample.
     is_ending:            the last of these ends the request, whatever it is, or makes it leave.
     is_waiting:           for the step under way: no other one takes it before that has ended.
     num_draft_blocks:     blocks at the end of `block_table` that only drafts have asked for.

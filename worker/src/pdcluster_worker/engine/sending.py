@@ -144,7 +144,8 @@ class Sender:
             send.first_seconds = now
         if send.busy_since is None:
             send.busy_since = now
-        self._transport.write(send.target.epoch, send.target.engine_id, send.target.address, list(zip(sources, targets, strict=True)))
+        target, pairs = send.target, list(zip(sources, targets, strict=True))
+        self._transport.write(target.epoch, target.engine_id, target.addresses, pairs)
 
     def _forget(self, send: Send) -> None:
         del self._by_epoch[send.target.epoch]

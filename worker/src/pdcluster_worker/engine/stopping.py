@@ -1,4 +1,4 @@
-"""Ends of a request by its own tokens [V11]; stop strings are found by the server, which then aborts."""
+"""Ends of a request by its own tokens; stop strings are found by the server, which then aborts."""
 
 from dataclasses import dataclass
 

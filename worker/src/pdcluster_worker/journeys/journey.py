@@ -22,7 +22,7 @@ LIFETIME = (
     *("issued", "context_begin", "context_end", "migration_begin", "migration_end"),
     *("decoding_begin", "decoding_end"),
 )
-"""Events of every request in their order [D1]; a local prefill has no migration."""
+"""Events of every request in their order; a local prefill has no migration."""
 
 MAX_EVENTS = 128
 """Most events of one journey: a choice has some ten or twenty, and a client may ask for a thousand choices."""

@@ -1,4 +1,4 @@
-"""Notes of a request's lifetime events [D1], taken from what its engine and its prefill worker say."""
+"""Notes of a request's lifetime events, taken from what its engine and its prefill worker say."""
 
 import time
 

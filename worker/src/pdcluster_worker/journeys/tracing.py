@@ -2,7 +2,7 @@
 
 One trace a request over all workers that it goes through: each worker's journey
 is a span, child of the span of the worker that sent the request, and its phases
-are spans below.  The lifetime events [D1] are events of the span.  What a
+are spans below.  The lifetime events are events of the span.  What a
 request costs its event loop is one span's beginning; the rest is done, and sent,
 in other threads, and left out where these fall behind.
 """

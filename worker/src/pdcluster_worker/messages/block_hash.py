@@ -1,4 +1,4 @@
-"""Chained hashes of full blocks of tokens [V14], [V15]: the engine's prefix cache and the router's index share them."""
+"""Chained hashes of full blocks of tokens: the engine's prefix cache and the router's index share them."""
 
 import hashlib
 from array import array

@@ -82,13 +82,13 @@ class Prefill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Forget the request, whatever its state; unknown ids are a no-op [V12].  Not answered."""
+    """Forget the request, whatever its state; unknown ids are a no-op.  Not answered."""
 
     request_id: str
 
 
 class AskSnapshot(msgspec.Struct, frozen=True, tag=True):
-    """Answered by BlockEvents with the whole prefix cache; for a reader that missed some [V19]."""
+    """Answered by BlockEvents with the whole prefix cache; for a reader that missed some."""
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -115,7 +115,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """First message of an engine process: weights are loaded, the KV port listens."""
 
     engine_id: str
-    kv_port: int
+    kv_ports: list[int]  # of its ranks, each for an even share of the KV heads, in their order
     geometry: KVGeometry
     weights: str  # fingerprint of the weights
     dtype: str
@@ -196,7 +196,7 @@ class Preempted(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):
-    """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are [V19].
+    """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are.
 
     sequence:   1 for the first of an engine, then one more for each: a reader that misses one knows.
     is_cleared: all earlier events are void; `stored` is the whole cache.

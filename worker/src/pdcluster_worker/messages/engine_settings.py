@@ -19,7 +19,7 @@ WHOLE_PROMPT_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "orca", "
 """Those that compute a prompt in one step, whatever its length."""
 
 WATERMARK_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "sarathi")
-"""Those whose admissions leave at least one block of `BLOCKS_PER_KEPT` free [A3]."""
+"""Those whose admissions leave at least one block of `BLOCKS_PER_KEPT` free."""
 
 BLOCKS_PER_KEPT = 100
 
@@ -28,7 +28,7 @@ SchedulingPolicy = Literal["fcfs", "priority", "preemptive"]
 
 @dataclass(frozen=True, slots=True)
 class ChunkSchedule:
-    """Chunk sizes over a prompt [A4]: large at its start, small where its context is long.
+    """Chunk sizes over a prompt: large at its start, small where its context is long.
 
     low, high:  tokens of the last stage's chunks and of the first one's.
     stages:     how many sizes from high to low, in equal steps.
@@ -45,12 +45,12 @@ class ChunkSchedule:
 class SchedulerSettings:
     """Choice of a scheduler, and its settings.
 
-    policy:                       fcfs = by arrival; priority = lower first, ties by arrival [V6];
+    policy:                       fcfs = by arrival; priority = lower first, ties by arrival;
                                   preemptive = by priority too, and a waiting request takes the
                                   seat and the blocks of a running one of lower priority.
     long_prefill_token_threshold: most tokens of one prompt in a step while other prompts want
-                                  some too [V3]; 0 = no such limit.  For continuous.
-    chunked_prefill:              a prompt may be computed in parts [V4].  For continuous.
+                                  some too; 0 = no such limit.  For continuous.
+    chunked_prefill:              a prompt may be computed in parts.  For continuous.
     tbt_slo_seconds:              the time between two tokens that steps are kept within by their
                                   size; None = all have the full budget.  For sarathi.
     chunk_schedule:               None = chunks of any size.  For sarathi.
@@ -74,7 +74,7 @@ class SpeculationSettings:
     """Settings of drafting tokens, to be verified by the next step.
 
     num_tokens:            most drafts of one request in a step.
-    lookup_max, lookup_min: most and fewest last tokens that an n-gram match is looked for with [V30].
+    lookup_max, lookup_min: most and fewest last tokens that an n-gram match is looked for with.
     adaptive:              a request is not drafted while its drafts are measured not to pay.
     disable_above_running: with more running requests nothing is drafted; None = no such bound.
     """
@@ -91,11 +91,11 @@ class EngineSettings:
     """Sizes of one engine.
 
     num_blocks:            KV blocks in all.
-    max_batched_tokens:    token budget of one step [V2].
-    max_sequences:         most requests running at once [V2].
+    max_batched_tokens:    token budget of one step.
+    max_sequences:         most requests running at once.
     max_model_len:         most tokens of one request, prompt and output together.
     fence_timeout_seconds: a fence older than this counts as overdue.
-    admission_watermark:   share of the blocks left free by an admission beside others [V7].
+    admission_watermark:   share of the blocks left free by an admission beside others.
     speculation:           None = nothing is drafted.
     window:                tokens that one attends to in every layer, itself included; None: all.
                            The cache then has one block more than `num_blocks`, the null block.
@@ -155,7 +155,7 @@ def wrong_fields(scheduler: SchedulerSettings, max_batched_tokens: int) -> str:
 
 
 def wrong_sizes(scheduler: SchedulerSettings, max_batched_tokens: int, max_model_len: int) -> str:
-    """Reason why this scheduler cannot serve requests of `max_model_len` tokens; empty when it can [V9]."""
+    """Reason why this scheduler cannot serve requests of `max_model_len` tokens; empty when it can."""
     if scheduler.computes_whole_prompts and max_batched_tokens < max_model_len:
         how = f"scheduler {scheduler.name}" if scheduler.chunked_prefill else "chunkedPrefill: false"
         return (

@@ -72,13 +72,14 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 class Target(msgspec.Struct, frozen=True):
     """Target of a prefill worker's KV writes: the decode engine's private blocks, under one epoch.
 
+    addresses: host:port of its KV ports, each for an even share of the KV heads, in their order.
     block_ids: the decode side's blocks for the tokens from `cached_tokens` on, in order;
                `cached_tokens` is a multiple of the block size.
     """
 
     epoch: bytes
     engine_id: str
-    address: str
+    addresses: list[str]
     cached_tokens: int
     block_ids: list[int]
 

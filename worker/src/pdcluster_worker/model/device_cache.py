@@ -81,13 +81,18 @@ def device_blocks(geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemo
 class DeviceKVCache:
     """See `engine.ports.KVMemory`.  tensor: `[blocks, Hkv, layers, 2, block_size, D]` on the device."""
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device) -> None:
-        """Raises ModelError where the device has no room for it, with the bytes that it needs."""
+    def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device, first_head: int = 0) -> None:
+        """geometry: of what is held here; first_head: the number of the first head of it in the model.
+
+        Raises ModelError where the device has no room for it, with the bytes that it needs.
+        """
         if num_blocks < 2:
             raise ModelError(f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed")
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)
+        self.heads = range(first_head, first_head + geometry.num_kv_heads)
+        self.head_bytes = self.block_bytes // geometry.num_kv_heads
         size = (num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim)
         try:
             self.tensor = torch.zeros(size, dtype=DTYPES[geometry.dtype], device=device)
@@ -96,25 +101,32 @@ class DeviceKVCache:
                 f"{device} has no room for {num_blocks * self.block_bytes} bytes of KV blocks: "
                 "lower engine.kvCacheMemory, engine.deviceMemoryShare or engine.numBlocks"
             ) from e
-        self._blocks = self.tensor.view(num_blocks, -1).view(torch.uint8)
+        self._blocks = self.tensor.view(num_blocks, geometry.num_kv_heads, -1).view(torch.uint8)
         self._stream = _cuda.Stream(device) if device.type == "cuda" else None
 
-    def block(self, block_id: int) -> memoryview:
-        """A copy of one block's bytes, as of now.  Raises IndexError for a block that does not exist."""
-        copy = self.landing(block_id)
-        self._copy(torch.frombuffer(copy, dtype=torch.uint8), self._blocks[block_id])
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
+        """A copy of these heads of one block, as of now.  Raises IndexError for a block that does not exist."""
+        copy = self.landing(block_id, heads)
+        self._copy(torch.frombuffer(copy, dtype=torch.uint8), self._part(block_id, heads))
         return copy
 
-    def landing(self, block_id: int) -> memoryview:
+    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
         """Pinned memory, not yet written.  Raises IndexError for a block that does not exist."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
-        host = torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
+        num_bytes = len(heads or self.heads) * self.head_bytes
+        host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
         return host.numpy().data
 
-    def land(self, block_id: int, landing: memoryview) -> None:
+    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
         """Copy to the device; it is there when this returns."""
-        self._copy(self._blocks[block_id], torch.frombuffer(landing, dtype=torch.uint8))
+        self._copy(self._part(block_id, heads), torch.frombuffer(landing, dtype=torch.uint8))
+
+    def _part(self, block_id: int, heads: range | None) -> torch.Tensor:
+        """Bytes of these heads on the device, in one run."""
+        held = heads or self.heads
+        first = self.heads.start
+        return self._blocks[block_id, held.start - first : held.stop - first].view(-1)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if self._stream is None:

@@ -1,9 +1,9 @@
 """The KV cache: one run of memory, `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`.
 
-A block is one contiguous run of bytes, which is what a transport moves
-(`engine.ports.KVMemory`), and so is the part of it that belongs to some of the
-heads.  Memory is taken from the system page by page as blocks are first
-written.  Which request owns which block is the engine's business.
+A block is one contiguous run of bytes, and so is the part of it that belongs to
+some of the heads, which is what a transport moves (`engine.ports.KVMemory`).
+Memory is taken from the system page by page as blocks are first written.  Which
+request owns which block is the engine's business.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import torch
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.model.parallel.place import ONE_RANK, Place
 from pdcluster_worker.model.parallel.shared import attach
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -37,15 +37,23 @@ def blocks_that_fit(geometry: KVGeometry, memory_bytes: int) -> int:
 
 
 class KVCache:
-    """The memory as a tensor, and its bytes for a transport."""
+    """The memory as a tensor, and its bytes for a transport.
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, descriptor: int | None = None) -> None:
-        """descriptor: memory that the ranks of an engine share (`parallel.shared`); None = memory of its own."""
+    heads: those that this process moves; its ranks share one cache, of all heads.
+    """
+
+    def __init__(self, geometry: KVGeometry, num_blocks: int, descriptor: int | None = None, place: Place = ONE_RANK) -> None:
+        """descriptor: memory that the ranks of an engine share (`parallel.shared`); None = memory of its own.
+
+        place: of the rank that this process is
+        """
         if num_blocks < 2:
             raise ModelError(f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed")
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)
+        self.heads = place.moved_heads(geometry.num_kv_heads)
+        self.head_bytes = self.block_bytes // geometry.num_kv_heads
         self._bytes = _reserve(num_blocks * self.block_bytes) if descriptor is None else attach(descriptor)
         self.tensor = torch.frombuffer(self._bytes, dtype=DTYPES[geometry.dtype]).view(
             num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim
@@ -56,17 +64,18 @@ class KVCache:
         layers = place.layers(self.geometry.num_layers)
         return self.tensor[:, place.share(self.geometry.num_kv_heads), layers.start : layers.stop]
 
-    def block(self, block_id: int) -> memoryview:
-        """The writable bytes of one block, `block_bytes` long.  Raises IndexError for a block that does not exist."""
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
+        """The writable bytes of these heads of one block.  Raises IndexError for a block that does not exist."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
-        return memoryview(self._bytes)[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
+        start, part = block_id * self.block_bytes, heads or self.heads
+        return memoryview(self._bytes)[start + part.start * self.head_bytes : start + part.stop * self.head_bytes]
 
-    def landing(self, block_id: int) -> memoryview:
+    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
         """The block itself."""
-        return self.block(block_id)
+        return self.block(block_id, heads)
 
-    def land(self, block_id: int, landing: memoryview) -> None:
+    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
         """Nothing is left to do."""
 
 

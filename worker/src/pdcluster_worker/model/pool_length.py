@@ -8,7 +8,7 @@ from pdcluster_worker.engine.window import most_blocks, most_tokens
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.model.device_cache import DeviceKVCache
-from pdcluster_worker.model.kv_cache import KVCache
+from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 
@@ -37,12 +37,13 @@ def fit_length(info: ModelInfo, cache: KVCache | DeviceKVCache | RanksDeviceCach
     held = most_tokens(sizes)
     if held is None or held >= wanted:
         return info
+    block_bytes = block_num_bytes(info.geometry)
     needed = 1 + most_blocks(wanted, sizes)  # one to spare for a hand-over, or the null block
     room = (
-        f"one request of {wanted} tokens takes {needed} KV blocks ({needed * cache.block_bytes} bytes), and there are "
-        f"{cache.num_blocks} ({cache.num_blocks * cache.block_bytes} bytes, room for {held} tokens)"
+        f"one request of {wanted} tokens takes {needed} KV blocks ({needed * block_bytes} bytes), and there are "
+        f"{cache.num_blocks} ({cache.num_blocks * block_bytes} bytes, room for {held} tokens)"
     )
-    raised = _raised(engine, needed, cache.block_bytes)
+    raised = _raised(engine, needed, block_bytes)
     if held < LEAST_TOKENS:
         raise ModelError(f"the KV blocks hold no request: {room}: {raised}")
     if engine.max_model_len is not None:

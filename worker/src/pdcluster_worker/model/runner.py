@@ -7,9 +7,10 @@ same items again writes the same keys and values and chooses the same tokens.
 
 import gc
 import logging
+import socket
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
@@ -77,6 +78,7 @@ class Runner:
 
     forward: what computes its layers.  longest_warm_up_seconds: of the steps of `warm_up`.
     seconds, depth: see `engine.ports.ModelRunner`.
+    kv_lines: to the other ranks of the engine that move KV of their own (`transfer.rank_port`).
     """
 
     def __init__(self, info: ModelInfo, forward: Forward, cache: Cache, limits: StepLimits, beginning: Beginning | None = None) -> None:
@@ -84,6 +86,7 @@ class Runner:
         self.seconds = StepSeconds()
         self.longest_warm_up_seconds = 0.0
         self.forward = forward
+        self.kv_lines: Sequence[socket.socket] = ()
         self._beginning: Beginning = beginning or AtOnce()
         self.depth = self._beginning.depth
         self._cache = cache
@@ -297,4 +300,6 @@ def _make_over(ranks: Ranks, loaded: LoadedModel, engine: EngineConfig, device: 
     """A runner over several ranks, whose step rank 0 waits for in a thread of its own."""
     limits = _limits(loaded, engine)
     shared, forward = open_ranks(loaded, engine, limits, ranks, device)
-    return Runner(fit_length(loaded.info, shared, engine), forward, shared, limits, InThread()), shared
+    runner = Runner(fit_length(loaded.info, shared, engine), forward, shared, limits, InThread())
+    runner.kv_lines = ranks.kv_lines
+    return runner, shared

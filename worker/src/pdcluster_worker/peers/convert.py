@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import get_args
 
+from pdcluster_worker.config.engine import MAX_RANKS
 from pdcluster_worker.messages.constraint import (
     MAX_CONSTRAINT_CHARACTERS,
     Constraint,
@@ -198,7 +199,7 @@ def target_to_proto(target: Target) -> pb.Target:
     return pb.Target(
         epoch=target.epoch,
         engine_id=target.engine_id,
-        address=target.address,
+        addresses=target.addresses,
         cached_tokens=target.cached_tokens,
         block_ids=target.block_ids,
     )
@@ -208,12 +209,13 @@ def target_from_proto(message: pb.Target) -> Target:
     """Decode the target of KV writes.  Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids."""
     _require(len(message.epoch) == EPOCH_BYTES, f"epoch has {len(message.epoch)} bytes instead of {EPOCH_BYTES}")
     _require(bool(message.engine_id), "engine_id of the target is empty")
-    _require(bool(message.address), "address of the target is empty")
+    _require(0 < len(message.addresses) <= MAX_RANKS, f"the target has {len(message.addresses)} addresses, not 1 to {MAX_RANKS}")
+    _require(all(message.addresses), "an address of the target is empty")
     _require(message.cached_tokens >= 0, "cached_tokens is negative")
     _require(len(message.block_ids) > 0, "block_ids is empty")
     _require_natural("block_ids", message.block_ids)
     _require(len(set(message.block_ids)) == len(message.block_ids), "block_ids names a block twice")
-    return Target(message.epoch, message.engine_id, message.address, message.cached_tokens, list(message.block_ids))
+    return Target(message.epoch, message.engine_id, list(message.addresses), message.cached_tokens, list(message.block_ids))
 
 
 def token_to_proto(token: Token) -> pb.Token:

@@ -23,6 +23,7 @@ from pdcluster_worker.config.engine import PrefillDelayerConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.execution import EngineBrokenError
+from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.head_line.mailbox import HeadMailbox
@@ -47,7 +48,10 @@ from pdcluster_worker.model.loading.answers import Asked
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner, open_runner
 from pdcluster_worker.processes.rank_board import RankBoard
+from pdcluster_worker.transfer.rank_line import Listen
+from pdcluster_worker.transfer.rank_port import RankPort
 from pdcluster_worker.transfer.tcp import TcpTransport
+from pdcluster_worker.transfer.tcp_port import TcpSettings
 
 logger = logging.getLogger(__name__)
 
@@ -207,22 +211,13 @@ def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, ask
     device = msgspec.structs.replace(device, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
     check_computes_on(device, memory.tensor.device)
     engine_id = uuid.uuid4().hex
-    transport = TcpTransport(
-        memory,
-        engine_id,
-        config.listen.host,
-        config.listen.kv,
-        mailbox.wake,
-        verify=config.engine.verify_transfers,
-        bandwidth=config.engine.transfer_bandwidth,
-        clock=time.monotonic,
-    )
+    transport = _open_transport(config, memory, runner, engine_id, mailbox)
     settings = _settings(config, info, memory.num_blocks)
     runner.grammars.on_change = mailbox.wake
     delayer = _delayer(config.engine.prefill_delayer, place)
     drafter = make_drafter(config.engine, drafting, info)
     core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)
-    ready = _ready(engine_id, transport.port, runner, settings, device)
+    ready = _ready(engine_id, transport.ports, runner, settings, device)
     mailbox.send([ready, *core.step()])
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
@@ -233,6 +228,31 @@ def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, ask
         runner.close()
         if drafting is not None:
             drafting[0].close()
+
+
+def _open_transport(config: WorkerConfig, memory: KVMemory, runner: Runner, engine_id: str, mailbox: EngineMailbox) -> TcpTransport:
+    """The KV ports of all ranks: this one's, then those of the ranks that move their heads themselves.
+
+    They share the bandwidth; of fixed ports each has the one after its neighbour's.
+    """
+    host, first = config.listen.host, config.listen.kv
+    verify, lines = config.engine.verify_transfers, runner.kv_lines
+    bandwidth = config.engine.transfer_bandwidth
+    if bandwidth:
+        bandwidth = max(1, bandwidth // (1 + len(lines)))  # 0 would be no limit at all
+    size = len(memory.heads)
+    others = [
+        RankPort(
+            line,
+            range(rank * size, (rank + 1) * size),
+            size * memory.head_bytes,
+            mailbox.wake,
+            Listen(engine_id, host, first + rank if first else 0, verify, bandwidth),
+        )
+        for rank, line in enumerate(lines, 1)
+    ]
+    settings = TcpSettings(verify=verify, bandwidth=bandwidth, clock=time.monotonic)
+    return TcpTransport(memory, engine_id, (host, first), mailbox.wake, settings, others=others)
 
 
 def _end_soon(mailbox: EngineMailbox, reason: str) -> None:
@@ -294,11 +314,11 @@ def _delayer(config: PrefillDelayerConfig | None, place: EnginePlace) -> Prefill
     return PrefillDelayer(settings, board)
 
 
-def _ready(engine_id: str, kv_port: int, runner: Runner, settings: EngineSettings, device: Device) -> EngineReady:
+def _ready(engine_id: str, kv_ports: list[int], runner: Runner, settings: EngineSettings, device: Device) -> EngineReady:
     info = runner.info
     return EngineReady(
         engine_id=engine_id,
-        kv_port=kv_port,
+        kv_ports=kv_ports,
         geometry=info.geometry,
         weights=info.weights,
         dtype=info.dtype,

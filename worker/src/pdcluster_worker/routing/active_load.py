@@ -1,4 +1,4 @@
-"""Charges for requests that this ingress has sent to each worker, between the worker's own reports [Y12].
+"""Charges for requests that this ingress has sent to each worker, between the worker's own reports.
 
 A request is charged when it is chosen for a worker: its prompt's uncached
 tokens until the first token, its KV blocks until it ends.  A worker's load is
@@ -41,7 +41,7 @@ class _Request:
 
 
 class ActiveLoad:
-    """One per ingress: AddRequest, MarkPrefillCompleted and Free are `add`, `prefilled` and `free` [Y12].
+    """One per ingress: AddRequest, MarkPrefillCompleted and Free are `add`, `prefilled` and `free`.
 
     >>> load, report = ActiveLoad(), object()
     >>> load.add("r", "d0", report, Charges(1, prefill_tokens=100, decode_blocks=7))

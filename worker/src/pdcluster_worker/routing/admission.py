@@ -1,4 +1,4 @@
-"""The bounds of a worker's queue [V8]: beyond them requests are refused before they reach the engine.
+"""The bounds of a worker's queue: beyond them requests are refused before they reach the engine.
 
 A wait that is bounded in tokens is bounded in time: the bound over the tokens
 that a worker computes in a second is the longest wait for a first token.

@@ -27,7 +27,7 @@ _NEWEST_GAP = 0.2
 class LineKey(NamedTuple):
     """Group that may be granted together; lower keys go first.
 
-    bucket: of its length, [O11].
+    bucket: of its length.
     """
 
     priority: int

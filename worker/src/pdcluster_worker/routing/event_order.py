@@ -1,4 +1,4 @@
-"""The order of one sender's numbered events [V19], [Y11]: which to take, and when some are missing.
+"""The order of one sender's numbered events: which to take, and when some are missing.
 
 Pure.  After a gap nothing is taken until the sender has sent a snapshot:
 an index that missed a removal would promise a block that is gone.

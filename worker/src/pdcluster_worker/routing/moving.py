@@ -1,4 +1,4 @@
-"""Choose requests that have begun and may continue at another decode worker, and the worker [O8].
+"""Choose requests that have begun and may continue at another decode worker, and the worker.
 
 A move is a new leg of the same choice: its prompt and what it has made so far go to the next
 worker apart, so limits, penalties and draws go on by position.  Pure; what has happened to a

@@ -65,8 +65,8 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdic
 
     threshold: the length threshold in force (`length_threshold`, or that of `slo_feedback`).
 
-    A wholly cached prompt stays.  A decode worker that is short of KV blocks keeps no other
-    [Y7].  A transfer that is expected to take too long keeps a prompt here; the rest is the
+    A wholly cached prompt stays.  A decode worker that is short of KV blocks keeps no other.
+    A transfer that is expected to take too long keeps a prompt here; the rest is the
     named policy's.
     """
     if facts.uncached_tokens == 0:
@@ -106,7 +106,7 @@ def length_threshold(policy: OffloadPolicy, gpu: str) -> int:
 
 
 def score(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> float:
-    """Add up the weights that speak for a prefill worker, less those that speak against it [O3].
+    """Add up the weights that speak for a prefill worker, less those that speak against it.
 
     Each line of the policy counts with its whole weight or not at all, and is strict: a metric
     at its threshold does not count.  With the default numbers a long prompt goes (.7 > .5) and
@@ -153,7 +153,7 @@ def _guarded(policy: OffloadPolicy, facts: OffloadFacts, verdict: Verdict) -> Ve
 
 
 def _by_rule(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdict:
-    """Decide by [O1]: a long prompt goes while the prefill queue is short.
+    """Decide by the rule: a long prompt goes while the prefill queue is short.
 
     A busy decode worker sends shorter ones too, whatever the queue.  With the default numbers:
 
@@ -183,14 +183,14 @@ def _by_length(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Ve
 
 
 def _is_bounded(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
-    """The uncached part is short, and a small share of the prompt [Y5]; both bounds are strict."""
+    """The uncached part is short, and a small share of the prompt; both bounds are strict."""
     bounds, uncached = policy.isl_bounding, facts.uncached_tokens
     ratio = uncached / max(facts.prompt_tokens, 1)
     return uncached < bounds.max_tokens and ratio < bounds.max_ratio
 
 
 def _is_prefill_busy(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
-    """Every prefill worker has more in hand than it may [Y6]."""
+    """Every prefill worker has more in hand than it may."""
     most = policy.prefill_load.busy_batches
     return most is not None and facts.prefill_batches > most
 

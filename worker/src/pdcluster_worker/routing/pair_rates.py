@@ -16,7 +16,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def kv_bytes_per_token(geometry: KVGeometry) -> int:
-    """Bytes of keys and values of one token in all layers [O10].
+    """Bytes of keys and values of one token in all layers.
 
     >>> kv_bytes_per_token(KVGeometry(num_kv_heads=40, head_dim=128, num_layers=40, block_size=16, dtype="bfloat16"))
     819200

@@ -1,4 +1,4 @@
-"""Index of the KV blocks in each worker's prefix cache, by its events [Y11].
+"""Index of the KV blocks in each worker's prefix cache, by its events.
 
 One table from block hash to a set of workers, a bit each, so that one walk over
 a prompt's hashes answers for all workers.  Block hashes are chained, so only

@@ -1,4 +1,4 @@
-"""Choose requests that run on two decode workers until their first token, and the second worker [O8].
+"""Choose requests that run on two decode workers until their first token, and the second worker.
 
 A race costs a prompt's computation, so it is for idle workers and for a share of the requests.
 Pure: loads are given, and the share is counted in requests, not in time.

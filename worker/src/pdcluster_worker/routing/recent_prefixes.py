@@ -1,4 +1,4 @@
-"""Index of the prefixes that were recently sent to each worker: approximate, without events [Y11].
+"""Index of the prefixes that were recently sent to each worker: approximate, without events.
 
 A prompt that was sent to a worker is in its cache, or about to be, for
 `seconds`: so says the index where a worker sends no events, and where its
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import inf
 
 RECENT_SECONDS = 120.0
-"""Time for which a prefix counts as recent [Y11]."""
+"""Time for which a prefix counts as recent."""
 
 MAX_RECENT_BLOCKS = 500_000
 """Blocks noted at most, one for each block and worker; beyond it the oldest are forgotten."""

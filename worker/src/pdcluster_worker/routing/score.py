@@ -1,4 +1,4 @@
-"""Choice of a prefill worker among candidates: the lowest cost, ties decided by a seeded draw [Y10].
+"""Choice of a prefill worker among candidates: the lowest cost, ties decided by a seeded draw.
 
 The same candidates and the same state of the generator give the same choice,
 whatever order the candidates come in.  The caller chooses the candidates (ready, matched,

@@ -1,8 +1,10 @@
-"""The receiving side's epochs: what may be written where, and when a fence holds.
+"""The receiving side of one port: what may be written where, and when a fence holds.
 
 Both transports ask here before a byte goes into a block, so they share one set
-of rules: an epoch writes only into the blocks that `open` named, each once and
-in that order, and never after `Fenced`.  A writer holds the epoch (`enter` ..
+of rules: an epoch writes only into the blocks that `open` named, each head of
+them once and in that order, and never after `Fenced`.  Slices of an epoch come
+from one rank of the peer each, in any mix; a block has arrived when all heads
+of this port have.  A writer holds the epoch (`enter` ..
 `leave`) only while bytes are being copied, never while it waits for a peer;
 therefore a fence never waits for a peer either.  Knows nothing of sockets.
 """
@@ -13,28 +15,40 @@ from dataclasses import dataclass, field
 
 from pdcluster_worker.engine.ports import Fenced, KVMemory
 from pdcluster_worker.messages.requests import EPOCH_BYTES
-from pdcluster_worker.transfer.layout import CHECKSUM_START, block_crc, extend_checksum
+from pdcluster_worker.transfer.layout import SliceChecksum, combined, head_crcs
 
 
 @dataclass(slots=True, eq=False)
 class IncomingEpoch:
     """One open epoch.
 
-    num_claimed:  blocks of `block_ids` that frames have been accepted for, from the front.
-    crcs:         CRC by block received whole (0 when verification is off).
+    arriving:     what of it comes from each rank of the peer, by its heads.
     num_copying:  writers that are copying into a block right now.
     """
 
     epoch: bytes
     block_ids: tuple[int, ...]
-    num_claimed: int = 0
-    crcs: dict[int, int] = field(default_factory=dict)
+    arriving: "dict[range, IncomingSlice]" = field(default_factory=dict)
     num_copying: int = 0
     is_fenced: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class IncomingSlice:
+    """Some heads of an epoch's blocks.
+
+    num_claimed:  blocks of `block_ids` that frames have been accepted for, from the front.
+    crcs:         CRCs of the heads by block received whole (none when verification is off).
+    """
+
+    receiving: IncomingEpoch
+    heads: range
+    num_claimed: int = 0
+    crcs: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
 class Inbox:
-    """All open epochs of one engine; safe from any thread, never waits."""
+    """All open epochs of one port; safe from any thread, never waits."""
 
     def __init__(self, memory: KVMemory, verify: bool, emit: Callable[[Fenced], None]) -> None:
         self._memory = memory
@@ -72,68 +86,97 @@ class Inbox:
                 receiving.is_fenced = True
                 self._finish(receiving)
 
-    def claim(self, epoch: bytes, block_ids: Sequence[int]) -> IncomingEpoch | str:
-        """Ask to write the next blocks of an epoch; each block can be claimed once.  Returns why not as a str."""
+    def claim(self, epoch: bytes, heads: range, block_ids: Sequence[int]) -> IncomingSlice | str:
+        """Ask to write these heads of the next blocks of an epoch; each can be claimed once.  Returns why not as a str."""
         with self._lock:
             receiving = self._epochs.get(epoch)
             if receiving is None or receiving.is_fenced:
                 return "dead epoch"
-            start = receiving.num_claimed
+            arriving = receiving.arriving.get(heads) or self._new_slice(receiving, heads)
+            if isinstance(arriving, str):
+                return arriving
+            start = arriving.num_claimed
             if receiving.block_ids[start : start + len(block_ids)] != tuple(block_ids):
-                return _why_not(receiving, block_ids)
-            receiving.num_claimed += len(block_ids)
-            return receiving
+                return _why_not(arriving, block_ids)
+            receiving.arriving[heads] = arriving
+            arriving.num_claimed += len(block_ids)
+            return arriving
 
-    def enter(self, receiving: IncomingEpoch) -> bool:
+    def enter(self, arriving: IncomingSlice) -> bool:
         """Before copying bytes: True if allowed, and then `leave` must follow at once; False once the epoch is fenced."""
         with self._lock:
-            if receiving.is_fenced:
+            if arriving.receiving.is_fenced:
                 return False
-            receiving.num_copying += 1
+            arriving.receiving.num_copying += 1
             return True
 
-    def leave(self, receiving: IncomingEpoch) -> None:
+    def leave(self, arriving: IncomingSlice) -> None:
         """After copying bytes."""
+        receiving = arriving.receiving
         with self._lock:
             receiving.num_copying -= 1
             if receiving.is_fenced:
                 self._finish(receiving)
 
-    def complete(self, receiving: IncomingEpoch, block_id: int, landing: memoryview) -> bool:
-        """Land this block, whose bytes have all arrived; False once the epoch is fenced (the block then counts as missing)."""
-        if not self.enter(receiving):
+    def complete(self, arriving: IncomingSlice, block_id: int, landing: memoryview) -> bool:
+        """Land the slice of this block, whose bytes have all arrived; False once the epoch is fenced (it then counts as missing)."""
+        if not self.enter(arriving):
             return False
+        heads = arriving.heads
         try:
-            self._memory.land(block_id, landing)
+            self._memory.land(block_id, landing, heads)
         finally:
-            self.leave(receiving)
-        crc = block_crc(self._memory.block(block_id)) if self._verify else 0
+            self.leave(arriving)
+        crcs = head_crcs(self._memory.block(block_id, heads), len(heads)) if self._verify else ()
         with self._lock:
-            if not receiving.is_fenced:
-                receiving.crcs[block_id] = crc
-            return not receiving.is_fenced
+            if not arriving.receiving.is_fenced:
+                arriving.crcs[block_id] = crcs
+            return not arriving.receiving.is_fenced
+
+    def _new_slice(self, receiving: IncomingEpoch, heads: range) -> IncomingSlice | str:
+        held = self._memory.heads
+        if not held.start <= heads.start < heads.stop <= held.stop:
+            return f"heads {_told(heads)} are not held here: {_told(held)} are"
+        for other in receiving.arriving:
+            if heads.start < other.stop and other.start < heads.stop:
+                return f"heads {_told(heads)} come as {_told(other)} in this transfer"
+        return IncomingSlice(receiving, heads)
 
     def _finish(self, receiving: IncomingEpoch) -> None:
         if receiving.num_copying:
             return
         del self._epochs[receiving.epoch]
         self._open_blocks.difference_update(receiving.block_ids)
-        received = frozenset(receiving.crcs)
-        self._emit(Fenced(receiving.epoch, received, len(received) * self._memory.block_bytes, self._checksum(receiving)))
+        slices = list(receiving.arriving.values())
+        received: frozenset[int] = frozenset()
+        if sum(len(one.heads) for one in slices) == len(self._memory.heads):
+            received = frozenset.intersection(*(frozenset(one.crcs) for one in slices))
+        num_bytes = sum(len(one.crcs) * len(one.heads) for one in slices) * self._memory.head_bytes
+        checksum = self._checksum(slices) if len(received) == len(receiving.block_ids) else None
+        self._emit(Fenced(receiving.epoch, received, num_bytes, checksum))
 
-    def _checksum(self, receiving: IncomingEpoch) -> int | None:
-        if not self._verify or len(receiving.crcs) < len(receiving.block_ids):
-            return None
-        return extend_checksum(CHECKSUM_START, (receiving.crcs[block] for block in receiving.block_ids))
+    def _checksum(self, slices: Sequence[IncomingSlice]) -> int | None:
+        return combined(map(_checksum_of, slices)) if self._verify else None
 
 
-def _why_not(receiving: IncomingEpoch, block_ids: Sequence[int]) -> str:
+def _checksum_of(arriving: IncomingSlice) -> int:
+    checksum = SliceChecksum(arriving.heads)
+    checksum.extend(arriving.crcs[block_id] for block_id in arriving.receiving.block_ids)
+    return checksum.value
+
+
+def _told(heads: range) -> str:
+    return f"{heads.start} to {heads.stop - 1}"
+
+
+def _why_not(arriving: IncomingSlice, block_ids: Sequence[int]) -> str:
     """Name the first block that is not the next one of the opened list."""
-    expected = receiving.block_ids[receiving.num_claimed :]
+    receiving, num_claimed = arriving.receiving, arriving.num_claimed
+    expected = receiving.block_ids[num_claimed:]
     index = next(i for i, block in enumerate(block_ids) if i >= len(expected) or expected[i] != block)
     block = block_ids[index]
     if block not in receiving.block_ids:
         return f"block {block} is not open under this epoch"
-    if block in receiving.block_ids[: receiving.num_claimed + index]:
+    if block in receiving.block_ids[: num_claimed + index]:
         return f"block {block} was already written"
     return f"block {block} is out of order"

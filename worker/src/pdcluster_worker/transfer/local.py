@@ -1,7 +1,7 @@
 """Transport between engines of one process: blocks are copied at once, by the writer's thread.
 
-Epoch rules and events are those of tcp, because both use `transfer.inbox` and
-`transfer.outbox`.  A fabric may be deferred: written bytes then stay "on the
+Epoch rules and events are those of tcp, because both use `transfer.inbox`,
+`transfer.outbox` and `transfer.sliced`.  A fabric may be deferred: written bytes then stay "on the
 wire", one block a delivery, until the test lets the next one arrive or be lost,
 which is how late and lost writes are explored without sockets or threads.
 """
@@ -11,18 +11,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pdcluster_worker.engine.ports import KVMemory, TransferEvent
+from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer.events import EventQueue
 from pdcluster_worker.transfer.inbox import Inbox
-from pdcluster_worker.transfer.layout import block_crc
+from pdcluster_worker.transfer.kv_slice import KVSlice, SliceEvent
+from pdcluster_worker.transfer.layout import head_crcs
 from pdcluster_worker.transfer.outbox import Frame, Outbox
+from pdcluster_worker.transfer.sliced import SlicedTransport
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One block that has left its sender (`data` is a copy: the source may change) and has not arrived."""
+    """A slice of one block that has left its sender (`data` is a copy: the source may change) and has not arrived."""
 
-    sender: "LocalTransport"
+    sender: "LocalPort"
     frame: Frame
     data: bytes
 
@@ -35,7 +37,7 @@ class LocalFabric:
 
     def __init__(self, deferred: bool = False) -> None:
         self._deferred = deferred
-        self._transports: dict[str, LocalTransport] = {}
+        self._ports: dict[str, list[LocalPort]] = {}
         self._pending: deque[Delivery] = deque()
 
     @property
@@ -43,15 +45,15 @@ class LocalFabric:
         """Deliveries on the way."""
         return len(self._pending)
 
-    def attach(self, engine_id: str, transport: "LocalTransport") -> None:
+    def attach(self, engine_id: str, ports: "list[LocalPort]") -> None:
         """Make an engine reachable.  Raises ValueError if the id is taken."""
-        if engine_id in self._transports:
+        if engine_id in self._ports:
             raise ValueError(f"engine {engine_id} is attached already: an engine_id is new for every start")
-        self._transports[engine_id] = transport
+        self._ports[engine_id] = ports
 
     def detach(self, engine_id: str) -> None:
         """Make an engine unreachable: what is still on the way to it is refused on arrival."""
-        self._transports.pop(engine_id, None)
+        self._ports.pop(engine_id, None)
 
     def send(self, delivery: Delivery) -> None:
         """Put a block on the wire."""
@@ -65,7 +67,8 @@ class LocalFabric:
             return False
         delivery = self._pending.popleft()
         frame, outbox = delivery.frame, delivery.sender.outbox
-        receiver = self._transports.get(frame.send.peer[0])
+        first_head = frame.send.part.heads.start
+        receiver = next((port for port in self._ports.get(frame.send.peer[0], ()) if first_head in port.heads), None)
         refusal = f"no engine {frame.send.peer[0]}" if receiver is None else receiver.accept(frame, delivery.data)
         if refusal is None:
             outbox.acknowledge(frame)
@@ -82,11 +85,8 @@ class LocalFabric:
         return True
 
 
-class LocalTransport:
-    """`engine.ports.Transport` over a LocalFabric; addresses are ignored, peers are found by engine_id.
-
-    clock: the engine's.
-    """
+class LocalPort:
+    """`kv_slice.SlicePort` over a LocalFabric."""
 
     port = 0
 
@@ -94,6 +94,81 @@ class LocalTransport:
         self,
         fabric: LocalFabric,
         memory: KVMemory,
+        wake: Callable[[], None],
+        verify: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.heads = memory.heads
+        self.block_bytes = memory.head_bytes * len(memory.heads)
+        self._fabric = fabric
+        self._memory = memory
+        self._verify = verify
+        self._events = EventQueue(wake)
+        self._inbox = Inbox(memory, verify, self._events.put)
+        self.outbox = Outbox(verify, self._events.put, clock)
+
+    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
+        """See kv_slice.SlicePort."""
+        self._inbox.open(epoch, block_ids)
+
+    def fence(self, epoch: bytes) -> None:
+        """See kv_slice.SlicePort."""
+        self._inbox.fence(epoch)
+
+    def write(self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]) -> None:
+        """See kv_slice.SlicePort; the bytes are read before this returns."""
+        peer = (engine_id, address)
+        self.outbox.write(part, peer, pairs)
+        while (frame := self.outbox.take(peer, max_blocks=1)) is not None:
+            heads = frame.send.part.heads
+            data = bytes(self._memory.block(frame.sources[0], heads))
+            self.outbox.release(frame, [head_crcs(data, len(heads))] if self._verify else ())
+            self._fabric.send(Delivery(self, frame, data))
+
+    def accept(self, frame: Frame, data: bytes) -> str | None:
+        """Copy what arrived into its target; returns why not when it is refused."""
+        epoch, heads = frame.send.part
+        arriving = self._inbox.claim(epoch, heads, frame.targets)
+        if isinstance(arriving, str):
+            return arriving
+        if not self._inbox.enter(arriving):
+            return "dead epoch"
+        landing = self._memory.landing(frame.targets[0], heads)
+        try:
+            landing[:] = data
+        finally:
+            self._inbox.leave(arriving)
+        return None if self._inbox.complete(arriving, frame.targets[0], landing) else "dead epoch"
+
+    def forget(self, part: KVSlice) -> None:
+        """See kv_slice.SlicePort."""
+        self.outbox.forget(part)
+
+    def cancel(self, part: KVSlice) -> None:
+        """See kv_slice.SlicePort; writes already on the wire may still arrive."""
+        self.outbox.cancel(part)
+
+    def poll(self) -> list[SliceEvent]:
+        """See kv_slice.SlicePort."""
+        return self._events.poll()
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+class LocalTransport(SlicedTransport):
+    """`engine.ports.Transport` over a LocalFabric.
+
+    A peer is found by engine_id, and its port by the head that arrives: of its
+    addresses their number alone counts.
+
+    memories: of the engine's ranks, in the order of their heads.  clock: the engine's.
+    """
+
+    def __init__(
+        self,
+        fabric: LocalFabric,
+        memories: Sequence[KVMemory],
         engine_id: str,
         wake: Callable[[], None] = lambda: None,
         verify: bool = False,
@@ -101,60 +176,10 @@ class LocalTransport:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fabric = fabric
-        self._memory = memory
         self._engine_id = engine_id
-        self._verify = verify
-        self._events = EventQueue(wake)
-        self._inbox = Inbox(memory, verify, self._events.put)
-        self.outbox = Outbox(memory.block_bytes, verify, self._events.put, clock)
-        fabric.attach(engine_id, self)
-
-    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
-        """See ports.Transport."""
-        self._inbox.open(epoch, block_ids)
-
-    def fence(self, epoch: bytes) -> None:
-        """See ports.Transport."""
-        self._inbox.fence(epoch)
-
-    def write(self, epoch: bytes, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]) -> None:
-        """See ports.Transport; the bytes are read before this returns."""
-        peer = (engine_id, address)
-        self.outbox.write(epoch, peer, pairs)
-        while (frame := self.outbox.take(peer, max_blocks=1)) is not None:
-            data = bytes(self._memory.block(frame.sources[0]))
-            self.outbox.release(frame, [block_crc(data)] if self._verify else ())
-            self._fabric.send(Delivery(self, frame, data))
-
-    def accept(self, frame: Frame, data: bytes) -> str | None:
-        """Copy an arrived block into its target; returns why not when it is refused."""
-        receiving = self._inbox.claim(frame.send.epoch, frame.targets)
-        if isinstance(receiving, str):
-            return receiving
-        if not self._inbox.enter(receiving):
-            return "dead epoch"
-        landing = self._memory.landing(frame.targets[0])
-        try:
-            landing[:] = data
-        finally:
-            self._inbox.leave(receiving)
-        return None if self._inbox.complete(receiving, frame.targets[0], landing) else "dead epoch"
-
-    def checksum(self, epoch: bytes) -> int | None:
-        """See ports.Transport."""
-        return self.outbox.checksum(epoch)
-
-    def forget(self, epoch: bytes) -> None:
-        """See ports.Transport; raises ValueError while writes are unacknowledged."""
-        self.outbox.forget(epoch)
-
-    def cancel(self, epoch: bytes) -> None:
-        """See ports.Transport; writes already on the wire may still arrive."""
-        self.outbox.cancel(epoch)
-
-    def poll(self) -> list[TransferEvent]:
-        """See ports.Transport."""
-        return self._events.poll()
+        ports = [LocalPort(fabric, memory, wake, verify, clock) for memory in memories]
+        super().__init__(ports, wake)
+        fabric.attach(engine_id, ports)
 
     def close(self) -> None:
         """See ports.Transport."""

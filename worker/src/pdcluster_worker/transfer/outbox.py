@@ -1,8 +1,8 @@
-"""The sending side's epochs: what waits to be written, and when a source block is no longer read.
+"""The sending side of one port: what waits to be written, and when a source block is no longer read.
 
 Both transports take their work from here, so they share one set of rules:
-writes of an epoch keep their order, `BlocksSent` follows each acknowledgement,
-`SendEnded` comes once, and only while no block of the epoch is being read.
+writes of a slice keep their order, `SliceSent` follows each acknowledgement,
+`SliceEnded` comes once, and only while no block of the slice is being read.
 A frame's source blocks are read between `take` and `release`, and at no other
 time.  Knows nothing of sockets.
 """
@@ -12,22 +12,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_worker.engine.ports import BlocksSent, SendEnded
-from pdcluster_worker.transfer.layout import CHECKSUM_START, extend_checksum
+from pdcluster_worker.transfer.kv_slice import Emit, KVSlice, SliceEnded, SliceSent
+from pdcluster_worker.transfer.layout import SliceChecksum
 
 PeerAddress = tuple[str, str]
 """(engine_id, address): a restarted engine is another peer."""
 
 
 @dataclass(slots=True, eq=False)
-class OutgoingEpoch:
-    """One epoch that is being written to a peer.  `reason` is set once it ends by failure or cancel."""
+class OutgoingSlice:
+    """One slice that is being written to a peer.  `reason` is set once it ends by failure or cancel."""
 
-    epoch: bytes
+    part: KVSlice
     peer: PeerAddress
+    checksum: SliceChecksum
     queued: deque[tuple[int, int]] = field(default_factory=deque)
     num_unacked: int = 0
-    checksum: int = CHECKSUM_START
     is_reading: bool = False
     reason: str | None = None
 
@@ -39,40 +39,36 @@ class OutgoingEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Consecutive blocks of one epoch that travel together."""
+    """Consecutive blocks of one slice that travel together."""
 
-    send: OutgoingEpoch
+    send: OutgoingSlice
     sources: tuple[int, ...]
     targets: tuple[int, ...]
 
 
 class Outbox:
-    """All epochs that one engine sends; safe from any thread, never waits.
+    """All slices that one port sends; safe from any thread, never waits.
 
     clock: the engine's, for when a frame was acknowledged.
     """
 
-    def __init__(
-        self,
-        block_bytes: int,
-        verify: bool,
-        emit: Callable[[BlocksSent | SendEnded], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._block_bytes = block_bytes
+    def __init__(self, verify: bool, emit: Emit, clock: Callable[[], float]) -> None:
         self._verify = verify
         self._emit = emit
         self._clock = clock
         self._lock = threading.Lock()
-        self._sends: dict[bytes, OutgoingEpoch] = {}
-        self._ready: dict[PeerAddress, deque[OutgoingEpoch]] = {}
+        self._sends: dict[KVSlice, OutgoingSlice] = {}
+        self._ready: dict[PeerAddress, deque[OutgoingSlice]] = {}
 
-    def write(self, epoch: bytes, peer: PeerAddress, pairs: Sequence[tuple[int, int]]) -> None:
-        """Queue (source, target) pairs.  After the epoch has ended they are dropped unread: its `SendEnded` speaks for them too."""
+    def write(self, part: KVSlice, peer: PeerAddress, pairs: Sequence[tuple[int, int]]) -> None:
+        """Queue (source, target) pairs, of one peer for each slice.
+
+        After the slice has ended they are dropped unread: its `SliceEnded` speaks for them too.
+        """
         with self._lock:
-            send = self._sends.setdefault(epoch, OutgoingEpoch(epoch, peer))
-            if send.peer != peer:
-                raise ValueError(f"an epoch is written to one peer: {send.peer}, not {peer}")
+            send = self._sends.get(part)
+            if send is None:
+                send = self._sends[part] = OutgoingSlice(part, peer, SliceChecksum(part.heads))
             if send.reason is not None or not pairs:
                 return
             if not send.queued:
@@ -102,63 +98,53 @@ class Outbox:
                 ready.popleft()
             return Frame(send, tuple(source for source, _ in pairs), tuple(target for _, target in pairs))
 
-    def release(self, frame: Frame, crcs: Sequence[int] = ()) -> None:
-        """The frame's source blocks are no longer read; `crcs` of its blocks when verification is on."""
+    def release(self, frame: Frame, crcs: Sequence[Sequence[int]] = ()) -> None:
+        """The frame's source blocks are no longer read; `crcs` of its blocks' heads when verification is on."""
         with self._lock:
             frame.send.is_reading = False
-            frame.send.checksum = extend_checksum(frame.send.checksum, crcs)
+            frame.send.checksum.extend(crcs)
             if frame.send.reason is not None:
-                self._emit(SendEnded(frame.send.epoch, frame.send.reason))
+                self._emit(SliceEnded(frame.send.part, frame.send.reason))
 
     def acknowledge(self, frame: Frame) -> None:
         """The peer has the frame's blocks."""
         with self._lock:
             frame.send.num_unacked -= len(frame.sources)
             if frame.send.reason is None:
-                num_bytes = len(frame.sources) * self._block_bytes
-                sent = BlocksSent(frame.send.epoch, frame.sources, num_bytes, at=self._clock())
-                self._emit(sent)
+                checksum = frame.send.checksum.value if self._verify else None
+                self._emit(SliceSent(frame.send.part, frame.sources, checksum, at=self._clock()))
 
     def refuse(self, frame: Frame, reason: str) -> None:
-        """The peer did not take the frame: its epoch ends."""
+        """The peer did not take the frame: its slice ends."""
         with self._lock:
             self._end(frame.send, f"refused: {reason}")
 
     def fail(self, peer: PeerAddress, reason: str) -> None:
-        """The connection to this peer is gone: every epoch with work under way there ends; idle ones may go on over the next connection."""
+        """The connection to this peer is gone: every slice with work under way there ends; idle ones may go on over the next connection."""
         with self._lock:
             for send in self._sends.values():
                 if send.peer == peer and send.is_busy:
                     self._end(send, reason)
             self._ready.pop(peer, None)
 
-    def cancel(self, epoch: bytes) -> None:
-        """End an epoch; `SendEnded` is emitted here, or by `release` if a frame is being read.  Nothing more for one that has ended."""
+    def cancel(self, part: KVSlice) -> None:
+        """End a slice; `SliceEnded` is emitted here, or by `release` if a frame is being read.  Nothing more for one that has ended."""
         with self._lock:
-            send = self._sends.get(epoch)
+            send = self._sends.get(part)
             if send is None:
-                self._emit(SendEnded(epoch, "cancelled"))
+                self._emit(SliceEnded(part, "cancelled"))
             else:
                 self._end(send, "cancelled")
 
-    def checksum(self, epoch: bytes) -> int | None:
-        """Checksum of the epoch's released frames, in write order; None when verification is off or the epoch is unknown."""
+    def forget(self, part: KVSlice) -> None:
+        """Drop the record of a slice that has ended or is fully acknowledged; unknown ones are a no-op."""
         with self._lock:
-            send = self._sends.get(epoch)
-            return send.checksum if send is not None and self._verify else None
+            self._sends.pop(part, None)
 
-    def forget(self, epoch: bytes) -> None:
-        """Drop the record of an epoch that has ended or is fully acknowledged; unknown ones are a no-op.  Raises ValueError otherwise."""
-        with self._lock:
-            send = self._sends.get(epoch)
-            if send is not None and send.reason is None and send.is_busy:
-                raise ValueError("epoch has unacknowledged writes: cancel it and wait for SendEnded first")
-            self._sends.pop(epoch, None)
-
-    def _end(self, send: OutgoingEpoch, reason: str) -> None:
+    def _end(self, send: OutgoingSlice, reason: str) -> None:
         if send.reason is not None:
             return
         send.reason = reason
         send.queued.clear()
         if not send.is_reading:
-            self._emit(SendEnded(send.epoch, reason))
+            self._emit(SliceEnded(send.part, reason))

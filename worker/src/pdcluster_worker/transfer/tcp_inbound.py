@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer import sockets, wire
-from pdcluster_worker.transfer.inbox import Inbox, IncomingEpoch
+from pdcluster_worker.transfer.inbox import Inbox, IncomingSlice
 from pdcluster_worker.transfer.seats import PortLimits
 
 _SCRATCH_BYTES = 256 << 10
@@ -72,37 +72,37 @@ class Inbound:
 
     def _receive(self, header: wire.Header) -> str | None:
         """Take one frame's payload, into its blocks or nowhere; returns why not if refused."""
-        block_bytes = self._memory.block_bytes
-        limit = wire.frame_bytes(block_bytes)
+        block_bytes = self._memory.head_bytes * len(header.heads)
+        limit = wire.frame_bytes(self._memory.head_bytes * len(self._memory.heads))
         if header.payload_bytes > limit:
             raise wire.WireError(f"payload bytes: {header.payload_bytes} is over the limit of {limit}")
         num_blocks = len(header.block_ids)
         if header.payload_bytes != num_blocks * block_bytes:
             self._drain(header.payload_bytes)
             return f"a block has {block_bytes} bytes, not {header.payload_bytes} for {num_blocks} blocks"
-        receiving = self._inbox.claim(header.epoch, header.block_ids)
-        if isinstance(receiving, str):
+        arriving = self._inbox.claim(header.epoch, header.heads, header.block_ids)
+        if isinstance(arriving, str):
             self._drain(header.payload_bytes)
-            return receiving
+            return arriving
         remaining = header.payload_bytes
         for block_id in header.block_ids:
-            landing = self._memory.landing(block_id)
-            remaining -= self._fill(receiving, landing)
-            if not self._inbox.complete(receiving, block_id, landing):
+            landing = self._memory.landing(block_id, header.heads)
+            remaining -= self._fill(arriving, landing)
+            if not self._inbox.complete(arriving, block_id, landing):
                 self._drain(remaining)
                 return "dead epoch"
         return None
 
-    def _fill(self, receiving: IncomingEpoch, block: memoryview) -> int:
+    def _fill(self, arriving: IncomingSlice, block: memoryview) -> int:
         """Read one block's bytes into it, until its epoch is fenced; returns the bytes read."""
         filled = 0
-        while filled < len(block) and self._inbox.enter(receiving):
+        while filled < len(block) and self._inbox.enter(arriving):
             try:
                 num_bytes = self._sock.recv_into(block[filled:], 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 num_bytes = None
             finally:
-                self._inbox.leave(receiving)
+                self._inbox.leave(arriving)
             filled += self._counted(num_bytes)
         return filled
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 from pdcluster_worker.addresses import parse_address
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer import sockets, wire
-from pdcluster_worker.transfer.layout import block_crc
+from pdcluster_worker.transfer.layout import head_crcs
 from pdcluster_worker.transfer.outbox import Frame, Outbox, PeerAddress
 from pdcluster_worker.transfer.pacing import TokenBucket
 
@@ -175,9 +175,10 @@ class Link:
         if frame is None:
             return False
         self._frame = frame
-        blocks = [self._memory.block(source) for source in frame.sources]
-        num_bytes = len(blocks) * self._memory.block_bytes
-        header = wire.encode_header(wire.Header(frame.send.epoch, frame.targets, num_bytes))
+        epoch, heads = frame.send.part
+        blocks = [self._memory.block(source, heads) for source in frame.sources]
+        num_bytes = len(blocks) * len(heads) * self._memory.head_bytes
+        header = wire.encode_header(wire.Header(epoch, heads, frame.targets, num_bytes))
         self._views = [memoryview(header), *blocks]
         self._progress_at = self._clock()
         self._settings.bucket.spend(num_bytes, self._progress_at)
@@ -196,14 +197,18 @@ class Link:
         return True
 
     def _finish_frame(self, frame: Frame) -> None:
-        crcs = [block_crc(self._memory.block(source)) for source in frame.sources] if self._settings.verify else ()
+        crcs = self._crcs(frame) if self._settings.verify else ()
         self._unacked.append(frame)
         self._frame = None
         self._outbox.release(frame, crcs)
 
+    def _crcs(self, frame: Frame) -> list[tuple[int, ...]]:
+        heads = frame.send.part.heads
+        return [head_crcs(self._memory.block(source, heads), len(heads)) for source in frame.sources]
+
     def _read_acks(self, sock: socket.socket) -> None:
         while (ack := self._next(sock, wire.decode_ack)) is not None:
-            if not self._unacked or self._unacked[0].send.epoch != ack.epoch:
+            if not self._unacked or self._unacked[0].send.part.epoch != ack.epoch:
                 raise wire.WireError("the peer acknowledged a frame that was not sent")
             frame = self._unacked.popleft()
             self._progress_at = self._clock()

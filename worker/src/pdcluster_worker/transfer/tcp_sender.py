@@ -1,6 +1,6 @@
 """Gives each peer that is written to one thread with one connection (`transfer.tcp_link`).
 
-A connection that fails ends every epoch with work under way on it, with the
+A connection that fails ends every slice with work under way on it, with the
 reason, and its thread; the next write to that peer starts another.  Other
 peers are not affected.  An engine that restarts has a new engine_id and is
 another peer, whatever its address.
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer import sockets
+from pdcluster_worker.transfer.kv_slice import KVSlice
 from pdcluster_worker.transfer.outbox import Outbox, PeerAddress
 from pdcluster_worker.transfer.tcp_link import Link, LinkSettings, Stopped
 from pdcluster_worker.transfer.wire import WireError
@@ -32,10 +33,10 @@ class TcpSender:
         self._lock = threading.Lock()
         self._links: dict[PeerAddress, tuple[Link, threading.Thread]] = {}
 
-    def write(self, epoch: bytes, peer: PeerAddress, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(self, part: KVSlice, peer: PeerAddress, pairs: Sequence[tuple[int, int]]) -> None:
         """Queue, and wake or start the peer's thread."""
         with self._lock:
-            self._outbox.write(epoch, peer, pairs)
+            self._outbox.write(part, peer, pairs)
             if not self._outbox.has_work(peer):
                 return
             if peer in self._links:

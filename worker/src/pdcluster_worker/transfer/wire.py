@@ -1,8 +1,8 @@
-"""Framing of the KV port, version 1: pure encode and decode, big-endian; no object is ever unpickled.
+"""Framing of the KV port, version 2: pure encode and decode, big-endian; no object is ever unpickled.
 
     sender -> receiver   hello    magic, version, engine_id it is meant for        once
     receiver -> sender   reply    magic, version, accepted or why not              once
-    sender -> receiver   header   magic, epoch, payload bytes, target block ids    per frame, then the blocks' bytes
+    sender -> receiver   header   magic, epoch, heads, payload bytes, block ids    per frame, then the bytes
     receiver -> sender   ack      magic, epoch, accepted or why not                per frame, in order
 
 A decoder takes the bytes read so far and returns the message, or how many more
@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.requests import EPOCH_BYTES
 
-VERSION = 1
+VERSION = 2
 MAX_ENGINE_ID_BYTES = 256
 MAX_REASON_BYTES = 512
 MAX_FRAME_BLOCKS = 256
 """Bounds a header to about 1 KB."""
+MAX_HEADS = 0xFFFF
 MAX_PAYLOAD_BYTES = 1 << 28
 """The largest block that can travel; an engine takes `frame_bytes` in one frame."""
 FRAME_BYTES = 2 << 20
@@ -31,7 +32,7 @@ _FRAME = b"KVFR"
 _ACK = b"KVAK"
 _HELLO_HEAD = struct.Struct("!8sHH")
 _REPLY_HEAD = struct.Struct("!8sHBH")
-_FRAME_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sQI")
+_FRAME_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sHHQI")
 _ACK_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sBH")
 
 
@@ -55,9 +56,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Comes before a frame's payload: whole blocks, in the order of `block_ids` (the receiver's ids)."""
+    """Comes before a frame's payload: these heads of each block, in the order of `block_ids` (the receiver's ids)."""
 
     epoch: bytes
+    heads: range
     block_ids: tuple[int, ...]
     payload_bytes: int
 
@@ -113,23 +115,28 @@ def decode_reply(data: bytes) -> Reply | int:
 def encode_header(header: Header) -> bytes:
     """Raises WireError if the frame is over a limit or the epoch malformed."""
     _check("epoch bytes", len(header.epoch), EPOCH_BYTES)
-    _check_frame(len(header.block_ids), header.payload_bytes)
-    head = _FRAME_HEAD.pack(_FRAME, header.epoch, header.payload_bytes, len(header.block_ids))
+    _check_frame(header.heads, len(header.block_ids), header.payload_bytes)
+    ends = header.heads.start, header.heads.stop
+    head = _FRAME_HEAD.pack(_FRAME, header.epoch, *ends, header.payload_bytes, len(header.block_ids))
     return head + _block_ids(len(header.block_ids)).pack(*header.block_ids)
 
 
 def decode_header(data: bytes) -> Header | int:
-    """The message, or the number of bytes still missing.  Ids are any 32-bit numbers: whether they may be written is not known here."""
+    """The message, or the number of bytes still missing.
+
+    Ids are any 32-bit numbers: whether they and the heads may be written is not known here.
+    """
     if (missing := _FRAME_HEAD.size - len(data)) > 0:
         return missing
-    magic, epoch, payload_bytes, count = _FRAME_HEAD.unpack_from(data)
+    magic, epoch, first_head, end_head, payload_bytes, count = _FRAME_HEAD.unpack_from(data)
     if magic != _FRAME:
         raise WireError(f"not a frame header: {magic!r}")
-    _check_frame(count, payload_bytes)
+    heads = range(first_head, end_head)
+    _check_frame(heads, count, payload_bytes)
     ids = _block_ids(count)
     if (missing := _FRAME_HEAD.size + ids.size - len(data)) > 0:
         return missing
-    return Header(epoch, ids.unpack_from(data, _FRAME_HEAD.size), payload_bytes)
+    return Header(epoch, heads, ids.unpack_from(data, _FRAME_HEAD.size), payload_bytes)
 
 
 def encode_ack(ack: Ack) -> bytes:
@@ -156,9 +163,12 @@ def _check(what: str, value: int, limit: int) -> None:
         raise WireError(f"{what}: {value} is over the limit of {limit}")
 
 
-def _check_frame(num_blocks: int, payload_bytes: int) -> None:
+def _check_frame(heads: range, num_blocks: int, payload_bytes: int) -> None:
     if num_blocks == 0 or payload_bytes == 0:
         raise WireError("a frame has no blocks")
+    if not heads:
+        raise WireError(f"a frame has no heads: {heads.start} to {heads.stop}")
+    _check("heads", heads.stop, MAX_HEADS)
     _check("blocks of a frame", num_blocks, MAX_FRAME_BLOCKS)
     _check("payload bytes of a frame", payload_bytes, MAX_PAYLOAD_BYTES)
 

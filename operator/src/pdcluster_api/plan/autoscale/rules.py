@@ -39,7 +39,7 @@ RULES: Final = (
 )
 
 GRACE_ROUNDS: Final = 3
-"""Rounds of scrapes after which a new worker is thought to carry its part; [Y15] gives a new decode
+"""Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new decode
 worker as many intervals.
 """
 
@@ -49,6 +49,6 @@ can be any number of times its threshold.
 """
 
 WORK_OFF_SECONDS: Final = 90.0
-"""A queue that falls under its threshold this soon asks for no worker: [Y15]'s three intervals of
+"""A queue that falls under its threshold this soon asks for no worker: its source's three intervals of
 30 s.
 """

@@ -1,10 +1,10 @@
 """Recommend a size by the need of a role, within safety, the pending guard and the tolerance.
-N/(N-1) as in [Y18]: before a worker is taken away, the busiest one's load is
+N/(N-1) as Dynamo's planner does: before a worker is taken away, the busiest one's load is
 spread over one worker less, and must stay under the scale-up threshold.  Here it is turned
 round: how many workers must stay.  Of those that are taken away as many are
 thought to be ready as could be, so that what stays ready is enough in any case.
 
-Pending guard, softer than [Y19]: workers that are on their way are no reason to
+Pending guard, softer than its source: workers that are on their way are no reason to
 wait, but they count as if they served, so that a need is asked for once.
 
 Missing numbers are assumed never to change a size: a worker without them is idle
@@ -160,7 +160,7 @@ def safe_workers(signal: Signal, workers: int) -> int:
     """The fewest workers that keep the busiest under its scale-up threshold, if load is spread
     again.
 
-    [Y18] checks for a step from N to N-1 whether peak * N / (N-1) is under the threshold.
+    Dynamo's planner checks for a step from N to N-1 whether peak * N / (N-1) is under the threshold.
     """
     return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)
 

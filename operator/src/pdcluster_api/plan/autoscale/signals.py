@@ -103,16 +103,17 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], rounds: Sequence[Sampl
     if not rounds:
         totals.missing = totals.failing = facts.ready
         return totals
-    staying = [_staying(sample, facts.leaving) for sample in rounds]
-    leaving = [[each for each in _sane(sample) if each.pod in facts.leaving] for sample in rounds]
-    newest = staying[0].workers
+    sane = [(sample.at, [worker for worker in sample.workers if _is_sane(worker)]) for sample in rounds]
+    newest = [worker for worker in sane[0][1] if worker.pod not in facts.leaving]
     totals.reporting = len(newest)
-    totals.failing = len(staying[0].stale)
+    scraped = (*(worker.pod for worker in rounds[0].workers), *rounds[0].stale)
+    totals.failing = sum(pod not in facts.leaving for pod in scraped) - len(newest)
     # A worker that has never answered is in no round.
     totals.missing = max(totals.failing, facts.ready - totals.reporting)
     totals.settled = _num_settled(newest, window, rounds[0])
     here = {worker.pod for worker in newest}
-    there = [(each.at, [worker for worker in each.workers if worker.pod in here]) for each in staying]
+    there = [(at, [worker for worker in workers if worker.pod in here]) for at, workers in sane]
+    leaving = [[worker for worker in workers if worker.pod in facts.leaving] for _, workers in sane]
     for (_, workers), drained in zip(there, leaving, strict=True):
         for worker in workers:
             _add(totals, worker, len(rounds))
@@ -125,18 +126,6 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], rounds: Sequence[Sampl
     _add_changes(totals, there, leaving)
     _add_rates(totals, newest)
     return totals
-
-
-def _sane(sample: Sample) -> list[WorkerSample]:
-    return [worker for worker in sample.workers if _is_sane(worker)]
-
-
-def _staying(sample: Sample, leaving: frozenset[str]) -> Sample:
-    """A round without the workers that leave; those without good numbers are among the stale."""
-    workers = tuple(worker for worker in _sane(sample) if worker.pod not in leaving)
-    odd = [worker.pod for worker in sample.workers if not _is_sane(worker)]
-    stale = tuple(pod for pod in (*sample.stale, *odd) if pod not in leaving)
-    return Sample(sample.at, workers, stale)
 
 
 def _peak(ratios: Iterable[tuple[str, float]]) -> float:

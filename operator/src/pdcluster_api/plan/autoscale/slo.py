@@ -1,6 +1,6 @@
-"""Latency targets: the workers that keep them, after the correction factors of [Y16].
+"""Latency targets: the workers that keep them, after the correction factors of Dynamo's SLA planner.
 
-[Y16] looks up in a profile of the engine what one worker does within a latency.
+The planner looks up in a profile of the engine what one worker does within a latency.
 There is no profile here: what was measured in the window stands for it.  So the
 expected time to first token is that of a mean prompt on an idle worker at the
 measured speed, and the time per token is taken to grow with the streams that a
@@ -12,7 +12,7 @@ from pdcluster_api.plan.autoscale.signals import Totals
 
 
 def prefill_need(token_rate: float, speed: float, correction: float) -> float:
-    """Prefill workers for a demand, as in [Y16].
+    """Prefill workers for a demand, as in Dynamo's SLA planner.
 
     A correction below 1 is the saving of the prefix cache, above 1 it is queueing.
 
@@ -30,7 +30,7 @@ def prefill_need(token_rate: float, speed: float, correction: float) -> float:
 def decode_need(workers: int, seconds: float, target: float) -> float:
     """Decode workers that bring the time per token to its target.
 
-    Throughput per worker falls by the correction of [Y16].
+    Throughput per worker falls by the planner's correction.
 
     >>> decode_need(8, 0.060, 0.050)
     9.6

@@ -111,7 +111,7 @@ class Quality:
         return sum(wait.num_tokens for wait in self._waits)
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
-        """Take all choices of a prompt, or raise RequestError: 429 for low priority over its objectives, 503 where there is no room [V8].
+        """Take all choices of a prompt, or raise RequestError: 429 for low priority over its objectives, 503 where there is no room.
 
         One that has begun elsewhere finds only the room limited.
         """

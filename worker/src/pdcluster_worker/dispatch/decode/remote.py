@@ -150,7 +150,7 @@ class RemotePrefill:
     def _replies(self, place: Place, reserved: _Reserved, spec: RequestSpec) -> AsyncGenerator[Reply, None]:
         blocks = reserved.blocks
         engine = place.engine
-        target = Target(blocks.epoch, engine.facts.engine_id, engine.kv_address, blocks.cached_tokens, blocks.block_ids)
+        target = Target(blocks.epoch, engine.facts.engine_id, engine.kv_addresses, blocks.cached_tokens, blocks.block_ids)
         return reserved.peer.prefill(aged(spec, reserved.waited_seconds), target)
 
     async def _next(self, place: Place, replies: AsyncGenerator[Reply, None], peer: Peer) -> Reply | None:

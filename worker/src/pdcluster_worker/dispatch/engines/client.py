@@ -199,7 +199,7 @@ class EngineClient:
 
     @property
     def num_unknown(self) -> int:
-        """Open requests that `stats` cannot know of: not sent to the engine yet, or since it reported [V27]."""
+        """Open requests that `stats` cannot know of: not sent to the engine yet, or since it reported."""
         return len(self._unknown)
 
     def knows(self, request_id: str) -> bool:
@@ -209,7 +209,7 @@ class EngineClient:
     def open(self, request_id: str) -> RequestOutputs:
         """Start to listen for one request.
 
-        Raises RequestError if its id is in use [T8], EngineDiedError or EngineStalledError while nothing would answer.
+        Raises RequestError if its id is in use, EngineDiedError or EngineStalledError while nothing would answer.
         """
         self.check()
         if self.knows(request_id):

@@ -1,7 +1,7 @@
 """The engines of one worker: the choice among them for a request, and their state together.
 
 The least loaded one is chosen by what it last reported and by what was given to
-it since [V27]; one that has more of the prompt in its prefix cache goes first
+it since; one that has more of the prompt in its prefix cache goes first
 while that costs no more than one waiting request.  An engine that died or stalls
 is out of every choice.  Starting and ending them is `dispatch.engines.group`'s
 business.
@@ -34,7 +34,7 @@ from pdcluster_worker.routing.prefix_index import PrefixIndex
 logger = logging.getLogger(__name__)
 
 WAITING_WEIGHT = 4
-"""A request that waits counts as so many that run [V27]."""
+"""A request that waits counts as so many that run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class Engine:
     """One engine process that has loaded.
 
     rank:        among the engines of its worker, from 0; one that is started again keeps it.
-    kv_address:  host:port where peers write its KV.
+    kv_address:  host:port where peers write its KV; of its first rank.
     stall_watch: how long its steps take, and whether it has stalled.
     order:       of its block events.
     """
@@ -58,6 +58,12 @@ class Engine:
         self.stall_watch = StallWatch(time.monotonic, self.facts.longest_step_seconds)
         self.client.on_pong = lambda pong: self.stall_watch.on_pong(pong)
         self.client.on_stats.append(lambda stats: self.stall_watch.on_stats(stats))
+
+    @property
+    def kv_addresses(self) -> list[str]:
+        """Addresses of all its ranks that take KV, in the order of their heads."""
+        host = self.kv_address.rpartition(":")[0]
+        return [self.kv_address, *(f"{host}:{port}" for port in self.facts.kv_ports[1:])]
 
     @property
     def serves(self) -> bool:
@@ -182,7 +188,7 @@ class Engines:
         """Choose an engine for a request, and listen for what it says.
 
         hashes: of the prompt's full blocks; asked for only where there is a choice.
-        Raises RequestError if the id is in use [T8], EngineDiedError or EngineStalledError if none serves.
+        Raises RequestError if the id is in use, EngineDiedError or EngineStalledError if none serves.
         """
         if any(engine.client.knows(request_id) for engine in self):
             raise RequestError(f"request id {request_id} is already being served", status=409, code="duplicate_request")
@@ -192,7 +198,7 @@ class Engines:
         return place
 
     def cached_tokens(self, engine: Engine, hashes: Sequence[bytes], num_tokens: int) -> int:
-        """Prefix hit at an engine: whole blocks, and at least one token is always left to compute [V15]."""
+        """Prefix hit at an engine: whole blocks, and at least one token is always left to compute."""
         block_size = engine.facts.geometry.block_size
         return min(self._blocks.match(_key(engine), hashes), (num_tokens - 1) // block_size) * block_size
 

@@ -142,7 +142,7 @@ class EngineGroup:
             await child.start()
             facts = await child.client.ready()
             _check_same(self.engines.first.facts, facts, invariant=self._invariant)
-            engine = Engine(child.client, facts, join_address(host, facts.kv_port), child.rank)
+            engine = Engine(child.client, facts, join_address(host, facts.kv_ports[0]), child.rank)
             self.engines.add(engine)
             self.on_start(engine, False)
             await child.gone()
@@ -253,7 +253,7 @@ class EngineGroup:
         return child
 
     def _engine(self, child: Child, facts: EngineReady) -> Engine:
-        return Engine(child.client, facts, self._address(facts.kv_port), child.rank)
+        return Engine(child.client, facts, self._address(facts.kv_ports[0]), child.rank)
 
 
 def _check_same(first: EngineReady, other: EngineReady, *, invariant: bool) -> None:

@@ -2,7 +2,7 @@
 
 Gathers loads (reports, and charges since), prefix matches (events, and what was
 sent lately) and failures; the decision is `routing.decode_score`'s.  Where the
-policy sets a threshold, requests wait here while every worker is busy [Y13].
+policy sets a threshold, requests wait here while every worker is busy.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def name_of(where: Peer | None) -> str:
 
 
 TAINT_SECONDS = 10.0
-"""Time for which a failure counts against a worker [Y10]."""
+"""Time for which a failure counts against a worker."""
 
 _NOT_TOLD_SECONDS = 2 * REPORT_SECONDS
 """A prompt sent within this time may be missing in the events and counts as cached."""
@@ -122,7 +122,7 @@ class Choosing:
 
     @contextmanager
     def following(self, specs: Sequence[RequestSpec], hints: RouteHints = NO_HINTS) -> Iterator[None]:
-        """Keep account of the choices of one prompt until the end: charges [Y12] and hints."""
+        """Keep account of the choices of one prompt until the end: charges and hints."""
         routed = _Routed(hints, {spec.request_id for spec in specs})
         self._routed.update((spec.request_id, routed) for spec in specs)
         try:
@@ -164,7 +164,7 @@ class Choosing:
         return peer
 
     async def room(self, specs: Sequence[RequestSpec]) -> None:
-        """Wait while every worker has more prompt tokens queued than the policy's threshold, in order of arrival [Y13].
+        """Wait while every worker has more prompt tokens queued than the policy's threshold, in order of arrival.
 
         Raises RequestError 503 when too many wait.
         """

@@ -1,6 +1,6 @@
 """Lets waiting requests in, first things first: one that does not fit keeps those behind it.
 
-A request is admitted only when all its known tokens find room [V7].  `admit`
+A request is admitted only when all its known tokens find room.  `admit`
 takes that room at once, so that only decodes ever grow.
 """
 
@@ -17,7 +17,7 @@ from pdcluster_worker.engine.scheduler.seating import seat
 class Terms:
     """On which a waiting request is admitted.
 
-    whole: only if the step has budget for all its uncomputed tokens [V4].
+    whole: only if the step has budget for all its uncomputed tokens.
     limit: most of them in this step; None = the budget.
     """
 

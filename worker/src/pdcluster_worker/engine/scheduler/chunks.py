@@ -11,9 +11,9 @@ from pdcluster_worker.engine.scheduler.schedule import Schedule
 from pdcluster_worker.messages.engine_settings import ChunkSchedule
 
 TILE = 128
-"""Tokens that a matrix product computes at the price of one [A6]; budgets are multiples of it."""
+"""Tokens that a matrix product computes at the price of one; budgets are multiples of it."""
 SMALL_TILE = 32
-"""Tile for budgets below two tiles, and for chunk schedules [A4]."""
+"""Tile for budgets below two tiles, and for chunk schedules."""
 
 SPARE = 0.1
 """Share of the target that a step leaves unused, for the ones after it with longer contexts."""
@@ -41,7 +41,7 @@ def aligned(num_tokens: int) -> int:
 
 
 def stage_sizes(schedule: ChunkSchedule) -> list[int]:
-    """Chunk sizes by stage [A4]: from high to low in equal steps, in multiples of 32.
+    """Chunk sizes by stage: from high to low in equal steps, in multiples of 32.
 
     >>> stage_sizes(ChunkSchedule(low=64, high=512, stages=4, max_tokens=4096))
     [512, 352, 224, 64]

@@ -1,9 +1,9 @@
 """Continuous batching, as in vLLM V1.
 
-One rule for prefill and decode [V1]: a request's work is its known tokens less
+One rule for prefill and decode: a request's work is its known tokens less
 the computed ones.  Running requests first (decodes, then unfinished prefills),
 then, only if nothing was preempted, waiting ones, under a token budget and a
-bound on running requests [V2].
+bound on running requests.
 
     budget 8; a decodes, b has 12 prompt tokens, c 3:
     step 1  a 1, b 7        step 2  a 1, b 5, c 2        step 3  a 1, b 1, c 1
@@ -38,7 +38,7 @@ class Continuous(Queues):
         return step
 
     def _limit(self, prefills: list[Request], step: Schedule, *, admits: bool) -> int | None:
-        """Most tokens of one prompt in this step [V3], an equal share of the budget at least."""
+        """Most tokens of one prompt in this step, an equal share of the budget at least."""
         threshold = self.settings.scheduler.long_prefill_token_threshold
         if threshold == 0:
             return None

@@ -21,7 +21,7 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 class Orca(Queues):
-    """Orca's scheduler [A5]."""
+    """Orca's scheduler."""
 
     def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
         super().__init__(settings, tables, MaximumRoom(settings))

@@ -29,8 +29,8 @@ def by_kind(requests: list[Request]) -> tuple[list[Request], list[Request]]:
 class Order:
     """Sort keys; the least goes first.
 
-    running: of requests that hold blocks; the last of them is the victim of a preemption [V5].
-    waiting: of the others; a preempted request goes to the front of its equals [V5], and of the same priority the earliest
+    running: of requests that hold blocks; the last of them is the victim of a preemption.
+    waiting: of the others; a preempted request goes to the front of its equals, and of the same priority the earliest
              deadline goes first (EDF).
     """
 
@@ -39,7 +39,7 @@ class Order:
 
 
 def order_of(policy: SchedulingPolicy) -> Order:
-    """The order of one policy [V6]."""
+    """The order of one policy."""
     return _ORDERS[policy]
 
 

@@ -1,4 +1,4 @@
-"""Takes blocks back when decodes outgrow the pool [V5]: a victim starts over, its output kept."""
+"""Takes blocks back when decodes outgrow the pool: a victim starts over, its output kept."""
 
 from pdcluster_worker.engine.acceptance import too_large
 from pdcluster_worker.engine.request import Request, Status

@@ -2,7 +2,7 @@
 
 A waiting request that fits is computed at once, and the decodes wait
 meanwhile: the shortest time to the first token, at the price of stalls that
-are as long as the prompts.  An admission leaves a watermark of blocks [A3].
+are as long as the prompts.  An admission leaves a watermark of blocks.
 
     a decodes; b and c come with 30 and 40 prompt tokens:
     step 1  b 30, c 40        step 2  a 1, b 1, c 1
@@ -17,7 +17,7 @@ from pdcluster_worker.engine.scheduler.seating import seat_ready
 
 
 class PrefillFirst(Queues):
-    """vLLM 0's scheduler [A5]."""
+    """vLLM 0's scheduler."""
 
     def schedule(self, *, admit: bool = True) -> Schedule:
         """Plan the next step; see `Scheduler`."""

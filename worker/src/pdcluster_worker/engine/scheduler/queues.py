@@ -73,7 +73,7 @@ class Queues:
 
     @property
     def has_free_seat(self) -> bool:
-        """True if one more request may run [V2]."""
+        """True if one more request may run."""
         return len(self.running) < self.settings.max_sequences
 
     @property

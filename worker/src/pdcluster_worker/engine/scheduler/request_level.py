@@ -20,7 +20,7 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 class RequestLevel(Queues):
-    """FasterTransformer's scheduler [A5]."""
+    """FasterTransformer's scheduler."""
 
     def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
         super().__init__(settings, tables, MaximumRoom(settings))

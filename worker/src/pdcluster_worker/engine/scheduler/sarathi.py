@@ -1,10 +1,10 @@
 """Stall-free batches, as in Sarathi-Serve: every decode in every step, chunks in what is left.
 
-Decodes come first in the budget [A1]; the chunks of unfinished prompts fill it,
+Decodes come first in the budget; the chunks of unfinished prompts fill it,
 then those of new ones.  A prompt is admitted only when all its blocks could be
-had above a watermark [A3], but takes them chunk by chunk: where decodes have
-used them up meanwhile, its next chunk is cut to the free blocks, or is none
-[A2].  Where even a decode finds no block, an unfinished prefill loses its own;
+had above a watermark, but takes them chunk by chunk: where decodes have
+used them up meanwhile, its next chunk is cut to the free blocks, or is none.
+Where even a decode finds no block, an unfinished prefill loses its own;
 where none runs, the decode sits out while others go on, which free theirs.
 With a target for the time between two tokens, the budget follows the time of
 the last step (`ChunkBudget`).
@@ -30,7 +30,7 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 class Sarathi(Queues):
-    """Sarathi-Serve's scheduler [A1]-[A4]."""
+    """Sarathi-Serve's scheduler."""
 
     def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
         super().__init__(settings, tables)

@@ -20,7 +20,7 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 class SimpleChunking(Queues):
-    """Chunks without hybrid batches [A5]."""
+    """Chunks without hybrid batches."""
 
     def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
         super().__init__(settings, tables)

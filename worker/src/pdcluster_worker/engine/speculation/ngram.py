@@ -1,4 +1,4 @@
-"""Drafts from the request's own tokens: what followed its last tokens where they stood before [V30].
+"""Drafts from the request's own tokens: what followed its last tokens where they stood before.
 
 Of the last `lookup_max` to `lookup_min` tokens the longest run that occurs earlier
 is taken, at its earliest place; what followed it there is the draft.  A text that

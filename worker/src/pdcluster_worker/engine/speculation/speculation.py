@@ -1,7 +1,7 @@
 """Puts drafts behind the decodes of a plan, and takes note of what became of them.
 
 Drafts have what budget and blocks a plan leaves: they delay no prompt's chunk and
-preempt no request.  Verified in one pass [V30]: a token is sampled at each of their
+preempt no request.  Verified in one pass: a token is sampled at each of their
 places as it would have been without them, so that answers are the same ones, greedy
 and seeded.  What is not verified has no hash, leaves the engine in no message, and
 gives its blocks back.

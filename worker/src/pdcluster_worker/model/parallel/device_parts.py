@@ -1,11 +1,13 @@
-"""The KV cache of ranks on several GPUs: a part on each, whole blocks in host memory.
+"""The KV cache of ranks on several GPUs: a part on each.
 
-Rank 0 maps the others' parts by CUDA's handles for other processes.  A block is
-put together from, and taken apart into, the heads and layers of each part; its
-bytes are those of one rank's cache.  Has never run on a GPU.
+Ranks that have all layers of their heads move these themselves (`rank_cache`).
+With pipeline stages rank 0 maps the others' parts by CUDA's handles for other
+processes, and puts blocks together in host memory from the heads and layers of
+each part, and takes them apart; their bytes are those of one rank's cache.  Has
+never run on a GPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from torch import Tensor
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.device_cache import device_blocks, device_memory
+from pdcluster_worker.model.device_cache import DeviceKVCache, device_blocks, device_memory
 from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that_fit
 from pdcluster_worker.model.parallel.place import Place
 
@@ -44,6 +46,12 @@ def blocks_on_devices(geometry: KVGeometry, engine: EngineConfig, place: Place, 
         return blocks_that_fit(geometry, engine.kv_cache_memory)
     memory = device_memory(engine, torch.device("cuda"), weight_bytes // place.num_ranks)
     return device_blocks(part_geometry(geometry, place), engine, memory, vocab_size)
+
+
+def rank_cache(geometry: KVGeometry, num_blocks: int, place: Place, device: torch.device) -> DeviceKVCache:
+    """The heads of one rank, where there are no pipeline stages.  Raises ModelError where its device has no room."""
+    first_head = place.moved_heads(geometry.num_kv_heads).start
+    return DeviceKVCache(part_geometry(geometry, place), num_blocks, device, first_head)
 
 
 def open_part(geometry: KVGeometry, num_blocks: int, place: Place, device: torch.device) -> Tensor:
@@ -84,43 +92,41 @@ class RanksDeviceCache:
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)
+        self.heads = range(geometry.num_kv_heads)
+        self.head_bytes = self.block_bytes // geometry.num_kv_heads
         self.tensor = parts[0][1]
         self._parts = parts
 
-    def block(self, block_id: int) -> memoryview:
-        """A copy of one block's bytes, as of now.  Raises IndexError where there is none."""
-        copy = self.landing(block_id)
-        whole = self._view(copy)
-        for place, part in self._parts:
-            self._share(whole, place).copy_(part[block_id])
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
+        """A copy of these heads of one block, as of now.  Raises IndexError where there is none."""
+        copy = self.landing(block_id, heads)
+        for host, device in self._shares(block_id, copy, heads or self.heads):
+            host.copy_(device)
         return copy
 
-    def landing(self, block_id: int) -> memoryview:
+    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
         """Host memory, not yet written.  Raises IndexError for a block that does not exist."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
-        host = torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=self.tensor.is_cuda)
+        num_bytes = len(heads or self.heads) * self.head_bytes
+        host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.tensor.is_cuda)
         return host.numpy().data
 
-    def land(self, block_id: int, landing: memoryview) -> None:
+    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
         """Copy each rank's heads and layers to its device; they are there when this returns."""
-        whole = self._view(landing)
-        for place, part in self._parts:
-            part[block_id].copy_(self._share(whole, place))
-            if part.is_cuda:
-                torch.cuda.current_stream(part.device).synchronize()
+        for host, device in self._shares(block_id, landing, heads or self.heads):
+            device.copy_(host)
+            if device.is_cuda:
+                torch.cuda.current_stream(device.device).synchronize()
 
-    def _view(self, landing: memoryview) -> Tensor:
+    def _shares(self, block_id: int, landing: memoryview, heads: range) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each part that has some of these heads: its share of the landing, and of the block there."""
         geometry = self.geometry
-        size = (
-            geometry.num_kv_heads,
-            geometry.num_layers,
-            2,
-            geometry.block_size,
-            geometry.head_dim,
-        )
-        return torch.frombuffer(landing, dtype=DTYPES[geometry.dtype]).view(size)
-
-    def _share(self, whole: Tensor, place: Place) -> Tensor:
-        layers = place.layers(self.geometry.num_layers)
-        return whole[place.share(self.geometry.num_kv_heads), layers.start : layers.stop]
+        size = (len(heads), geometry.num_layers, 2, geometry.block_size, geometry.head_dim)
+        host = torch.frombuffer(landing, dtype=DTYPES[geometry.dtype]).view(size)
+        for place, part in self._parts:
+            held, layers = place.share(geometry.num_kv_heads), place.layers(geometry.num_layers)
+            first, end = max(held.start, heads.start), min(held.stop, heads.stop)
+            if first < end:
+                mine = part[block_id, first - held.start : end - held.start]
+                yield host[first - heads.start : end - heads.start, layers.start : layers.stop], mine

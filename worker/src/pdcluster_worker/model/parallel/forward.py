@@ -2,7 +2,7 @@
 
 Rank 0 announces the plan and computes its own part of it.  With several stages
 the plan is cut into as many micro-batches, so that all stages work at once; at
-most that many are under way [A5].  When the logits are there, every rank has
+most that many are under way.  When the logits are there, every rank has
 stored its keys and values.
 """
 

@@ -14,6 +14,7 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.assembly import prove
 from pdcluster_worker.model.decoder import Decoder
+from pdcluster_worker.model.device_cache import DeviceKVCache
 from pdcluster_worker.model.families import NotOursError, read_weights, traits_of
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
 from pdcluster_worker.model.loading.loader import LoadedModel
@@ -24,6 +25,7 @@ from pdcluster_worker.model.parallel.device_parts import (
     blocks_on_devices,
     mapped,
     open_part,
+    rank_cache,
 )
 from pdcluster_worker.model.parallel.forward import ParallelForward
 from pdcluster_worker.model.parallel.group import RankGroup, rank_device
@@ -33,11 +35,14 @@ from pdcluster_worker.model.parallel.shared import reserve
 
 logger = logging.getLogger(__name__)
 
+RanksCache = KVCache | DeviceKVCache | RanksDeviceCache
+"""Rank 0's: of its heads, or of all where rank 0 moves all (`Place.moved_heads`)."""
+
 
 def open_ranks(
     loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks, device: str = "cpu"
-) -> tuple[KVCache | RanksDeviceCache, ParallelForward]:
-    """The KV cache of all ranks together, and the forward pass over them.  device: cpu or cuda.
+) -> tuple[RanksCache, ParallelForward]:
+    """The KV cache as rank 0 moves it, and the forward pass over all ranks.  device: cpu or cuda.
 
     Raises ModelError for a model that cannot be divided so, that is not our decoder's, or that
     a rank cannot load.
@@ -63,7 +68,7 @@ def open_ranks(
     logger.info(
         "reserved kv cache blocks=%d block_bytes=%d ranks=%d",
         cache.num_blocks,
-        cache.block_bytes,
+        block_num_bytes(geometry),
         ranks.place.num_ranks,
     )
     return cache, forward
@@ -75,7 +80,7 @@ def _on_cpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, rank
     num_blocks = engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
     memory = reserve("KV blocks", num_blocks * block_num_bytes(geometry))
     try:
-        cache = KVCache(geometry, num_blocks, memory)
+        cache = KVCache(geometry, num_blocks, memory, ranks.place)
         ranks.open(num_blocks, memory, limits)
     finally:
         os.close(memory)
@@ -84,7 +89,7 @@ def _on_cpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, rank
     return cache, ParallelForward(decoder, ranks, group)
 
 
-def _on_gpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks) -> tuple[RanksDeviceCache, ParallelForward]:
+def _on_gpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks) -> tuple[RanksCache, ParallelForward]:
     """Each rank has its part of the cache on its own GPU.
 
     Raises ModelError where there are fewer GPUs than ranks.
@@ -94,6 +99,12 @@ def _on_gpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, rank
         raise ModelError(f"{place.num_ranks} ranks need an accelerator each, and this worker sees {count}: raise the pool's gpusPerReplica")
     device = rank_device("cuda", place.rank)
     num_blocks = blocks_on_devices(info.geometry, engine, place, info.vocab_size, loaded.weight_bytes)
+    if place.pipeline_size == 1:
+        cache = rank_cache(info.geometry, num_blocks, place, device)
+        ranks.open(num_blocks, None, limits)
+        decoder, group = _connect(loaded, engine, limits, ranks, cache.tensor)
+        ranks.expect_ready()
+        return cache, ParallelForward(decoder, ranks, group)
     own = open_part(info.geometry, num_blocks, place, device)
     ranks.open(num_blocks, None, limits)
     decoder, group = _connect(loaded, engine, limits, ranks, own)

@@ -55,6 +55,19 @@ class Place:
         size = count // self.tensor_size
         return slice(self.part * size, (self.part + 1) * size)
 
+    def moved_heads(self, num_kv_heads: int) -> range:
+        """The KV heads that it sends and receives for its engine: its own.
+
+        With pipeline stages a rank has some layers of its heads alone, and rank 0 moves all.
+
+        >>> Place(tensor_size=2, rank=1).moved_heads(8), Place(2, 2, rank=0).moved_heads(8)
+        (range(4, 8), range(0, 8))
+        """
+        if self.pipeline_size > 1:
+            return range(num_kv_heads if self.rank == 0 else 0)
+        share = self.share(num_kv_heads)
+        return range(share.start, share.stop)
+
     def layers(self, num_layers: int) -> range:
         """Its stage's layers; earlier stages have one more where they do not divide evenly.
 

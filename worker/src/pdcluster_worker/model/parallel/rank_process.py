@@ -7,17 +7,14 @@ ranks of an engine cannot go on without one of them.
 
 import gc
 import logging
-import os
 import socket
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pdcluster_worker.logs import start_logging
-from pdcluster_worker.machine.early_end import die_with_parent
+from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.families import read_weights
@@ -27,7 +24,7 @@ from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel import control as wire
-from pdcluster_worker.model.parallel.device_parts import handle_of, open_part
+from pdcluster_worker.model.parallel.device_parts import handle_of, open_part, rank_cache
 from pdcluster_worker.model.parallel.group import RankGroup, rank_device
 from pdcluster_worker.model.parallel.place import Place
 from pdcluster_worker.model.parallel.plan_slots import PlanSizes, PlanSlots
@@ -37,10 +34,14 @@ logger = logging.getLogger(__name__)
 
 
 class RankProcess:
-    """One rank, from its setup to the end of the control socket."""
+    """One rank, from its setup to the end of the control socket.
 
-    def __init__(self, control: socket.socket, setup: wire.RankSetup) -> None:
+    on_cache: called with its part of the KV cache, where it moves that itself
+    """
+
+    def __init__(self, control: socket.socket, setup: wire.RankSetup, on_cache: Callable[[KVMemory], None]) -> None:
         self._control = control
+        self._on_cache = on_cache
         self._setup = setup
         engine = setup.engine
         self._place = Place(engine.tensor_parallel_size, engine.pipeline_parallel_size, setup.rank)
@@ -68,7 +69,7 @@ class RankProcess:
             setup.engine.max_decode_rows,
         )
         device = rank_device(setup.device, setup.rank)
-        cache = self._open_cache(loaded.info.geometry, cache_setup.num_blocks, cache_memory, device)
+        cache, handle = self._open_cache(loaded.info.geometry, cache_setup.num_blocks, cache_memory, device)
         slots = PlanSlots(attach(plan_memory), limits)
         group = RankGroup(self._place, Path(setup.store), device)
         decoder = self._decoder(loaded, cache, limits, group)
@@ -76,7 +77,7 @@ class RankProcess:
         gc.collect()
         give_back_freed_memory()
         gc.freeze()
-        self._control.send(wire.DONE + (handle_of(cache) if cache.is_cuda else b""))
+        self._control.send(wire.DONE + handle)
         logger.info(
             "rank %d of %d computes operations=%s",
             setup.rank,
@@ -86,11 +87,19 @@ class RankProcess:
         with torch.inference_mode():
             self._serve(decoder, group, slots)
 
-    def _open_cache(self, geometry: KVGeometry, num_blocks: int, shared: Sequence[int], device: torch.device) -> Tensor:
-        """This rank's part: of the cache that all share, or on its own GPU."""
+    def _open_cache(self, geometry: KVGeometry, num_blocks: int, shared: Sequence[int], device: torch.device) -> tuple[Tensor, bytes]:
+        """This rank's part, of the cache that all share or on its own GPU; and a handle where rank 0 maps that."""
         if shared:
-            return KVCache(geometry, num_blocks, shared[0]).part(self._place)
-        return open_part(geometry, num_blocks, self._place, device)
+            cache = KVCache(geometry, num_blocks, shared[0], self._place)
+            if cache.heads:
+                self._on_cache(cache)
+            return cache.part(self._place), b""
+        if self._place.pipeline_size == 1:
+            own = rank_cache(geometry, num_blocks, self._place, device)
+            self._on_cache(own)
+            return own.tensor, b""
+        part = open_part(geometry, num_blocks, self._place, device)
+        return part, handle_of(part)
 
     def _decoder(self, loaded: LoadedModel, cache: Tensor, limits: StepLimits, group: RankGroup) -> Decoder:
         shape = self._place.shape(loaded.attention)
@@ -108,27 +117,5 @@ class RankProcess:
                 if self._place.is_last and self._place.pipeline_size > 1 and len(logits):
                     group.answer_logits(logits)
                 if logits.is_cuda:
-                    torch.cuda.synchronize()  # rank 0 may read its blocks once we answer
+                    torch.cuda.synchronize()  # its blocks may be read once we answer
             self._control.send(wire.DONE)
-
-
-def main() -> int:
-    """`python -m pdcluster_worker.model.parallel.rank_process DESCRIPTOR`, as `ranks` starts it."""
-    die_with_parent()
-    start_logging()
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        setup = wire.decode_setup(control.recv(wire.MAX_BYTES))
-        try:
-            RankProcess(control, setup).run()
-        except Exception as e:
-            logger.exception("rank %d failed", setup.rank)
-            control.send(wire.FAILED + f"{type(e).__name__}: {e}".encode()[: wire.MAX_BYTES - 1])
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    status = main()
-    logging.shutdown()
-    # As the engine process: nothing is left to save, and torch would report what it leaks.
-    os._exit(status)

@@ -45,6 +45,7 @@ OnDeath = Callable[[str], None]
 class _Rank:
     process: "subprocess.Popen[bytes]"
     control: socket.socket
+    kv_line: socket.socket | None
     watched: int
 
 
@@ -57,6 +58,7 @@ def rank_threads(engine: EngineConfig) -> int:
 class Ranks:
     """All ranks of one engine but rank 0, which is this process.
 
+    kv_lines: to those that move KV of their own (`transfer.rank_port`).
     place: of rank 0.  store: file by which all ranks find each other.
     """
 
@@ -69,6 +71,7 @@ class Ranks:
         self._is_closing = False
         self._slots: PlanSlots | None = None
         self._ranks = [self._start(place, model, engine, device) for place in self.place.others()]
+        self.kv_lines = [rank.kv_line for rank in self._ranks if rank.kv_line is not None]
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def open(self, num_blocks: int, cache_memory: int | None, limits: StepLimits) -> None:
@@ -129,24 +132,27 @@ class Ranks:
         for rank in self._ranks:
             rank.process.wait()
             rank.control.close()
+        for line in self.kv_lines:
+            line.close()
         self._folder.cleanup()
 
     def _start(self, place: Place, model: ModelConfig, engine: EngineConfig, device: str) -> _Rank:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = (
-                sys.executable,
-                "-m",
-                "pdcluster_worker.model.parallel.rank_process",
-                str(theirs.fileno()),
-            )
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        lines = socket.socketpair() if place.pipeline_size == 1 else ()
+        given = [theirs, *lines[1:]]
+        descriptors = [end.fileno() for end in given]
+        command = (sys.executable, "-m", "pdcluster_worker.processes.rank_start", *map(str, descriptors))
+        try:
+            process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)
+        finally:
+            for end in given:
+                end.close()
         model = msgspec.structs.replace(model, path=str(Path(model.path).expanduser()))
         wire.send_setup(
             ours,
             wire.RankSetup(place.rank, model, engine, device, rank_threads(engine), str(self.store)),
         )
-        return _Rank(process, ours, os.pidfd_open(process.pid))
+        return _Rank(process, ours, lines[0] if lines else None, os.pidfd_open(process.pid))
 
     def _watch(self) -> None:
         """Until the first rank ends."""

@@ -155,7 +155,7 @@ def uses_penalties(sampling: Sampling) -> bool:
 
 
 def banned_tokens(request: SamplePlace) -> list[int]:
-    """Tokens that would end the request before min_tokens is reached [V11]; under a constraint its mask bars them."""
+    """Tokens that would end the request before min_tokens is reached; under a constraint its mask bars them."""
     sampling = request.sampling
     if sampling.constraint is not None or request.num_output_tokens >= sampling.min_tokens:
         return []

@@ -1,6 +1,6 @@
-"""`kvAware`: the blocks that a request would compute and hold at each worker, less credit for what it finds cached [Y8]-[Y10], [Y14].
+"""`kvAware`: the blocks that a request would compute and hold at each worker, less credit for what it finds cached.
 
-With the default weights the cost is the one of [Y8] with an overlap weight of 1:
+With the default weights the cost is the plain KV-aware cost with an overlap weight of 1:
 blocks to prefill, those queued before it among them, plus blocks that decode.
 """
 
@@ -11,7 +11,7 @@ from pdcluster_worker.config.routing import KvAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 
 HOST_CREDIT, DISK_CREDIT, SHARED_CREDIT = 0.75, 0.25, 0.25
-"""Credit of a block in the worker's host memory, on its disk and in a store of all workers, against one on its device [Y9]."""
+"""Credit of a block in the worker's host memory, on its disk and in a store of all workers, against one on its device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Overlap:
 
 
 def credit(policy: KvAwarePolicy, overlap: Overlap, decay: float = 1.0) -> float:
-    """Blocks that need no prefill, each by how near it is [Y9].
+    """Blocks that need no prefill, each by how near it is.
 
     >>> credit(KvAwarePolicy(overlap_credit=1.0), Overlap(device=4, host=4, disk=4), decay=0.5)
     6.0
@@ -35,7 +35,7 @@ def credit(policy: KvAwarePolicy, overlap: Overlap, decay: float = 1.0) -> float
 
 
 def decay(policy: KvAwarePolicy, asked: Asked, prefill_tokens: int, least_prefill_tokens: int) -> float:
-    """Factor by which a queue of prompts before the request lessens its credit [Y9].
+    """Factor by which a queue of prompts before the request lessens its credit.
 
     1 at the worker with the shortest queue, and everywhere for k = 0.
 
@@ -47,7 +47,7 @@ def decay(policy: KvAwarePolicy, asked: Asked, prefill_tokens: int, least_prefil
 
 
 def cost(policy: KvAwarePolicy, asked: Asked, candidate: DecodeCandidate, credit_blocks: float) -> float:
-    """Cost of the request at a worker, in blocks [Y9].
+    """Cost of the request at a worker, in blocks.
 
     Where prefill is not tracked, for decode workers that compute no prompts, credit lessens what decodes instead.
     """

@@ -1,4 +1,4 @@
-"""`capacityAware` and `latencyAware`: the two latency costs of [O5], with the factors of its table 17-3 as weights.
+"""`capacityAware` and `latencyAware`: the two latency costs of the book with the factors of its table 17-3 as weights.
 
 Percentages are 0 to 100 and flags 0 or 1, so that a cached prefix weighs as
 much as three and a third percent of KV occupancy, not more than all of it.
@@ -14,7 +14,7 @@ _NO_ROOM = 1e6
 
 
 def simple_cost(policy: CapacityAwarePolicy, candidate: DecodeCandidate) -> float:
-    """0.7 * occupancy percent + 0.3 * active requests, in the policy's weights [O5].
+    """0.7 * occupancy percent + 0.3 * active requests, in the policy's weights.
 
     >>> simple_cost(CapacityAwarePolicy(), DecodeCandidate("a", 10, busy_ratio=0.5))
     38.0
@@ -23,7 +23,7 @@ def simple_cost(policy: CapacityAwarePolicy, candidate: DecodeCandidate) -> floa
 
 
 def extended_cost(policy: LatencyAwarePolicy, candidate: DecodeCandidate) -> float:
-    """3 * KV % + requests - 10 * match + 0.5 * memory bandwidth % - recent prefix, in the policy's weights [O5], table 17-3.
+    """3 * KV % + requests - 10 * match + 0.5 * memory bandwidth % - recent prefix, in the policy's weights, table 17-3.
 
     >>> worker = DecodeCandidate("a", 4, decode_blocks=20, total_blocks=100, memory_bandwidth_ratio=0.4)
     >>> extended_cost(LatencyAwarePolicy(), worker)

@@ -1,4 +1,4 @@
-"""Policies that look at no prefix: `leastRequest` and `roundRobin` [O14]."""
+"""Policies that look at no prefix: `leastRequest` and `roundRobin`."""
 
 from collections.abc import Sequence
 

@@ -45,7 +45,7 @@ class DecodeChooser:
     ) -> Decision:
         """The worker for a request.
 
-        pinned:  the worker that must run it, which short-circuits [Y10]; "" = any.  One that is no candidate is the caller's to refuse.
+        pinned:  the worker that must run it, which short-circuits; "" = any.  One that is no candidate is the caller's to refuse.
         session: what belongs together; counts where the policy says so.
         Raises ValueError without candidates, and for a pinned worker that is none of them.
         """

@@ -1,4 +1,4 @@
-"""`prefixAware`: the worker that has most of the prompt in its prefix cache [O14]."""
+"""`prefixAware`: the worker that has most of the prompt in its prefix cache."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""From costs to one worker: the lowest, ties by a seeded draw; or a draw that favours low costs [Y10].
+"""From costs to one worker: the lowest, ties by a seeded draw; or a draw that favours low costs.
 
 The same costs and the same state of the generator give the same worker,
 whatever order the candidates come in.
@@ -26,7 +26,7 @@ def select(costs: Mapping[str, float], temperature: float, draw: Random) -> str:
 
 
 def tainted(costs: Mapping[str, float], taints: Mapping[str, float]) -> dict[str, float]:
-    """Costs times the taint of each worker, 1 where it has none [Y10]; a cost below 0 grows as well.
+    """Costs times the taint of each worker, 1 where it has none; a cost below 0 grows as well.
 
     A product alone leaves a cost of 0, that of an idle worker, as it is: each cost grows by
     taint - 1 at least, as one of 1 would.

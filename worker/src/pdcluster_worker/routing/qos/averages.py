@@ -1,4 +1,4 @@
-"""The estimate of the source document [O6]: requests ahead times moving averages, which are normalised by tokens.
+"""The estimate of the source document: requests ahead times moving averages, which are normalised by tokens.
 
 The averages come from `meter` about once a second.  A prompt token costs the
 time in which requests waited, divided by the prompt tokens that were answered
@@ -23,7 +23,7 @@ MIN_TOKENS = 2
 
 
 def queue_seconds(prefill_q: float, avg_prefill: float, decode_q: float, avg_decode: float) -> float:
-    """The estimated time to the first token [O6].
+    """The estimated time to the first token.
 
     prefill_q, decode_q:     requests ahead, to prefill and decoding.
     avg_prefill, avg_decode: seconds that each of them takes.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 REFRESH_SECONDS = 1.0
-"""Period of updates of the averages [O6]."""
+"""Period of updates of the averages."""
 
 
 @dataclass(slots=True)

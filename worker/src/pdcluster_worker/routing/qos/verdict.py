@@ -1,4 +1,4 @@
-"""Verdict on a request under load: taken, taken with less, or refused [O6] [O7].
+"""Verdict on a request under load: taken, taken with less, or refused.
 
 Only low priority is ever degraded or refused for an estimate; high and normal
 are taken whatever it says.  An estimate that is not known refuses nothing.

@@ -1,1 +1,1 @@
-"""The time until requests and request groups are complete, and the order in which groups are served [R1]-[R6]."""
+"""The time until requests and request groups are complete, and the order in which groups are served."""

@@ -1,4 +1,4 @@
-"""Request groups: requests for one model whose deadlines are about the same [R5].
+"""Request groups: requests for one model whose deadlines are about the same.
 
 A group is (model, deadline quantised by the granularity).  Its deadline is the
 relative one of its requests, rounded down: none of them is served as if it had

@@ -1,4 +1,4 @@
-"""The four operations on virtual queues (LSOs) of QLM [R5], as decisions: pull, eviction, model swap, load balancing.
+"""The four operations on virtual queues (LSOs) of QLM, as decisions: pull, eviction, model swap, load balancing.
 
 Each looks at queues and estimates and says what to do; none does it.  `replan`
 is what runs at every event: it keeps an order while the estimates meet all
@@ -18,7 +18,7 @@ from pdcluster_worker.routing.waiting_time.virtual_queue import (
 )
 
 MAX_BATCH_SIZE = 10
-"""Requests of a worker beyond which nothing is pulled [R5]."""
+"""Requests of a worker beyond which nothing is pulled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def swap(queue: VirtualQueue, num_running: int) -> str | None:
 
 
 def replan(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[RequestGroup]:
-    """The order of the groups from now on: that of now while all are in time [R5], or while no other has fewer late requests.
+    """The order of the groups from now on: that of now while all are in time, or while no other has fewer late requests.
 
     A change for less would come and go with each estimate, and every change may cost an eviction.
     """

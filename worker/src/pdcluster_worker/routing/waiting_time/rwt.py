@@ -1,15 +1,15 @@
-"""The completion time of a request group as the RWT estimator of QLM gives it [R1], with online parameters [R2] [R3].
+"""The completion time of a request group as the RWT estimator of QLM gives it, with online parameters.
 
 T(n) = (n - 1) * mean_output / theta + P + max_output * d_eff, theta = 1 / d_eff.
 The last request is taken at its worst, so T is too high for short groups: for
-n = 1 it is an upper bound [R6].  Parameters start from presets and are kept
+n = 1 it is an upper bound.  Parameters start from presets and are kept
 until enough completions were seen.
 """
 
 from pdcluster_worker.routing.waiting_time.bounded import Bounded
 
 MIN_TOKENS = 50
-"""Shorter answers say little about the time of a token [R2], and are not counted in the mean length either [R3]."""
+"""Shorter answers say little about the time of a token, and are not counted in the mean length either."""
 
 MIN_SAMPLES = 5
 """So many valid completions before a measured value takes the place of a preset."""
@@ -30,7 +30,7 @@ def completion_seconds(
     prefill_seconds: float = 0.0,
     lanes: int = 1,
 ) -> float:
-    """T(n) [R1]: seconds until a group of that many requests is complete; 0 for none.
+    """T(n): seconds until a group of that many requests is complete; 0 for none.
 
     mean_output, max_output: tokens of an answer.
     token_seconds:           d_eff, of one output token.
@@ -46,7 +46,7 @@ def completion_seconds(
 
 
 class DecodeTime:
-    """d_eff: seconds of one output token, an exponential average over completions [R2].
+    """d_eff: seconds of one output token, an exponential average over completions.
 
     It starts at the preset, or at the first completion where there is none, and moves with each valid one.
     `seconds` is the preset until MIN_SAMPLES of them.
@@ -72,7 +72,7 @@ class DecodeTime:
 
 
 class MeanOutput:
-    """mu: the running mean of output tokens, one for each request group [R3]."""
+    """mu: the running mean of output tokens, one for each request group."""
 
     def __init__(self, preset_tokens: float) -> None:
         self._preset = preset_tokens

@@ -1,7 +1,7 @@
-"""The RWT estimator of QLM with the online parameters of the source document [R1]-[R3], for groups and for one request.
+"""The RWT estimator of QLM with the online parameters of the source document, for groups and for one request.
 
 It knows counts only: requests before this one, the mean length of their group,
-one time of a token whatever the batch.  So it is cheap, and conservative [R6].
+one time of a token whatever the batch.  So it is cheap, and conservative.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from pdcluster_worker.routing.waiting_time.rwt import DecodeTime, MeanOutput, co
 
 
 class RwtEstimator:
-    """T(n) with d_eff [R2] and mu of each group [R3]; either stays at its preset where it is not to adapt."""
+    """T(n) with d_eff and mu of each group; either stays at its preset where it is not to adapt."""
 
     def __init__(self, presets: Presets, *, adapts_decode: bool = True, adapts_output: bool = True) -> None:
         self._presets = presets
@@ -63,7 +63,7 @@ class RwtEstimator:
         return wait + self._prefill.seconds(prompts) + token_seconds
 
     def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:
-        """With the longest answer that it may give [R6]."""
+        """With the longest answer that it may give."""
         first, token_seconds = self.estimated_ttft_seconds(flight, line), self._decode.seconds
         if first is None or token_seconds is None:
             return None

@@ -57,7 +57,7 @@ class Forecast:
 
 
 def forecasts(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[Forecast]:
-    """The end of each group: those before it, the model swaps on the way, and itself [R5]."""
+    """The end of each group: those before it, the model swaps on the way, and itself."""
     found, end, model = [], now, queue.model
     for group in queue.groups:
         if group.key.model != model:

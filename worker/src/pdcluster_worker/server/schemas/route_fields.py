@@ -18,7 +18,7 @@ _KV_AWARE = ("overlap_credit", "prefill_load_scale", "prefill_decay", "active_re
 
 
 class Route(BaseModel):
-    """`pdcluster.route`, for tests: a worker, a policy or weights for one request in place of the policy's [Y9], [Y10].
+    """`pdcluster.route`, for tests: a worker, a policy or weights for one request in place of the policy's.
 
     worker: the pod that must run it.  policy: by which the worker is chosen.
     temperature and the weights of kvAware: as in spec.routing.decodeScore; null = the policy's.
