@@ -1,4 +1,5 @@
-"""Greedy tokens of our engine, and of vLLM, beside transformers' `generate()` in the same dtype; of each path beside the others.
+"""Greedy tokens of our engine, and of vLLM, beside transformers' `generate()` in the same dtype; of
+each path beside the others.
 
     bench/agreement.py [--dtype bfloat16 float32] [--prompts 54] [--tokens 64] [--vllm] [--log]
 
@@ -61,8 +62,10 @@ TOPICS = (
 )
 ASKED = (
     "What do you know about {topic}?",
-    "Explain {topic} to a student of twelve years, in a few sentences, with an example from daily life, and name a common error about it.",
-    "Here is a text:\n\n{text}\n\nSay in two sentences what it is about, and what it has to do with {topic}.",
+    "Explain {topic} to a student of twelve years, in a few sentences, with an example from daily "
+    "life, and name a common error about it.",
+    "Here is a text:\n\n{text}\n\nSay in two sentences what it is about, and what it has to do "
+    "with {topic}.",
 )
 PATHS: dict[str, tuple[bool, dict[str, int]]] = {
     "local, whole prompts": (False, {"max_batched_tokens": 2048}),
@@ -70,7 +73,10 @@ PATHS: dict[str, tuple[bool, dict[str, int]]] = {
     "remote": (True, {}),
     "preempted": (False, {"num_blocks": PREEMPTED_BLOCKS}),
 }
-"""Paths by name: whether the prefill is remote, and the decode engine's settings.  Prompts run 18 together, as they do under load."""
+"""Paths by name: whether the prefill is remote, and the decode engine's settings.
+
+Prompts run 18 together, as they do under load.
+"""
 
 DEFINITIONS = """\
 - Model: SmolLM2-135M-Instruct as `make model` leaves it. An answer ends with the
@@ -86,7 +92,9 @@ DEFINITIONS = """\
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts that every source answers.  end: the model's end-of-sequence token, with which an answer ends."""
+    """Prompts that every source answers.  end: the model's end-of-sequence token, with which an
+    answer ends.
+    """
 
     prompts: Sequence[list[int]]
     num_tokens: int
@@ -97,7 +105,9 @@ class Generate:
     """transformers on a model folder, in one dtype."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True
+        ).eval()
 
     def answers(self, work: Work, size: int) -> list[Tokens]:
         """`generate()` over batches of so many prompts, filled up on the left."""
@@ -106,8 +116,14 @@ class Generate:
             batch = work.prompts[start : start + size]
             longest = max(map(len, batch))
             ids = torch.tensor([[work.end] * (longest - len(prompt)) + prompt for prompt in batch])
-            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch])
-            lengths = {"max_new_tokens": work.num_tokens, "eos_token_id": work.end, "pad_token_id": work.end}
+            mask = torch.tensor(
+                [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch]
+            )
+            lengths = {
+                "max_new_tokens": work.num_tokens,
+                "eos_token_id": work.end,
+                "pad_token_id": work.end,
+            }
             made = self._model.generate(ids, attention_mask=mask, do_sample=False, **lengths)
             found += [until_end(row, work.end) for row in made[:, longest:].tolist()]
         return found
@@ -122,9 +138,15 @@ class Generate:
 def questions(count: int) -> list[str]:
     """So many questions: short, longer, and with a text of 100 to 270 words, in turn."""
     words = (ROOT / "LICENSE").read_text().split()
-    texts = [" ".join(words[70 * index : 70 * index + 100 + 10 * index]) for index in range(len(TOPICS))]
+    texts = [
+        " ".join(words[70 * index : 70 * index + 100 + 10 * index]) for index in range(len(TOPICS))
+    ]
     pairs = list(zip(TOPICS, texts, strict=True))
-    return [ASKED[index % len(ASKED)].format(topic=topic, text=text) for index in range(count) for topic, text in [_turn(pairs, index)]]
+    return [
+        ASKED[index % len(ASKED)].format(topic=topic, text=text)
+        for index in range(count)
+        for topic, text in [_turn(pairs, index)]
+    ]
 
 
 def _turn(pairs: Sequence[tuple[str, str]], index: int) -> tuple[str, str]:
@@ -135,16 +157,25 @@ def path_answers(path: str, folder: Path, dtype: Any, work: Work) -> list[Tokens
     """Our engine's answers on one path.  Raises RuntimeError when the path was not taken."""
     remote, settings = PATHS[path]
     cluster = Cluster(folder, dtype=dtype, scheduler=CONTINUOUS, **settings)
-    sampling = Sampling(max_tokens=work.num_tokens, seed=0, temperature=0.0, eos_token_ids=[work.end])
-    specs = [RequestSpec(f"r{index}", prompt, sampling) for index, prompt in enumerate(work.prompts)]
+    sampling = Sampling(
+        max_tokens=work.num_tokens, seed=0, temperature=0.0, eos_token_ids=[work.end]
+    )
+    specs = [
+        RequestSpec(f"r{index}", prompt, sampling) for index, prompt in enumerate(work.prompts)
+    ]
     found: list[Tokens] = []
     for start in range(0, len(specs), GROUP):
         answers = cluster.run(specs[start : start + GROUP], remote=remote)
         found += [until_end([token.token_id for token in answer], work.end) for answer in answers]
     stats = cluster.decode.stats
     assert stats is not None
-    if (stats.bytes_received > 0) != remote or (stats.preemptions > 0) != path.startswith("preempted"):
-        raise RuntimeError(f"{path}: {stats.bytes_received} bytes came and {stats.preemptions} requests were preempted: not this path")
+    if (stats.bytes_received > 0) != remote or (stats.preemptions > 0) != path.startswith(
+        "preempted"
+    ):
+        raise RuntimeError(
+            f"{path}: {stats.bytes_received} bytes came and {stats.preemptions} requests were "
+            "preempted: not this path"
+        )
     return found
 
 
@@ -154,13 +185,21 @@ async def vllm_answers(folder: Path, dtype: str, work: Work) -> list[Tokens]:
     async with running_vllm("vllm", Served(folder, 1, dtype)) as system:
         for start in range(0, len(work.prompts), GROUP):
             group = work.prompts[start : start + GROUP]
-            answers = await asyncio.gather(*(_vllm_answer(system.server, prompt, work) for prompt in group))
+            answers = await asyncio.gather(
+                *(_vllm_answer(system.server, prompt, work) for prompt in group)
+            )
             found += [until_end(answer, work.end) for answer in answers]
     return found
 
 
 async def _vllm_answer(server: OpenAIServer, prompt: list[int], work: Work) -> Tokens:
-    body = {"model": server.model, "prompt": prompt, "max_tokens": work.num_tokens, "temperature": 0, "return_token_ids": True}
+    body = {
+        "model": server.model,
+        "prompt": prompt,
+        "max_tokens": work.num_tokens,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
     async with server.session.post(server.base_url + COMPLETIONS, json=body) as response:
         text = await response.text()
     if response.status != 200:
@@ -180,7 +219,9 @@ def compare(folder: Path, dtype: Any, work: Work, *, with_vllm: bool = False) ->
     expected = reference.answers(work, 1)
     against, among = [(batched, agreement(expected, reference.answers(work, GROUP), judge))], []
     if with_vllm:
-        against.append(("vLLM", agreement(expected, asyncio.run(vllm_answers(folder, dtype, work)), judge)))
+        against.append(
+            ("vLLM", agreement(expected, asyncio.run(vllm_answers(folder, dtype, work)), judge))
+        )
     first: list[Tokens] = []
     for path in PATHS:
         answers = path_answers(path, folder, dtype, work)
@@ -188,9 +229,18 @@ def compare(folder: Path, dtype: Any, work: Work, *, with_vllm: bool = False) ->
         against.append((path, agreement(expected, answers, judge)))
         if path != ours:
             among.append((path, agreement(first, answers, judge)))
-        print(f"{dtype}: {path}", agreement_table(against), agreement_table(among), sep="\n", file=sys.stderr, flush=True)
+        print(
+            f"{dtype}: {path}",
+            agreement_table(against),
+            agreement_table(among),
+            sep="\n",
+            file=sys.stderr,
+            flush=True,
+        )
     titles = (f"{dtype}, against generate() of one prompt at a time", f"{dtype}, against {ours}")
-    return "\n\n".join(_section(title, rows) for title, rows in zip(titles, (against, among), strict=True))
+    return "\n\n".join(
+        _section(title, rows) for title, rows in zip(titles, (against, among), strict=True)
+    )
 
 
 def _section(title: str, rows: Sequence[tuple[str, Agreement]]) -> str:
@@ -200,17 +250,28 @@ def _section(title: str, rows: Sequence[tuple[str, Agreement]]) -> str:
 def _asked(prompts: Sequence[list[int]], num_tokens: int) -> str:
     lengths = sorted(map(len, prompts))
     until = f"greedy, until the answer ends or has {num_tokens} tokens"
-    return f"- {len(prompts)} chat prompts of {lengths[0]} to {lengths[-1]} tokens, {until}; one thread"
+    return (
+        f"- {len(prompts)} chat prompts of {lengths[0]} to {lengths[-1]} tokens, {until}; one "
+        "thread"
+    )
 
 
 def main() -> int:
     """Run the bench; returns the exit status."""
-    parser = argparse.ArgumentParser(description="greedy tokens of our engine beside generate() in the same dtype")
-    parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"])
+    parser = argparse.ArgumentParser(
+        description="greedy tokens of our engine beside generate() in the same dtype"
+    )
+    parser.add_argument(
+        "--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"]
+    )
     parser.add_argument("--prompts", type=int, default=54)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--vllm", action="store_true", help="vLLM beside ours; `make bench-peers` installs it")
-    parser.add_argument("--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}")
+    parser.add_argument(
+        "--vllm", action="store_true", help="vLLM beside ours; `make bench-peers` installs it"
+    )
+    parser.add_argument(
+        "--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}"
+    )
     options = parser.parse_args()
     if not (FOLDER / "config.json").is_file():
         print(f"bench: no model in {FOLDER}: run `make model`", file=sys.stderr)
@@ -220,14 +281,21 @@ def main() -> int:
     load_average = os.getloadavg()[0]
     tokenizer = AutoTokenizer.from_pretrained(FOLDER, local_files_only=True)
     chats = [[{"role": "user", "content": question}] for question in questions(options.prompts)]
-    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    prompts = [
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        for chat in chats
+    ]
     torch.set_num_threads(1)
     work = Work(prompts, options.tokens, tokenizer.eos_token_id)
     sections = []
     for dtype in options.dtype:
         sections.append(compare(FOLDER, dtype, work, with_vllm=options.vllm))
-        print(sections[-1], file=sys.stderr, flush=True)  # a run takes long, and this part of it is whole
-    setting = [*setting_lines("bench/agreement.py", "", load_average), _asked(prompts, options.tokens)]
+        # a run takes long, and this part of it is whole
+        print(sections[-1], file=sys.stderr, flush=True)
+    setting = [
+        *setting_lines("bench/agreement.py", "", load_average),
+        _asked(prompts, options.tokens),
+    ]
     report = "\n\n".join(["\n".join(setting), DEFINITIONS, *sections])
     print(report)
     if options.log:

@@ -57,28 +57,47 @@ def until_end(tokens: Tokens, end: int) -> Tokens:
 def first_difference(expected: Tokens, actual: Tokens) -> int | None:
     """The first place that differs; None where there is none.
 
-    Both end at an end-of-sequence token or at the same length, so of two equal beginnings none is shorter.
+    Both end at an end-of-sequence token or at the same length, so of two equal beginnings none is
+    shorter.
 
     >>> first_difference([1, 2, 3], [1, 2, 4])
     2
     """
-    return next((place for place, pair in enumerate(zip(expected, actual, strict=False)) if pair[0] != pair[1]), None)
+    return next(
+        (
+            place
+            for place, pair in enumerate(zip(expected, actual, strict=False))
+            if pair[0] != pair[1]
+        ),
+        None,
+    )
 
 
 def agreement(expected: Sequence[Tokens], actual: Sequence[Tokens], judge: Judge) -> Agreement:
-    """Compare answers to the same prompts in the same order; `judge` is asked once for each first difference."""
+    """Compare answers to the same prompts in the same order; `judge` is asked once for each first
+    difference.
+    """
     differences, num_equal = [], 0
     for index, (want, got) in enumerate(zip(expected, actual, strict=True)):
         place = first_difference(want, got)
         num_equal += len(want) if place is None else place
         if place is not None:
-            differences.append(Difference(place, *judge(index, want[:place], want[place], got[place])))
+            differences.append(
+                Difference(place, *judge(index, want[:place], want[place], got[place]))
+            )
     return Agreement(len(expected), sum(map(len, expected)), num_equal, differences)
 
 
 def agreement_table(rows: Sequence[tuple[str, Agreement]]) -> str:
     """One row for each comparison."""
-    header = ("", "equal answers", "equal tokens before the first difference", "margin there", "greatest", "between the best two")
+    header = (
+        "",
+        "equal answers",
+        "equal tokens before the first difference",
+        "margin there",
+        "greatest",
+        "between the best two",
+    )
     return table(header, [(name, *_cells(one)) for name, one in rows])
 
 

@@ -1,4 +1,5 @@
-"""CPU time of the autoscaler's decisions: many clusters of two roles with two pools each, one decision for every cluster.
+"""CPU time of the autoscaler's decisions: many clusters of two roles with two pools each, one
+decision for every cluster.
 
     bench/autoscale_decision.py [--clusters 100] [--workers 64] [--times 5]
 
@@ -17,7 +18,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pdcluster_api.plan.autoscale.decide import decide
-from pdcluster_api.plan.autoscale.values import Clock, Holding, Memory, Outcome, PoolFacts, Sample, Windows, WorkerSample
+from pdcluster_api.plan.autoscale.values import (
+    Clock,
+    Holding,
+    Memory,
+    Outcome,
+    PoolFacts,
+    Sample,
+    Windows,
+    WorkerSample,
+)
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 
@@ -26,7 +36,12 @@ NOW = 100_000.0
 ROUNDS = 12
 INTERVAL_SECONDS = 5.0
 WALL = datetime(2026, 3, 4, 12, tzinfo=UTC)
-POOLS = (("prefill", "b200", "B200"), ("prefill", "h100", "H100"), ("decode", "b300", "B300"), ("decode", "h200", "H200"))
+POOLS = (
+    ("prefill", "b200", "B200"),
+    ("prefill", "h100", "H100"),
+    ("decode", "b300", "B300"),
+    ("decode", "h200", "H200"),
+)
 LOADS = (0.6, 0.95, 0.1)  # shares: at rest, grows, shrinks
 
 
@@ -45,7 +60,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Figures:
-    """cpu_seconds: of all clusters together, one for each time; num_changed: clusters whose sizes changed."""
+    """cpu_seconds: of all clusters together, one for each time; num_changed: clusters whose sizes
+    changed.
+    """
 
     clusters: int
     workers: int
@@ -54,8 +71,10 @@ class Figures:
 
     def __str__(self) -> str:
         return (
-            f"{self.clusters} clusters of {len(POOLS)} pools of {self.workers} workers, one decision each: "
-            f"CPU {min(self.cpu_seconds):.3f} to {max(self.cpu_seconds):.3f} s in {len(self.cpu_seconds)} times (limit {LIMIT:g} s), "
+            f"{self.clusters} clusters of {len(POOLS)} pools of {self.workers} workers, one "
+            "decision each: "
+            f"CPU {min(self.cpu_seconds):.3f} to {max(self.cpu_seconds):.3f} s in "
+            f"{len(self.cpu_seconds)} times (limit {LIMIT:g} s), "
             f"{max(self.cpu_seconds) / self.clusters * 1000:.2f} ms for each cluster at most; "
             f"{self.num_changed} clusters change; load average {os.getloadavg()[0]:.1f}"
         )
@@ -64,7 +83,13 @@ class Figures:
 def spec_of(workers: int) -> PDClusterSpec:
     roles: dict[str, dict[str, list[dict[str, object]]]] = {}
     for role, name, gpu in POOLS:
-        declared = {"name": name, "gpu": gpu, "replicas": workers, "minReplicas": 1, "maxReplicas": 2 * workers}
+        declared = {
+            "name": name,
+            "gpu": gpu,
+            "replicas": workers,
+            "minReplicas": 1,
+            "maxReplicas": 2 * workers,
+        }
         roles.setdefault(role, {"pools": []})["pools"].append(declared)
     autoscale = {
         "mode": "On",
@@ -74,30 +99,71 @@ def spec_of(workers: int) -> PDClusterSpec:
         "prefill": {"ttftSeconds": 0.5, "backlogUpSeconds": 2.0, "headroom": 0.1},
         "decode": {"tpotSeconds": 0.05},
     }
-    spec = {"model": {"name": "tiny", "path": "/models/tiny"}, "roles": roles, "autoscale": autoscale}
-    return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "bench"}, "spec": spec}).spec
+    spec = {
+        "model": {"name": "tiny", "path": "/models/tiny"},
+        "roles": roles,
+        "autoscale": autoscale,
+    }
+    return parse(
+        {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": "bench"},
+            "spec": spec,
+        }
+    ).spec
 
 
 def window(role: str, name: str, workers: int, share: float) -> list[Sample]:
-    like = WorkerSample("", 3, 0, 0.02 * share, 20 * share, share, share, None, 1.0, 900.0, 800.0, 0.5, 300.0, 0.3, 0.03)
+    like = WorkerSample(
+        "",
+        3,
+        0,
+        0.02 * share,
+        20 * share,
+        share,
+        share,
+        None,
+        1.0,
+        900.0,
+        800.0,
+        0.5,
+        300.0,
+        0.3,
+        0.03,
+    )
     found = tuple(replace(like, pod=f"{role}-{name}-{ordinal}") for ordinal in range(workers))
     return [Sample(NOW - INTERVAL_SECONDS * back, found) for back in reversed(range(ROUNDS))]
 
 
 def case(spec: PDClusterSpec, workers: int, share: float) -> Case:
     holdings = (Holding(workers, workers, tuple(range(workers)), grows=True),)
-    facts = [PoolFacts(role, name, gpu, workers, workers, workers, holdings=holdings) for role, name, gpu in POOLS]
+    facts = [
+        PoolFacts(role, name, gpu, workers, workers, workers, holdings=holdings)
+        for role, name, gpu in POOLS
+    ]
     windows = {(role, name): window(role, name, workers, share) for role, name, _ in POOLS}
-    recommendations = tuple((NOW - 5.0 * back, 2 * workers - 1 - back % 2) for back in reversed(range(1, 61)))
+    recommendations = tuple(
+        (NOW - 5.0 * back, 2 * workers - 1 - back % 2) for back in reversed(range(1, 61))
+    )
     roles = ("prefill", "decode")
     return Case(
-        spec, facts, windows, Memory(dict.fromkeys(roles, recommendations), dict.fromkeys(roles, 2 * workers), at=NOW - INTERVAL_SECONDS)
+        spec,
+        facts,
+        windows,
+        Memory(
+            dict.fromkeys(roles, recommendations),
+            dict.fromkeys(roles, 2 * workers),
+            at=NOW - INTERVAL_SECONDS,
+        ),
     )
 
 
 def run(clusters: int, workers: int, times: int) -> Figures:
     """Measure; windows are made before the clock runs."""
-    cases = [case(spec_of(workers), workers, LOADS[number % len(LOADS)]) for number in range(clusters)]
+    cases = [
+        case(spec_of(workers), workers, LOADS[number % len(LOADS)]) for number in range(clusters)
+    ]
     seconds = []
     for _ in range(times):
         start = time.process_time()
@@ -108,7 +174,9 @@ def run(clusters: int, workers: int, times: int) -> Figures:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the figures; 1 when the limit is reached."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clusters", type=int, default=100)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--times", type=int, default=5)

@@ -89,7 +89,8 @@ def main() -> int:
     """Print the tables; draw the plot where one was asked for."""
     load_average = os.getloadavg()[0]
     options = parse()
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported, which is why imports come later
+    # read when torch is imported, which is why imports come later
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ["GOMP_SPINCOUNT"] = "20000"
     deadline = time.monotonic() + options.seconds
     names = options.only or (["sarathi", "request-level"] if options.quick else list(NAMES))
@@ -99,9 +100,20 @@ def main() -> int:
     for number, name in enumerate(names):
         share = (deadline - time.monotonic()) / (len(names) - number)
         rows[name] = search_all.row(name, slos, time.monotonic() + share)
-        print(f"{name}: {', '.join(map(Capacity.cell, rows[name].capacities))}", file=sys.stderr, flush=True)
+        print(
+            f"{name}: {', '.join(map(Capacity.cell, rows[name].capacities))}",
+            file=sys.stderr,
+            flush=True,
+        )
     more = f"{options.threads} threads, "
-    print("\n".join([*setting_lines("bench/capacity.py", more, load_average), *table(slos, rows, search_all.sizes)]))
+    print(
+        "\n".join(
+            [
+                *setting_lines("bench/capacity.py", more, load_average),
+                *table(slos, rows, search_all.sizes),
+            ]
+        )
+    )
     if options.plot is not None:
         options.plot.write_text(plot(slos, rows))
     return 0
@@ -109,7 +121,9 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), metavar="NAME")
     parser.add_argument("--seconds", type=float, default=420.0, help="of all searches together")
     parser.add_argument("--threads", type=int, default=2)
@@ -187,24 +201,42 @@ def table(slos: Sequence[Slo], rows: Mapping[str, Row], sizes: Sizes) -> list[st
     """Both tables, as lines."""
     heads = [f"{slo.name}, {1e3 * slo.seconds:.0f} ms" for slo in slos]
     lines = [
-        f"- {sizes.load.told(sizes.least_requests)}, more where they take under {sizes.seconds:g} s; "
+        f"- {sizes.load.told(sizes.least_requests)}, more where they take under {sizes.seconds:g} "
+        "s; "
         f"SLOs are {STRICT} and {RELAXED} times a decode step",
         "",
         f"| scheduler | as in | {' | '.join(f'{head}: requests/s' for head in heads)} |",
         f"|---|---|{'---|' * len(heads)}",
     ]
-    lines += [f"| {name} | {NAMES.get(name, '')} | {' | '.join(map(Capacity.cell, row.capacities))} |" for name, row in rows.items()]
-    lines += ["", "| scheduler | looked at: requests/s (p99 TBT in ms, median delay in s) |", "|---|---|"]
+    lines += [
+        f"| {name} | {NAMES.get(name, '')} | {' | '.join(map(Capacity.cell, row.capacities))} |"
+        for name, row in rows.items()
+    ]
+    lines += [
+        "",
+        "| scheduler | looked at: requests/s (p99 TBT in ms, median delay in s) |",
+        "|---|---|",
+    ]
     for name, row in rows.items():
-        lines.append(f"| {name} | {', '.join(probe.cell() for probe in sorted(row.probes, key=_rate))} |")
+        lines.append(
+            f"| {name} | {', '.join(probe.cell() for probe in sorted(row.probes, key=_rate))} |"
+        )
     return lines
 
 
 def plot(slos: Sequence[Slo], rows: Mapping[str, Row]) -> str:
     """Bars of all schedulers for each SLO."""
     groups = [f"{slo.name}: p99 of gaps at most {1e3 * slo.seconds:.0f} ms" for slo in slos]
-    values = {NAMES.get(name, name): [capacity.rate for capacity in row.capacities] for name, row in rows.items()}
-    return bars("Capacity at an SLO for gaps between tokens", f"requests/s, up to {LADDER[-1]:g}", groups, values)
+    values = {
+        NAMES.get(name, name): [capacity.rate for capacity in row.capacities]
+        for name, row in rows.items()
+    }
+    return bars(
+        "Capacity at an SLO for gaps between tokens",
+        f"requests/s, up to {LADDER[-1]:g}",
+        groups,
+        values,
+    )
 
 
 def _rate(probe: Probe) -> float:

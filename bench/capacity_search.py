@@ -16,7 +16,10 @@ MOST_DELAY_SECONDS = 2.0
 
 STEPS_OF_AN_OCTAVE = 4
 LOWEST_RATE, NUM_OCTAVES = 0.5, 4
-LADDER = [round(LOWEST_RATE * 2 ** (step / STEPS_OF_AN_OCTAVE), 2) for step in range(NUM_OCTAVES * STEPS_OF_AN_OCTAVE + 1)]
+LADDER = [
+    round(LOWEST_RATE * 2 ** (step / STEPS_OF_AN_OCTAVE), 2)
+    for step in range(NUM_OCTAVES * STEPS_OF_AN_OCTAVE + 1)
+]
 """Requests a second: 0.5 to 8, each 19 % above the one before."""
 
 
@@ -131,8 +134,14 @@ def search(
 
     seen: probes by rate, of this search and of one for a looser SLO
     """
-    low = max((index for index, rate in enumerate(LADDER) if rate in seen and seen[rate].holds(slo)), default=-1)
-    high = min((index for index in range(low + 1, len(LADDER)) if LADDER[index] in seen), default=len(LADDER))
+    low = max(
+        (index for index, rate in enumerate(LADDER) if rate in seen and seen[rate].holds(slo)),
+        default=-1,
+    )
+    high = min(
+        (index for index in range(low + 1, len(LADDER)) if LADDER[index] in seen),
+        default=len(LADDER),
+    )
     num_left = bounds.num_probes
     while high - low > 1 and num_left and bounds.clock() < bounds.deadline:
         middle = (low + high) // 2

@@ -1,4 +1,5 @@
-"""One of our clusters under test: a PDCluster file that `pdctl up` runs, from its start to its last process.
+"""One of our clusters under test: a PDCluster file that `pdctl up` runs, from its start to its last
+process.
 
 Reads what the cluster publishes (its state file, `/metrics`, its workers' logs)
 and what the kernel says of its processes.  Knows no workload, and nothing of
@@ -27,7 +28,8 @@ _LOADED = re.compile(r"loaded model .*dtype=(\S+) threads=(\d+)")
 _RESERVED = re.compile(r"reserved kv cache blocks=(\d+) block_bytes=(\d+)")
 _COUNTER = "pdcluster_{}_total"
 _STEP = ("pdcluster_engine_step_seconds_count", "pdcluster_engine_step_seconds_sum")
-# The engine reports once more as it goes idle; the report crosses two processes before it shows in /metrics.
+# The engine reports once more as it goes idle; the report crosses two processes before it shows in
+# /metrics.
 _REPORT_SECONDS = 0.5
 
 
@@ -43,7 +45,10 @@ class Setup:
 @asynccontextmanager
 async def running_cluster(name: str, setup: Setup) -> AsyncIterator["Cluster"]:
     """`pdctl up`, from ready to its last process.  Raises StartError when it does not start."""
-    async with started_cluster(setup.file, setup.model, setup.engine) as started, http_session() as session:
+    async with (
+        started_cluster(setup.file, setup.model, setup.engine) as started,
+        http_session() as session,
+    ):
         yield Cluster(name, started, OpenAIServer(session, started.base_url, started.model))
 
 
@@ -75,11 +80,17 @@ class Cluster:
         return {worker["name"]: _counters(await self._samples(worker)) for worker in self._workers}
 
     async def cached_ratio(self) -> float:
-        """Share of the tokens looked up in prefix caches that was found, over all workers, after all work has ended."""
+        """Share of the tokens looked up in prefix caches that was found, over all workers, after
+        all work has ended.
+        """
         await asyncio.sleep(_REPORT_SECONDS)
         samples = [sample for worker in self._workers for sample in await self._samples(worker)]
         found, looked_up = (
-            sum(sample.value for sample in samples if sample.name == _COUNTER.format(f"prefix_cache_{what}_tokens"))
+            sum(
+                sample.value
+                for sample in samples
+                if sample.name == _COUNTER.format(f"prefix_cache_{what}_tokens")
+            )
             for what in ("hit", "query")
         )
         return found / looked_up if looked_up else 0.0
@@ -97,20 +108,34 @@ class Cluster:
     async def dtype(self) -> str:
         """Dtype in which its first worker computes."""
         samples = await self._samples(self._workers[0])
-        return next(sample.labels["dtype"] for sample in samples if sample.name == "pdcluster_engine_dtype_info" and sample.value)
+        return next(
+            sample.labels["dtype"]
+            for sample in samples
+            if sample.name == "pdcluster_engine_dtype_info" and sample.value
+        )
 
     async def _samples(self, worker: dict[str, Any]) -> list[Sample]:
         text = await self._page(f"http://{worker['http']}/metrics")
-        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
 
     def conditions(self) -> list[str]:
         """Lines that each worker logged as it loaded the model."""
-        return [f"{self.name}, {worker['name']}: dtype {dtype}, threads {threads}" for worker, (dtype, threads) in self._found(_LOADED)]
+        return [
+            f"{self.name}, {worker['name']}: dtype {dtype}, threads {threads}"
+            for worker, (dtype, threads) in self._found(_LOADED)
+        ]
 
     async def footprints(self, seconds: float) -> list[Footprint]:
         """Footprint of each worker over so many seconds without a request."""
-        reserved = [(worker, int(blocks) * int(size)) for worker, (blocks, size) in self._found(_RESERVED)]
-        return await idle_footprints([Watched(worker["name"], worker["pid"], kv_bytes) for worker, kv_bytes in reserved], seconds)
+        reserved = [
+            (worker, int(blocks) * int(size)) for worker, (blocks, size) in self._found(_RESERVED)
+        ]
+        return await idle_footprints(
+            [Watched(worker["name"], worker["pid"], kv_bytes) for worker, kv_bytes in reserved],
+            seconds,
+        )
 
     async def _page(self, url: str) -> str:
         async with self.server.session.get(url) as response:
@@ -123,7 +148,10 @@ class Cluster:
 
     def _found(self, pattern: re.Pattern[str]) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
         """The last match in each worker's log."""
-        return [(worker, pattern.findall(Path(worker["log"]).read_text())[-1]) for worker in self._workers]
+        return [
+            (worker, pattern.findall(Path(worker["log"]).read_text())[-1])
+            for worker in self._workers
+        ]
 
 
 def _counters(samples: list[Sample]) -> EngineCounters:
@@ -133,4 +161,9 @@ def _counters(samples: list[Sample]) -> EngineCounters:
         return values[_COUNTER.format(name), outcome]
 
     step_seconds = total("prefill_seconds") + total("decode_seconds")
-    return EngineCounters(total("engine_steps"), step_seconds, total("engine_overhead_seconds"), total("remote_prefill", "ok"))
+    return EngineCounters(
+        total("engine_steps"),
+        step_seconds,
+        total("engine_overhead_seconds"),
+        total("remote_prefill", "ok"),
+    )

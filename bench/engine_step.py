@@ -1,4 +1,5 @@
-"""The engine's own part of a decode step, without the model: scheduling, taking tokens, statistics, encoding and sending.
+"""The engine's own part of a decode step, without the model: scheduling, taking tokens, statistics,
+encoding and sending.
 
     python bench/engine_step.py [--requests 16 128] [--steps 200]
 
@@ -31,7 +32,9 @@ from pdcluster_worker.testing import FakeNetwork, FakeTransport
 VOCABULARY = 49152
 PROMPT_TOKENS = 300
 WEIGHTS = bytearray(128 << 20)
-"""Read between two steps, as a model's are: what a step finds in the caches then is next to nothing."""
+"""Read between two steps, as a model's are: what a step finds in the caches then is next to
+nothing.
+"""
 SETTINGS = EngineSettings(
     block_size=16,
     num_blocks=20_000,
@@ -54,7 +57,9 @@ class NoModel:
 
     def submit(self, batch: Batch) -> None:
         start = time.perf_counter()
-        self.outcomes = [Sample(random.randrange(VOCABULARY)) if item.samples else None for item in batch.items]
+        self.outcomes = [
+            Sample(random.randrange(VOCABULARY)) if item.samples else None for item in batch.items
+        ]
         self.took = time.perf_counter() - start
 
     def wait(self) -> Sequence[RowOutcome]:
@@ -84,7 +89,15 @@ def started(runner: NoModel, num_requests: int) -> EngineCore:
     core = EngineCore(SETTINGS, runner, transport, time.monotonic)
     for number in range(num_requests):
         prompt = [random.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)]
-        core.handle(Submit(RequestSpec(f"chatcmpl-{number:032d}-0", prompt, Sampling(max_tokens=3000, seed=0, ignore_eos=True))))
+        core.handle(
+            Submit(
+                RequestSpec(
+                    f"chatcmpl-{number:032d}-0",
+                    prompt,
+                    Sampling(max_tokens=3000, seed=0, ignore_eos=True),
+                )
+            )
+        )
     for _ in range(PROMPT_TOKENS * num_requests // SETTINGS.max_batched_tokens + 2):
         core.step()
     return core
@@ -113,7 +126,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        other = multiprocessing.Process(target=drop, args=(address := f"ipc://{folder}/engine",), daemon=True)
+        other = multiprocessing.Process(
+            target=drop, args=(address := f"ipc://{folder}/engine",), daemon=True
+        )
         other.start()
         mailbox = EngineSocket(address)
         for num_requests in options.requests:

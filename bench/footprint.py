@@ -44,17 +44,27 @@ async def idle_footprints(watched: Sequence[Watched], seconds: float) -> list[Fo
     start = time.monotonic()
     await asyncio.sleep(seconds)
     took = time.monotonic() - start
-    used = [100 * (_cpu_seconds(server) - b) / took for server, b in zip(servers, before, strict=True)]
+    used = [
+        100 * (_cpu_seconds(server) - b) / took for server, b in zip(servers, before, strict=True)
+    ]
     return [
-        Footprint(one.worker, cpu, _memory([server]), _memory(server.children(recursive=True)), one.kv_bytes)
+        Footprint(
+            one.worker,
+            cpu,
+            _memory([server]),
+            _memory(server.children(recursive=True)),
+            one.kv_bytes,
+        )
         for one, cpu, server in zip(watched, used, servers, strict=True)
     ]
 
 
 def others_cpu_seconds() -> float:
-    """Processor time of this machine that did not go to this process and its descendants, since it started.
+    """Processor time of this machine that did not go to this process and its descendants, since it
+    started.
 
-    Stolen time is in it.  A difference of two readings shows whether a measurement had the machine to itself.
+    Stolen time is in it.  A difference of two readings shows whether a measurement had the machine
+    to itself.
     """
     times = psutil.cpu_times()
     busy = times.user + times.nice + times.system + times.softirq + times.irq + times.steal

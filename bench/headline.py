@@ -50,7 +50,11 @@ GOALS: Sequence[Goal] = (
     Goal("A", "output tokens/s", "mixed", "hf"),
     Goal("A", "output tokens/s", "variant", "mixed"),
     Goal("single", STREAM_RATE, "variant", "mixed"),
-    *(Goal(f"B-{rate}", metric, "1p1d", "mixed") for rate in ("0.5", "1.0", "1.5", "2.0") for metric in (GOODPUT, "TPOT p99 ms")),
+    *(
+        Goal(f"B-{rate}", metric, "1p1d", "mixed")
+        for rate in ("0.5", "1.0", "1.5", "2.0")
+        for metric in (GOODPUT, "TPOT p99 ms")
+    ),
 )
 
 
@@ -68,7 +72,11 @@ def _starts(results: Results, system: str) -> list[float]:
 
 
 def _idle(results: Results, system: str) -> list[float]:
-    return [sum(one.cpu_percent for one in results.footprints.get(system, []))] if system in results.footprints else []
+    return (
+        [sum(one.cpu_percent for one in results.footprints.get(system, []))]
+        if system in results.footprints
+        else []
+    )
 
 
 def _memory(results: Results, system: str) -> list[float]:
@@ -80,7 +88,11 @@ def _without_kv(one: Footprint) -> float:
 
 
 def _overhead(results: Results, system: str) -> list[float]:
-    return [engine.overhead_ms_per_step for one in results.rounds("offline", system) for engine in one.engines.values()]
+    return [
+        engine.overhead_ms_per_step
+        for one in results.rounds("offline", system)
+        for engine in one.engines.values()
+    ]
 
 
 OWN_GOALS: Sequence[OwnGoal] = (
@@ -94,7 +106,10 @@ OWN_GOALS: Sequence[OwnGoal] = (
 def headline(results: Results) -> str:
     """The table; empty where the run has nothing to say to any goal."""
     rows = [*_ratio_rows(results), *_own_rows(results)]
-    title = "### Figures to reach\n\nRatios of each round, their median [least - greatest]; the median decides."
+    title = (
+        "### Figures to reach\n\nRatios of each round, their median [least - greatest]; the median "
+        "decides."
+    )
     return f"{title}\n\n{table(['', 'measured', 'to reach', 'reached'], rows)}" if rows else ""
 
 
@@ -109,7 +124,11 @@ def _own_rows(results: Results) -> Iterator[list[str]]:
     for goal in OWN_GOALS:
         for system in OURS:
             if values := goal.values(results, system):
-                yield [f"{system}: {goal.text}", cell(values), *_verdict(values, goal.most, is_most=True)]
+                yield [
+                    f"{system}: {goal.text}",
+                    cell(values),
+                    *_verdict(values, goal.most, is_most=True),
+                ]
 
 
 def _verdict(values: Sequence[float], limit: float | None, *, is_most: bool) -> list[str]:

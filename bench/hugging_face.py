@@ -44,11 +44,15 @@ class _Waiting:
 
 
 @asynccontextmanager
-async def running_generate(name: str, model: Path, num_threads: int) -> AsyncIterator["HuggingFace"]:
+async def running_generate(
+    name: str, model: Path, num_threads: int
+) -> AsyncIterator["HuggingFace"]:
     """The child from its model in memory to its end.  Raises StartError when it does not start."""
     start = time.monotonic()
     command = (__file__, str(model), str(num_threads))
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdin=PIPE, stdout=PIPE, start_new_session=True
+    )
     try:
         said = await _first_line(process)
         system = HuggingFace(name, time.monotonic() - start, said, process)
@@ -63,7 +67,9 @@ async def running_generate(name: str, model: Path, num_threads: int) -> AsyncIte
 
 @dataclass(frozen=True, slots=True)
 class HuggingFace:
-    """The parent's side: a queue, and one batch at a time in the child.  said: the child's first line."""
+    """The parent's side: a queue, and one batch at a time in the child.  said: the child's first
+    line.
+    """
 
     name: str
     start_seconds: float
@@ -95,7 +101,10 @@ class HuggingFace:
     def conditions(self) -> list[str]:
         """Lines that the child logged as it loaded the model."""
         setting = f"dtype {self.said['dtype']}, threads {self.said['threads']}"
-        return [f"{self.name}: {setting}, static batches of at most {MAX_BATCH}, timed step by step through generate()'s streamer"]
+        return [
+            f"{self.name}: {setting}, static batches of at most {MAX_BATCH}, timed step by step "
+            "through generate()'s streamer"
+        ]
 
     async def serve(self) -> None:
         """Batch after batch, until cancelled."""
@@ -121,7 +130,11 @@ class HuggingFace:
         assert self.process.stdin is not None
         first = batch[0].ask
         prompts = [waiting.prompt for waiting in batch]
-        job = {"prompts": prompts, "num_output_tokens": first.num_output_tokens, "temperature": first.temperature}
+        job = {
+            "prompts": prompts,
+            "num_output_tokens": first.num_output_tokens,
+            "temperature": first.temperature,
+        }
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
         while (line := await _line(self.process)) == b"step\n":
             for waiting in batch:
@@ -138,7 +151,9 @@ def _settle(future: asyncio.Future[int], outcome: int | IncompleteAnswerError) -
 
 async def _first_line(process: Process) -> dict[str, Any]:
     try:
-        said: dict[str, Any] = json.loads(await asyncio.wait_for(_line(process), START_LIMIT_SECONDS))
+        said: dict[str, Any] = json.loads(
+            await asyncio.wait_for(_line(process), START_LIMIT_SECONDS)
+        )
     except (TimeoutError, IncompleteAnswerError) as e:
         raise StartError(f"generate() did not start: {e!r}; its error is above", exit_code=1) from e
     return said
@@ -153,7 +168,9 @@ async def _line(process: Process) -> bytes:
 
 
 def serve_batches(folder: str, num_threads: int, out: IO[str]) -> None:
-    """The child: load the model, then for each job on stdin a "step" line a step and a line with the tokens of each answer."""
+    """The child: load the model, then for each job on stdin a "step" line a step and a line with
+    the tokens of each answer.
+    """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -161,7 +178,9 @@ def serve_batches(folder: str, num_threads: int, out: IO[str]) -> None:
     from pdcluster_worker.model.loading.loader import resolve_dtype
 
     class Steps:
-        """Streamer that `generate()` calls: with the prompts first, then with each step's tokens."""
+        """Streamer that `generate()` calls: with the prompts first, then with each
+        step's tokens.
+        """
 
         def __init__(self) -> None:
             self.has_prompt = False
@@ -177,14 +196,24 @@ def serve_batches(folder: str, num_threads: int, out: IO[str]) -> None:
     disable_progress_bar()
     torch.set_num_threads(num_threads)
     # The dtype that our workers choose for `dtype: auto`: one machine, one dtype for all.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=resolve_dtype("auto"), local_files_only=True).eval()
-    print(json.dumps({"dtype": str(model.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}), file=out, flush=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=resolve_dtype("auto"), local_files_only=True
+    ).eval()
+    print(
+        json.dumps(
+            {"dtype": str(model.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
+        ),
+        file=out,
+        flush=True,
+    )
     for line in sys.stdin:
         job = json.loads(line)
         prompts, num_tokens = job["prompts"], job["num_output_tokens"]
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        mask = torch.tensor(
+            [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        )
         lengths = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens}
         # top_k 0: all tokens, as the servers draw; the model's generation config may say otherwise.
         drawn: dict[str, Any] = {"do_sample": bool(job["temperature"])}

@@ -1,4 +1,7 @@
-"""Layout of figures in a report: cells with their spread, and Markdown tables.  It knows no system."""
+"""Layout of figures in a report: cells with their spread, and Markdown tables.
+
+It knows no system.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,8 +12,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table with its columns aligned."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    texts = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines]
-    return "\n".join([texts[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *texts[1:]])
+    texts = [
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
+        for line in lines
+    ]
+    return "\n".join(
+        [texts[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *texts[1:]]
+    )
 
 
 def cell(values: Sequence[float]) -> str:

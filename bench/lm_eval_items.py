@@ -1,4 +1,6 @@
-"""Fifty multiple-choice items, and the task of lm-evaluation-harness that asks them: no data set is downloaded."""
+"""Fifty multiple-choice items, and the task of lm-evaluation-harness that asks them: no data set is
+downloaded.
+"""
 
 import json
 from pathlib import Path
@@ -73,7 +75,13 @@ def items() -> list[dict[str, object]]:
         for place, (subject, answer) in enumerate(answers.items()):
             others = [words[(place + step) % len(words)] for step in (1, 4, 7)]
             right = len(made) % 4
-            made.append({"question": question.format(subject), "choices": [*others[:right], answer, *others[right:]], "answer": right})
+            made.append(
+                {
+                    "question": question.format(subject),
+                    "choices": [*others[:right], answer, *others[right:]],
+                    "answer": right,
+                }
+            )
     return made
 
 

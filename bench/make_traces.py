@@ -4,7 +4,8 @@
 
 day-curve               a day with a morning rise, a lunch dip, an evening peak and a quiet night
 step-burst              three times the load within a minute, for twenty minutes, and back
-prompt-to-output-heavy  the same number of requests, from long prompts with short answers to the reverse
+prompt-to-output-heavy  the same number of requests, from long prompts with short answers to the
+reverse
 """
 
 import csv
@@ -31,7 +32,9 @@ def day_curve() -> Iterator[Row]:
 
 
 def step_burst() -> Iterator[Row]:
-    """A row each minute: 8 requests per second, from minute 30 on 24 of them, from minute 50 on 8 again."""
+    """A row each minute: 8 requests per second, from minute 30 on 24 of them, from minute 50 on 8
+    again.
+    """
     noise = random.Random(SEED)
     for minute in range(120):
         rate = 24.0 if 30 <= minute < 50 else 8.0
@@ -39,7 +42,9 @@ def step_burst() -> Iterator[Row]:
 
 
 def prompt_to_output_heavy() -> Iterator[Row]:
-    """A row each minute: 10 requests per second; within an hour from 4000 and 150 tokens to 500 and 1500."""
+    """A row each minute: 10 requests per second; within an hour from 4000 and 150 tokens to 500 and
+    1500.
+    """
     noise = random.Random(SEED)
     for minute in range(180):
         shift = min(1.0, max(0.0, (minute - 60) / 60.0))

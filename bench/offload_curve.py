@@ -1,4 +1,5 @@
-"""Best place to compute prompts, and best batch window: real workers, one prefill and one decode, on this machine.
+"""Best place to compute prompts, and best batch window: real workers, one prefill and one decode,
+on this machine.
 
     bench/offload_curve.py offload [--rates 1,2,4] [--seconds 15] [--policies rule,sloFeedback]
     bench/offload_curve.py queue [--rates 8,16] [--seconds 15]
@@ -68,13 +69,21 @@ class Placed(OpenAIServer):
         return {**OpenAIServer.body(self, ask), "pdcluster": {"prefill": self.mode}}
 
 
-def asks(lengths: Sequence[int], count: int, num_output_tokens: int, seed: str, name: str) -> list[Ask]:
+def asks(
+    lengths: Sequence[int], count: int, num_output_tokens: int, seed: str, name: str
+) -> list[Ask]:
     """Prompts of these lengths, each as likely.
 
-    The same lengths for the same seed; other tokens for another name, so that no prompt comes twice to one cluster.
+    The same lengths for the same seed; other tokens for another name, so that no prompt comes twice
+    to one cluster.
     """
     sizes, source = random.Random(f"lengths {seed}"), random.Random(f"prompts {seed} {name}")
-    return [Ask([source.randrange(256, 40_000) for _ in range(sizes.choice(lengths))], num_output_tokens) for _ in range(count)]
+    return [
+        Ask(
+            [source.randrange(256, 40_000) for _ in range(sizes.choice(lengths))], num_output_tokens
+        )
+        for _ in range(count)
+    ]
 
 
 def with_routing(routing: Routing) -> str:
@@ -97,17 +106,22 @@ def row(name: str, rate: float, run: Run, remote_ratio: float, step_requests: fl
 
 
 HEADER = (
-    "| requests/s | | TTFT mean ms | p90 | TPOT mean ms | whole answer ms | remote | prompts a prefill step | failed |\n"
+    "| requests/s | | TTFT mean ms | p90 | TPOT mean ms | whole answer ms | remote | prompts a "
+    "prefill step | failed |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
 
 
-async def measure(cluster: Cluster, mode: str, load: Sequence[Ask], rate: float, seed: str) -> tuple[Run, float, float]:
+async def measure(
+    cluster: Cluster, mode: str, load: Sequence[Ask], rate: float, seed: str
+) -> tuple[Run, float, float]:
     """(run, share of remote prefills, prompts in a step of the prefill worker)."""
     before, server = await _prefills(cluster), cluster.server
     target = Placed(server.session, server.base_url, server.model, mode=mode)
     run = await run_load(target, load, Pace(poisson_arrivals(rate, len(load), seed)))
-    num_remote, num_steps = (new - old for new, old in zip(await _prefills(cluster), before, strict=True))
+    num_remote, num_steps = (
+        new - old for new, old in zip(await _prefills(cluster), before, strict=True)
+    )
     return run, num_remote / len(load), num_remote / num_steps if num_steps else 0.0
 
 
@@ -151,14 +165,20 @@ async def compare(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Measure what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("offload", "queue"))
     parser.add_argument("--rates", default="1,2,4", help="requests a second")
     parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals, for each row")
     parser.add_argument("--output", type=int, default=32, help="output tokens of a request")
     parser.add_argument("--policies", default="", help="names, comma between them; all by default")
     options = parser.parse_args()
-    print("\n".join(setting_lines("bench/offload_curve.py", "1P1D, 1 thread each, ", os.getloadavg()[0])))
+    print(
+        "\n".join(
+            setting_lines("bench/offload_curve.py", "1P1D, 1 thread each, ", os.getloadavg()[0])
+        )
+    )
     asyncio.run(compare(options))
 
 

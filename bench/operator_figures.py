@@ -1,4 +1,5 @@
-"""Figures of the operator's bench: differences of Prometheus pages, passes out of the operator's log, and their Markdown.
+"""Figures of the operator's bench: differences of Prometheus pages, passes out of the operator's
+log, and their Markdown.
 
 Pure; `operator_scale` fetches pages and log and says when.  A pass is the work
 on one PDCluster from its start to its end; the time that it waited for a worker
@@ -25,7 +26,9 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Samples:
-    """Every sample of a page by name and labels; the difference of two pages holds what was counted between them."""
+    """Every sample of a page by name and labels; the difference of two pages holds what was counted
+    between them.
+    """
 
     values: Mapping[Key, float] = field(default_factory=dict)
 
@@ -33,10 +36,18 @@ class Samples:
     def parse(cls, page: str) -> Self:
         """Read a page in Prometheus' text format.  Raises ValueError when it is something else."""
         families = text_string_to_metric_families(page)
-        return cls({(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples})
+        return cls(
+            {
+                (s.name, tuple(sorted(s.labels.items()))): s.value
+                for family in families
+                for s in family.samples
+            }
+        )
 
     def __sub__(self, other: Self) -> Self:
-        return type(self)({key: value - other.values.get(key, 0.0) for key, value in self.values.items()})
+        return type(self)(
+            {key: value - other.values.get(key, 0.0) for key, value in self.values.items()}
+        )
 
     def value(self, name: str) -> float:
         """The sum over all labels; 0 for a name that is not there."""
@@ -62,7 +73,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: how long it took, what operator and API server counted in it, every pass, and the operator's CPU and memory at its end.
+    """One phase: how long it took, what operator and API server counted in it, every pass, and the
+    operator's CPU and memory at its end.
 
     notes: what else is to be said of it, a sentence each
     """
@@ -85,10 +97,13 @@ class Phase:
             f"### {self.name}",
             "",
             *(f"- {note}" for note in self.notes),
-            f"- {self.seconds:.1f} s; operator: CPU {self.cpu_seconds:.1f} s, RSS {self.rss_bytes / _MIB:.0f} MiB at the end,"
+            f"- {self.seconds:.1f} s; operator: CPU {self.cpu_seconds:.1f} s, RSS "
+            f"{self.rss_bytes / _MIB:.0f} MiB at the end,"
             f" {self.peak_rss_bytes / _MIB:.0f} MiB at its peak since it started",
-            f"- Writes that the API server counted, Leases aside: {_listed(writes)}; of Leases: {leases:.0f}",
-            f"- Passes that ended with an exception: {self.operator.value('pdcluster_operator_reconcile_errors_total'):.0f};"
+            f"- Writes that the API server counted, Leases aside: {_listed(writes)}; of Leases: "
+            f"{leases:.0f}",
+            "- Passes that ended with an exception: "
+            f"{self.operator.value('pdcluster_operator_reconcile_errors_total'):.0f};"
             f" answers to the operator by status: {_listed(answers(self.operator))}",
             "",
             *passes_table(self.passes),
@@ -113,17 +128,25 @@ def passes_table(passes: Sequence[Pass]) -> list[str]:
     return [
         "| passes | number | p50 ms | p99 ms | max ms |",
         "|---|---|---|---|---|",
-        *(f"| {kind} | {len(seconds)} | {' | '.join(_quantiles(seconds))} |" for kind, seconds in kinds.items()),
+        *(
+            f"| {kind} | {len(seconds)} | {' | '.join(_quantiles(seconds))} |"
+            for kind, seconds in kinds.items()
+        ),
     ]
 
 
 def calls_table(operator: Samples, objects: int) -> list[str]:
-    """The operator's API calls (each try counted; its watches are not among them) by verb, with their number for each PDCluster."""
+    """The operator's API calls (each try counted; its watches are not among them) by verb, with
+    their number for each PDCluster.
+    """
     by_kind = operator.by("pdcluster_operator_api_calls_total", "verb", "kind")
     by_verb = operator.by("pdcluster_operator_api_calls_total", "verb")
     rows = []
     for (verb,), number in by_verb.items():
-        kinds = _listed({kind: each for (found, kind), each in by_kind.items() if found == verb}, with_total=False)
+        kinds = _listed(
+            {kind: each for (found, kind), each in by_kind.items() if found == verb},
+            with_total=False,
+        )
         rows.append(f"| {verb} | {number:.0f} | {number / objects:.2f} | {kinds} |")
     total = sum(by_verb.values())
     return [
@@ -136,13 +159,18 @@ def calls_table(operator: Samples, objects: int) -> list[str]:
 
 def answers(operator: Samples) -> dict[str, float]:
     """The operator's API calls by HTTP status; 0 = no answer."""
-    return {code: number for (code,), number in operator.by("pdcluster_operator_api_calls_total", "code").items()}
+    return {
+        code: number
+        for (code,), number in operator.by("pdcluster_operator_api_calls_total", "code").items()
+    }
 
 
 def server_writes(server: Samples) -> dict[str, float]:
     """Writes that the API server answered, by resource; of everybody, the bench's own included."""
     sums: defaultdict[str, float] = defaultdict(float)
-    for (verb, resource), number in server.by("apiserver_request_total", "verb", "resource").items():
+    for (verb, resource), number in server.by(
+        "apiserver_request_total", "verb", "resource"
+    ).items():
         if verb in WRITES:
             sums[resource] += number
     return dict(sums)
@@ -160,4 +188,7 @@ def _listed(numbers: Mapping[str, float], *, with_total: bool = True) -> str:
 def _quantiles(seconds: Sequence[float]) -> list[str]:
     if not seconds:
         return ["-", "-", "-"]
-    return [f"{each * 1000:.1f}" for each in (percentile(seconds, 50), percentile(seconds, 99), max(seconds))]
+    return [
+        f"{each * 1000:.1f}"
+        for each in (percentile(seconds, 50), percentile(seconds, 99), max(seconds))
+    ]

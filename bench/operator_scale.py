@@ -1,10 +1,13 @@
-"""The operator on a real API server with many PDClusters: time to converge, duration of passes, API calls, writes at rest, memory.
+"""The operator on a real API server with many PDClusters: time to converge, duration of passes, API
+calls, writes at rest, memory.
 
-    make bench-operator                          100 PDClusters, 600 s at rest, appended to docs/bench/LOG.md
-    bench/operator_scale.py --objects 1000       another number of PDClusters (default 100)
+    make bench-operator                          100 PDClusters, 600 s at rest, appended to
+    docs/bench/LOG.md bench/operator_scale.py --objects 1000       another number of PDClusters
+    (default 100)
                             --rest-seconds 10    another time at rest (default 600)
-                            --concurrency 1      PDClusters that the operator works on at once (default: its own)
-                            --log                append the report to docs/bench/LOG.md
+                            --concurrency 1      PDClusters that the operator works on at once
+                            (default: its own) --log                append the report to
+                            docs/bench/LOG.md
 
 Three phases: everything is applied at once, nothing is done, the operator is
 restarted.  etcd and kube-apiserver run on loopback without controllers, so
@@ -43,14 +46,19 @@ from tests.ports import free_port  # noqa: E402 - found by the path above, too
 NAMESPACE = "bench"
 LOG = ROOT / "docs" / "bench" / "LOG.md"
 CONVERGE_SECONDS = 1800.0
-CHILDREN = {f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 3, f"/api/v1/namespaces/{NAMESPACE}/services": 4}
+CHILDREN = {
+    f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 3,
+    f"/api/v1/namespaces/{NAMESPACE}/services": 4,
+}
 """Children of each PDCluster that are made last, all others before them."""
 
 MEMORY_LIMIT = "4GiB"
 """Memory of the API server: it must not be short of memory when the operator is measured."""
 
 ENDING_SECONDS = 1.0
-"""Time from the moment that its port is closed until it has ended; one that starts has not opened it yet."""
+"""Time from the moment that its port is closed until it has ended; one that starts has not opened
+it yet.
+"""
 
 WRITING = ("apply", "create", "patch", "delete")
 """Verbs of the operator's writes; it updates nothing but its Lease."""
@@ -58,7 +66,9 @@ WRITING = ("apply", "create", "patch", "delete")
 
 @dataclass
 class Operator:
-    """One operator process against a control plane.  log: its stderr goes there; concurrency: 0 = the operator's default."""
+    """One operator process against a control plane.  log: its stderr goes there; concurrency: 0 =
+    the operator's default.
+    """
 
     plane: ControlPlane
     log: Path
@@ -67,7 +77,11 @@ class Operator:
 
     def __post_init__(self) -> None:
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("PDCLUSTER_")},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("PDCLUSTER_")
+            },
             "KUBECONFIG": str(self.plane.kubeconfig),
             "PDCLUSTER_WORKER_IMAGE": "pdcluster-worker:bench",
             "PDCLUSTER_ETCD_IMAGE": "etcd:bench",
@@ -85,17 +99,24 @@ class Operator:
     def metrics(self) -> Samples:
         """Read /metrics.  Raises RuntimeError with the end of its log when it has ended."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=30) as reply:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._port}/metrics", timeout=30
+            ) as reply:
                 return Samples.parse(reply.read().decode())
         except OSError:
             self.check(ENDING_SECONDS)
             raise
 
     def check(self, seconds: float = 0.0) -> None:
-        """Raises RuntimeError with the end of its log when it has ended, or ends within so many seconds."""
+        """Raises RuntimeError with the end of its log when it has ended, or ends within so many
+        seconds.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(seconds)
-            raise RuntimeError(f"the operator ended with {code}; its log ends:\n{self._log_without_passes()[-4000:]}")
+            raise RuntimeError(
+                f"the operator ended with {code}; its log "
+                f"ends:\n{self._log_without_passes()[-4000:]}"
+            )
 
     def cpu_seconds(self) -> float:
         """CPU time so far."""
@@ -109,7 +130,9 @@ class Operator:
     def peak_rss_bytes(self) -> int:
         """The most resident memory so far, as the kernel has kept it."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        return next(
+            int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")
+        )
 
     def is_leading(self) -> bool:
         """Return whether it answers and leads.  Raises as `metrics`."""
@@ -118,7 +141,9 @@ class Operator:
         return False
 
     def _log_without_passes(self) -> str:
-        return "".join(line for line in self.log.read_text().splitlines(keepends=True) if " DEBUG " not in line)
+        return "".join(
+            line for line in self.log.read_text().splitlines(keepends=True) if " DEBUG " not in line
+        )
 
     def stop(self) -> None:
         """End it in good order."""
@@ -144,28 +169,43 @@ class Bench:
         wait_until(self.operator.is_leading, 60.0, "the operator leads")
 
     def apply(self) -> None:
-        """Apply every PDCluster, as fast as kubectl does: one request after the other, a hundred a command."""
+        """Apply every PDCluster, as fast as kubectl does: one request after the other, a hundred a
+        command.
+        """
         template = yaml.safe_load((ROOT / "examples" / "chat.yaml").read_text())
         documents = []
         for number in range(self.objects):
             template["metadata"] = {"name": f"chat-{number}", "namespace": NAMESPACE}
             documents.append(yaml.safe_dump(template))
         for batch in (documents[start : start + 100] for start in range(0, len(documents), 100)):
-            self.plane.kubectl("apply", "--server-side", "--filename", "-", input="---\n".join(batch))
+            self.plane.kubectl(
+                "apply", "--server-side", "--filename", "-", input="---\n".join(batch)
+            )
 
     def is_converged(self) -> bool:
-        """Every PDCluster has its children, and a status of its generation.  Raises RuntimeError when the operator has ended."""
+        """Every PDCluster has its children, and a status of its generation.
+
+        Raises RuntimeError when the operator has ended.
+        """
         self.operator.check()
         if any(self._count(path) < number * self.objects for path, number in CHILDREN.items()):
             return False
-        clusters = self._get(f"/apis/pdcluster.io/v1alpha1/namespaces/{NAMESPACE}/pdclusters")["items"]
-        return all(item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"] for item in clusters)
+        clusters = self._get(f"/apis/pdcluster.io/v1alpha1/namespaces/{NAMESPACE}/pdclusters")[
+            "items"
+        ]
+        return all(
+            item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"]
+            for item in clusters
+        )
 
     def is_settled(self) -> bool:
         """No work waits and nothing was written for two seconds."""
         before = self._writes()
         time.sleep(2)
-        return self._writes() == before and self.operator.metrics().value("pdcluster_operator_queue_depth") == 0
+        return (
+            self._writes() == before
+            and self.operator.metrics().value("pdcluster_operator_queue_depth") == 0
+        )
 
     def has_seen_all(self) -> bool:
         """The operator has ended at least one pass for each object, and no work waits."""
@@ -175,10 +215,17 @@ class Bench:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[list[str]]:
-        """Measure what happens inside; a new operator counts from its start.  Yields the phase's notes."""
+        """Measure what happens inside; a new operator counts from its start.
+
+        Yields the phase's notes.
+        """
         notes: list[str] = []
         first, counted, cpu = self.operator, self.operator.metrics(), self.operator.cpu_seconds()
-        server, log_size, started = self._server(), self.operator.log.stat().st_size, time.monotonic()
+        server, log_size, started = (
+            self._server(),
+            self.operator.log.stat().st_size,
+            time.monotonic(),
+        )
         yield notes
         seconds, last = time.monotonic() - started, self.operator
         if last is not first:
@@ -187,7 +234,17 @@ class Bench:
         operator = last.metrics() - counted
         used = last.cpu_seconds() - cpu
         self.phases.append(
-            Phase(name, seconds, operator, self._server() - server, passes, used, last.rss_bytes(), last.peak_rss_bytes(), notes),
+            Phase(
+                name,
+                seconds,
+                operator,
+                self._server() - server,
+                passes,
+                used,
+                last.rss_bytes(),
+                last.peak_rss_bytes(),
+                notes,
+            ),
         )
 
     def restart(self) -> None:
@@ -211,7 +268,9 @@ class Bench:
         return json.loads(self._read(path))
 
     def _read(self, path: str) -> str:
-        with urllib.request.urlopen(f"{self.plane.url}{path}", timeout=60, context=self.plane.tls) as reply:
+        with urllib.request.urlopen(
+            f"{self.plane.url}{path}", timeout=60, context=self.plane.tls
+        ) as reply:
             return str(reply.read().decode())
 
 
@@ -225,7 +284,10 @@ def wait_until(predicate: Callable[[], bool], timeout_seconds: float, what: str)
 
 
 def run(objects: int, rest_seconds: float, concurrency: int) -> str:
-    """All phases; the report as Markdown.  Raises TimeoutError when the operator does not get there."""
+    """All phases; the report as Markdown.
+
+    Raises TimeoutError when the operator does not get there.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="pdcluster-bench-") as folder,
         ControlPlane(Path(folder), crds=ROOT / "crds", memory_limit=MEMORY_LIMIT) as plane,
@@ -233,11 +295,17 @@ def run(objects: int, rest_seconds: float, concurrency: int) -> str:
         plane.kubectl("create", "namespace", NAMESPACE)
         bench = Bench(plane, Path(folder), objects, concurrency)
         try:
-            with bench.phase(f"{objects} PDClusters applied at once, until nothing more is written for two seconds") as notes:
+            with bench.phase(
+                f"{objects} PDClusters applied at once, until nothing more is written for two "
+                "seconds"
+            ) as notes:
                 started = time.monotonic()
                 bench.apply()
                 wait_until(bench.is_converged, CONVERGE_SECONDS, "all children exist")
-                notes.append(f"Converged: all children of all PDClusters exist after {time.monotonic() - started:.1f} s")
+                notes.append(
+                    "Converged: all children of all PDClusters exist after "
+                    f"{time.monotonic() - started:.1f} s"
+                )
                 wait_until(bench.is_settled, CONVERGE_SECONDS, "the operator writes nothing more")
             with bench.phase(f"{rest_seconds:.0f} s of steady state"):
                 time.sleep(rest_seconds)
@@ -252,15 +320,24 @@ def run(objects: int, rest_seconds: float, concurrency: int) -> str:
 
 
 def _conditions(objects: int) -> list[str]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     memory = psutil.virtual_memory().total / 2**30
     return [
         f"## {datetime.now(UTC):%Y-%m-%d}, commit {commit}: the operator with {objects} PDClusters",
         "",
-        f"- Command: `{shlex.join(['bench/operator_scale.py', *sys.argv[1:]])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"- Machine: {psutil.cpu_count()} cores, {memory:.0f} GiB, shared by operator, kube-apiserver and etcd (no fsync)",
+        f"- Command: `{shlex.join(['bench/operator_scale.py', *sys.argv[1:]])}`, "
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"- Machine: {psutil.cpu_count()} cores, {memory:.0f} GiB, shared by operator, "
+        "kube-apiserver and etcd (no fsync)",
         f"- Load average at the end {os.getloadavg()[0]:.2f}",
-        f"- Each PDCluster is examples/chat.yaml under another name; Python {sys.version.split()[0]}",
+        "- Each PDCluster is examples/chat.yaml under another name; Python "
+        f"{sys.version.split()[0]}",
         "",
     ]
 
@@ -276,8 +353,15 @@ def main() -> None:
     """Parse the command line, run, print, and append to the log where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--objects", type=positive, default=100, help="PDClusters (%(default)s)")
-    parser.add_argument("--rest-seconds", type=float, default=600.0, help="time at rest (%(default).0f)")
-    parser.add_argument("--concurrency", type=positive, default=0, help="PDClusters that the operator works on at once (its default)")
+    parser.add_argument(
+        "--rest-seconds", type=float, default=600.0, help="time at rest (%(default).0f)"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=positive,
+        default=0,
+        help="PDClusters that the operator works on at once (its default)",
+    )
     parser.add_argument("--log", action="store_true", help="append the report to docs/bench/LOG.md")
     arguments = parser.parse_args()
     report = run(arguments.objects, arguments.rest_seconds, arguments.concurrency)

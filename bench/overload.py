@@ -1,12 +1,13 @@
-"""Twice the load that one mixed worker can serve: the share of requests within their objectives, by priority, with and without QoS.
+"""Twice the load that one mixed worker can serve: the share of requests within their objectives, by
+priority, with and without QoS.
 
 A real worker on a real model.  Its capacity is measured first, by a closed loop
 that fills its seats; the objectives are a multiple of the median TTFT and TPOT
 that those clients saw, so they fit the machine as it is in this run.  Then
 requests of high and low priority come at a multiple of the capacity, on the same
 arrivals for each arm: without priorities, with priorities alone, with early
-rejection too, and with preemption on top.  A request attains its objectives when its client saw both within
-them; a refused one did not.
+rejection too, and with preemption on top.  A request attains its objectives when its client saw
+both within them; a refused one did not.
 
     bench/overload.py [--times 2] [--seconds 12] [--high 0.3] [--slack 2] [--seats 16]
 """
@@ -41,7 +42,9 @@ PATIENCE_SECONDS = 6.0
 
 @dataclass(slots=True)
 class Seen:
-    """One request as its client saw it; seconds from its arrival.  status: 0 = given up; retry_after: of a refusal."""
+    """One request as its client saw it; seconds from its arrival.  status: 0 = given up;
+    retry_after: of a refusal.
+    """
 
     is_high: bool
     status: int = 0
@@ -59,7 +62,9 @@ class Seen:
 
 @dataclass(slots=True)
 class Arm:
-    """One way to be configured.  sends: whether requests carry their priority; engine: fields of it."""
+    """One way to be configured.  sends: whether requests carry their priority; engine: fields of
+    it.
+    """
 
     name: str
     qos: dict[str, Any]
@@ -129,7 +134,11 @@ def body(model: str, options: argparse.Namespace, draw: random.Random) -> dict[s
 
 async def measure(place: Place, options: argparse.Namespace) -> Capacity:
     """A closed loop of as many clients as the worker has seats."""
-    draw, end, done = random.Random("capacity"), time.monotonic() + options.capacity_seconds, list[Seen]()
+    draw, end, done = (
+        random.Random("capacity"),
+        time.monotonic() + options.capacity_seconds,
+        list[Seen](),
+    )
 
     async def client() -> None:
         while time.monotonic() < end:
@@ -141,7 +150,9 @@ async def measure(place: Place, options: argparse.Namespace) -> Capacity:
     await asyncio.gather(*(client() for _ in range(options.seats)))
     rate = len(done) / (time.monotonic() - start)
     ttft = statistics.median(seen.first for seen in done if seen.first is not None)
-    tpot = statistics.median((seen.last - seen.first) / (seen.num_tokens - 1) for seen in done if seen.first is not None)
+    tpot = statistics.median(
+        (seen.last - seen.first) / (seen.num_tokens - 1) for seen in done if seen.first is not None
+    )
     return Capacity(rate, round(1e3 * options.slack * ttft), round(1e3 * options.slack * tpot))
 
 
@@ -171,17 +182,26 @@ def row(arm: Arm, is_high: bool, capacity: Capacity) -> str:
     good = sum(seen.attains(capacity.ttft / 1e3, capacity.tpot / 1e3) for seen in mine)
     refused = [seen for seen in mine if seen.status == 429]
     firsts = sorted(seen.first for seen in mine if seen.first is not None)
-    tpots = [(seen.last - seen.first) / (seen.num_tokens - 1) for seen in mine if seen.first is not None and seen.num_tokens > 1]
+    tpots = [
+        (seen.last - seen.first) / (seen.num_tokens - 1)
+        for seen in mine
+        if seen.first is not None and seen.num_tokens > 1
+    ]
     p95 = f"{1e3 * firsts[int(0.95 * (len(firsts) - 1))]:.0f}" if firsts else "-"
     first = f"{1e3 * statistics.median(firsts):.0f} / {p95}" if firsts else "-"
     tpot = f"{1e3 * statistics.median(tpots):.0f}" if tpots else "-"
     retry = f"{statistics.median(seen.retry_after for seen in refused):.0f}" if refused else "-"
     name = "high" if is_high else "low"
-    return f"| {arm.name} | {name} | {len(mine)} | {good / max(1, len(mine)):.1%} | {len(refused)} | {retry} | {first} | {tpot} |"
+    return (
+        f"| {arm.name} | {name} | {len(mine)} | {good / max(1, len(mine)):.1%} | {len(refused)} | "
+        f"{retry} | {first} | {tpot} |"
+    )
 
 
 @asynccontextmanager
-async def worker(qos: dict[str, Any], engine: dict[str, Any], options: argparse.Namespace) -> AsyncIterator[Place]:
+async def worker(
+    qos: dict[str, Any], engine: dict[str, Any], options: argparse.Namespace
+) -> AsyncIterator[Place]:
     """One mixed worker with that policy, warm."""
     document = yaml.safe_load(FILE.read_text())
     document["spec"]["qos"] = qos
@@ -189,7 +209,10 @@ async def worker(qos: dict[str, Any], engine: dict[str, Any], options: argparse.
         file = Path(folder) / FILE.name
         file.write_text(yaml.safe_dump(document))
         sizes = {"maxSequences": options.seats, **engine}
-        async with started_cluster(file, options.model.expanduser(), sizes) as started, http_session() as session:
+        async with (
+            started_cluster(file, options.model.expanduser(), sizes) as started,
+            http_session() as session,
+        ):
             place = Place(session, started.base_url, started.model)
             await ask(place, body(place.model, options, random.Random(0)), Seen(is_high=False))
             yield place
@@ -198,7 +221,10 @@ async def worker(qos: dict[str, Any], engine: dict[str, Any], options: argparse.
 async def main(options: argparse.Namespace) -> None:
     """Print a report."""
     load_average = os.getloadavg()[0]
-    table = ["| arm | priority | requests | attained | refused 429 | Retry-After p50, s | TTFT p50 / p95, ms | TPOT p50, ms |"]
+    table = [
+        "| arm | priority | requests | attained | refused 429 | Retry-After p50, s | TTFT p50 / "
+        "p95, ms | TPOT p50, ms |"
+    ]
     table.append("|---|---|---|---|---|---|---|---|")
     async with worker({}, {}, options) as place:
         capacity = await measure(place, options)
@@ -206,16 +232,30 @@ async def main(options: argparse.Namespace) -> None:
         async with worker(arm.qos, arm.engine, options) as place:
             await offer(place, arm, options.times * capacity.rate, options)
         table += [row(arm, is_high, capacity) for is_high in (True, False)]
-    print("\n".join([*setting_lines("bench/overload.py", "", load_average), *described(capacity, options), "", *table]))
+    print(
+        "\n".join(
+            [
+                *setting_lines("bench/overload.py", "", load_average),
+                *described(capacity, options),
+                "",
+                *table,
+            ]
+        )
+    )
 
 
 def described(capacity: Capacity, options: argparse.Namespace) -> list[str]:
     """Describe the load that was offered."""
     shape = f"{options.prompt} in / {options.output} out"
-    load = f"{options.times:g}x of that, Poisson, for {options.seconds:g} s; {options.high:.0%} of high priority"
+    load = (
+        f"{options.times:g}x of that, Poisson, for {options.seconds:g} s; {options.high:.0%} of "
+        "high priority"
+    )
     return [
-        f"- Capacity, closed loop on {options.seats} seats: {capacity.rate:.2f} requests/s of {shape}; offered {load}",
-        f"- Objectives, {options.slack:g}x the medians of that loop: TTFT {capacity.ttft:g} ms, TPOT {capacity.tpot:g} ms",
+        f"- Capacity, closed loop on {options.seats} seats: {capacity.rate:.2f} requests/s of "
+        f"{shape}; offered {load}",
+        f"- Objectives, {options.slack:g}x the medians of that loop: TTFT {capacity.ttft:g} ms, "
+        f"TPOT {capacity.tpot:g} ms",
     ]
 
 

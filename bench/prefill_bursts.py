@@ -1,4 +1,5 @@
-"""Effect of the prefill delayer on one engine under bursts of prompts: share of full prefill batches, TTFT, decode steps.
+"""Effect of the prefill delayer on one engine under bursts of prompts: share of full prefill
+batches, TTFT, decode steps.
 
 A real engine on a real model in this process, without a server: prompts come in
 bursts, spread over a moment, with and without the delayer in turn on the same
@@ -38,7 +39,9 @@ _rounds = itertools.count()
 
 @dataclass
 class Seen:
-    """Measurements of one run: seconds to first tokens and between tokens, prompt tokens of each step that had any, seconds in all."""
+    """Measurements of one run: seconds to first tokens and between tokens, prompt tokens of each
+    step that had any, seconds in all.
+    """
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -49,9 +52,16 @@ class Seen:
         """One row of the table."""
         full = sum(tokens >= FULL * BUDGET for tokens in self.batches) / len(self.batches)
         ttft = f"{1e3 * statistics.median(self.first):.0f} / {1e3 * _p99(self.first):.0f}"
-        gaps = f"{1e3 * statistics.median(self.gaps):.0f} / {1e3 * _p99(self.gaps):.0f}" if self.gaps else "-"
+        gaps = (
+            f"{1e3 * statistics.median(self.gaps):.0f} / {1e3 * _p99(self.gaps):.0f}"
+            if self.gaps
+            else "-"
+        )
         mean = statistics.mean(self.batches)
-        return f"| {name} | {len(self.batches)} | {full:.2f} | {mean:.0f} | {ttft} | {gaps} | {self.seconds:.1f} |"
+        return (
+            f"| {name} | {len(self.batches)} | {full:.2f} | {mean:.0f} | {ttft} | {gaps} | "
+            f"{self.seconds:.1f} |"
+        )
 
 
 def _p99(values: list[float]) -> float:
@@ -61,10 +71,17 @@ def _p99(values: list[float]) -> float:
 def arrivals(options: argparse.Namespace, seed: int) -> list[tuple[float, RequestSpec]]:
     """(second, request) in order: bursts every `interval` seconds, each spread over `spread`."""
     draw, name = random.Random(seed), next(_rounds)
-    due = sorted(burst * options.interval + draw.random() * options.spread for burst in range(options.bursts) for _ in range(options.burst))
+    due = sorted(
+        burst * options.interval + draw.random() * options.spread
+        for burst in range(options.bursts)
+        for _ in range(options.burst)
+    )
     sampling = Sampling(max_tokens=options.output, seed=0, temperature=0.0, ignore_eos=True)
     prompts = [[draw.randrange(1000, 40_000) for _ in range(options.prompt)] for _ in due]
-    return [(when, RequestSpec(f"{name}-{n}", prompt, sampling)) for n, (when, prompt) in enumerate(zip(due, prompts, strict=True))]
+    return [
+        (when, RequestSpec(f"{name}-{n}", prompt, sampling))
+        for n, (when, prompt) in enumerate(zip(due, prompts, strict=True))
+    ]
 
 
 def run(core: EngineCore, due: list[tuple[float, RequestSpec]]) -> Seen:
@@ -85,10 +102,13 @@ def run(core: EngineCore, due: list[tuple[float, RequestSpec]]) -> Seen:
         now = time.monotonic() - start
         for output in outputs:
             for token in output.tokens if isinstance(output, Tokens) else ():
-                (seen.first if token.request_id not in last else seen.gaps).append(now - last.get(token.request_id, came[token.request_id]))
+                (seen.first if token.request_id not in last else seen.gaps).append(
+                    now - last.get(token.request_id, came[token.request_id])
+                )
                 last[token.request_id] = now
                 left -= token.finish_reason is not None
-        total = core._reporter.counters.prefill_tokens  # of every step: statistics come at most every 0.1 s
+        # of every step: statistics come at most every 0.1 s
+        total = core._reporter.counters.prefill_tokens
         if total > prefilled:
             seen.batches.append(total - prefilled)
             prefilled = total
@@ -99,25 +119,53 @@ def run(core: EngineCore, due: list[tuple[float, RequestSpec]]) -> Seen:
     return seen
 
 
-def engine(runner: Runner, cache: KVCache, max_model_len: int, delayer: PrefillDelayer | None) -> EngineCore:
+def engine(
+    runner: Runner, cache: KVCache, max_model_len: int, delayer: PrefillDelayer | None
+) -> EngineCore:
     """A fresh engine on a loaded model."""
-    settings = EngineSettings(BLOCK_SIZE, NUM_BLOCKS, BUDGET, MAX_SEQUENCES, max_model_len, prefix_caching=False)
-    return EngineCore(settings, runner, LocalTransport(LocalFabric(), [cache], "bursts"), time.monotonic, delayer=delayer)
+    settings = EngineSettings(
+        BLOCK_SIZE, NUM_BLOCKS, BUDGET, MAX_SEQUENCES, max_model_len, prefix_caching=False
+    )
+    return EngineCore(
+        settings,
+        runner,
+        LocalTransport(LocalFabric(), [cache], "bursts"),
+        time.monotonic,
+        delayer=delayer,
+    )
 
 
 def main(options: argparse.Namespace) -> None:
     """Print a table of both, all rounds together."""
-    loaded = load_model(options.model.expanduser(), block_size=BLOCK_SIZE, threads=available_threads())
+    loaded = load_model(
+        options.model.expanduser(), block_size=BLOCK_SIZE, threads=available_threads()
+    )
     cache = KVCache(loaded.info.geometry, NUM_BLOCKS)
-    runner = make_runner(loaded, cache, EngineConfig(max_batched_tokens=BUDGET, max_sequences=MAX_SEQUENCES))
-    settings = DelayerSettings(options.passes, options.milliseconds / 1e3, options.watermark, options.ratio)
-    print(f"{options.bursts} bursts of {options.burst} prompts of {options.prompt} tokens, {options.output} out; {settings}")
-    print("| | prefill steps | full | prompt tokens a step | TTFT p50 / p99 ms | gap p50 / p99 ms | s |")
+    runner = make_runner(
+        loaded, cache, EngineConfig(max_batched_tokens=BUDGET, max_sequences=MAX_SEQUENCES)
+    )
+    settings = DelayerSettings(
+        options.passes, options.milliseconds / 1e3, options.watermark, options.ratio
+    )
+    print(
+        f"{options.bursts} bursts of {options.burst} prompts of {options.prompt} tokens, "
+        f"{options.output} out; {settings}"
+    )
+    print(
+        "| | prefill steps | full | prompt tokens a step | TTFT p50 / p99 ms | gap p50 / p99 ms | "
+        "s |"
+    )
     print("|---|---|---|---|---|---|---|")
     for number in range(options.rounds):
         for name in ("without", "with") if number % 2 == 0 else ("with", "without"):
             delayer = PrefillDelayer(settings, OwnBoard()) if name == "with" else None
-            print(run(engine(runner, cache, loaded.info.max_model_len, delayer), arrivals(options, number)).row(name), flush=True)
+            print(
+                run(
+                    engine(runner, cache, loaded.info.max_model_len, delayer),
+                    arrivals(options, number),
+                ).row(name),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A prefix-heavy trace in the shape of Mooncake's: requests share a system prompt, then one of some contexts, then nothing.  Pure."""
+"""A prefix-heavy trace in the shape of Mooncake's: requests share a system prompt, then one of some
+contexts, then nothing.  Pure.
+"""
 
 import random
 from dataclasses import dataclass
@@ -32,14 +34,22 @@ class PrefixTrace:
         contexts = [_tokens(draw, self.context_tokens) for _ in range(self.num_contexts)]
         weights = list(accumulate((n + 1) ** -self.skew for n in range(self.num_contexts)))
         chosen = draw.choices(contexts, cum_weights=weights, k=self.num_requests)
-        return [Ask([*system, *context, *_tokens(draw, draw.randint(*self.question_tokens))], self.output_tokens) for context in chosen]
+        return [
+            Ask(
+                [*system, *context, *_tokens(draw, draw.randint(*self.question_tokens))],
+                self.output_tokens,
+            )
+            for context in chosen
+        ]
 
     def in_words(self) -> str:
         """Its sizes, for a report."""
         low, high = self.question_tokens
         return (
-            f"{self.num_requests} requests: {self.system_tokens} tokens of system prompt, one of {self.num_contexts} contexts of "
-            f"{self.context_tokens} (skew {self.skew:g}), {low} to {high} of their own, {self.output_tokens} out"
+            f"{self.num_requests} requests: {self.system_tokens} tokens of system prompt, one of "
+            f"{self.num_contexts} contexts of "
+            f"{self.context_tokens} (skew {self.skew:g}), {low} to {high} of their own, "
+            f"{self.output_tokens} out"
         )
 
 

@@ -17,7 +17,13 @@ from workload import Workload
 
 from pdctl.bench.answers import percentile
 
-_RATIOS = (("mixed", "vllm"), ("1p1d", "vllm"), ("1p1d", "mixed"), ("mixed", "hf"), ("variant", "mixed"))
+_RATIOS = (
+    ("mixed", "vllm"),
+    ("1p1d", "vllm"),
+    ("1p1d", "mixed"),
+    ("mixed", "hf"),
+    ("variant", "mixed"),
+)
 
 DEFINITIONS = f"""\
 Measured by the client, on one monotonic clock, over complete answers; a failed answer counts in
@@ -44,7 +50,11 @@ def render(results: Results, seed: str) -> str:
 
 def _troubles(results: Results) -> str:
     """List what failed as a whole; the other figures stand."""
-    return "\n".join(["### Not measured", "", *(f"- {trouble}" for trouble in results.troubles)]) if results.troubles else ""
+    return (
+        "\n".join(["### Not measured", "", *(f"- {trouble}" for trouble in results.troubles)])
+        if results.troubles
+        else ""
+    )
 
 
 def _setting(results: Results, seed: str) -> str:
@@ -83,12 +93,17 @@ def _health(results: Results, workload: Workload) -> str:
         runs = [one.run for one in measured]
         failures = [failure for run in runs for failure in run.failures]
         delays = [delay for run in runs for delay in start_delays(run)]
-        remote = sum(engine.num_remote_prefills for one in measured for engine in one.engines.values())
+        remote = sum(
+            engine.num_remote_prefills for one in measured for engine in one.engines.values()
+        )
         others = [100 * one.others_cpu_seconds / one.run.duration_seconds for one in measured]
         lines.append(
-            f"- {name}: sent {sum(len(run.answers) for run in runs)}, failed {len(failures)}, prefilled remotely {remote:.0f}; "
-            f"generator: start delay p99 {1e3 * percentile(delays, 99):.1f} ms, worst {1e3 * max(delays):.1f} ms, "
-            f"CPU {cell([100 * run.client_cpu_seconds / run.duration_seconds for run in runs])} % of a core, "
+            f"- {name}: sent {sum(len(run.answers) for run in runs)}, failed {len(failures)}, "
+            f"prefilled remotely {remote:.0f}; "
+            f"generator: start delay p99 {1e3 * percentile(delays, 99):.1f} ms, worst "
+            f"{1e3 * max(delays):.1f} ms, "
+            f"CPU {cell([100 * run.client_cpu_seconds / run.duration_seconds for run in runs])} % "
+            "of a core, "
             f"chunks per token {cell([chunks_per_token(run) for run in runs])}; "
             f"other processes {cell(others)} % of a core"
         )
@@ -106,11 +121,33 @@ def _engines(results: Results) -> str:
             columns: list[Callable[[EngineCounters, float], float]] = [
                 lambda engine, _: engine.num_steps,
                 lambda engine, _: engine.overhead_ms_per_step,
-                lambda engine, _: 100 * engine.overhead_seconds / engine.step_seconds if engine.step_seconds else 0.0,
+                lambda engine, _: (
+                    100 * engine.overhead_seconds / engine.step_seconds
+                    if engine.step_seconds
+                    else 0.0
+                ),
                 lambda engine, seconds: 100 * engine.step_seconds / seconds,
             ]
-            rows.append([workload, system, worker, *(cell([column(engine, seconds) for engine, seconds in pairs]) for column in columns)])
-    header = ["workload", "system", "worker", "steps", "ms a step outside the model", "% of step time", "engine busy %"]
+            rows.append(
+                [
+                    workload,
+                    system,
+                    worker,
+                    *(
+                        cell([column(engine, seconds) for engine, seconds in pairs])
+                        for column in columns
+                    ),
+                ]
+            )
+    header = [
+        "workload",
+        "system",
+        "worker",
+        "steps",
+        "ms a step outside the model",
+        "% of step time",
+        "engine busy %",
+    ]
     return "### Engine overhead\n\n" + table(header, rows) if rows else ""
 
 
@@ -120,7 +157,10 @@ def _idle(results: Results) -> str:
     if not measured:
         return ""
     rows = [[name, *_footprint(one)] for name, footprints in measured.items() for one in footprints]
-    totals = (f"{name} {sum(one.cpu_percent for one in footprints):.2f} %" for name, footprints in measured.items())
+    totals = (
+        f"{name} {sum(one.cpu_percent for one in footprints):.2f} %"
+        for name, footprints in measured.items()
+    )
     header = [
         "system",
         "worker",
@@ -132,7 +172,8 @@ def _idle(results: Results) -> str:
         "both - KV MB",
     ]
     note = (
-        f"CPU of all workers of a system: {', '.join(totals)}. RSS holds only the KV blocks that load has touched, so what "
+        f"CPU of all workers of a system: {', '.join(totals)}. RSS holds only the KV blocks that "
+        "load has touched, so what "
         "a worker needs apart from KV lies between the last column and the column `both RSS`."
     )
     return "\n\n".join(["### Idle, after load", table(header, rows), note])
@@ -140,5 +181,13 @@ def _idle(results: Results) -> str:
 
 def _footprint(one: Footprint) -> list[str]:
     both = one.server_bytes[0] + one.engine_bytes[0]
-    sizes = [f"{resident / 1e6:.0f} ({unique / 1e6:.0f})" for resident, unique in (one.server_bytes, one.engine_bytes)]
-    return [one.worker, f"{one.cpu_percent:.2f}", *sizes, *(f"{size / 1e6:.0f}" for size in (both, one.kv_bytes, both - one.kv_bytes))]
+    sizes = [
+        f"{resident / 1e6:.0f} ({unique / 1e6:.0f})"
+        for resident, unique in (one.server_bytes, one.engine_bytes)
+    ]
+    return [
+        one.worker,
+        f"{one.cpu_percent:.2f}",
+        *sizes,
+        *(f"{size / 1e6:.0f}" for size in (both, one.kv_bytes, both - one.kv_bytes)),
+    ]

@@ -1,4 +1,5 @@
-"""A trace of single requests in the shape of Mooncake's files: arrival, lengths, and the blocks of tokens that prompts share.  Pure.
+"""A trace of single requests in the shape of Mooncake's files: arrival, lengths, and the blocks of
+tokens that prompts share.  Pure.
 
 Requests are turns of conversations: a turn's prompt is the conversation so far and a question, and
 all conversations begin with one system prompt.  Lengths are lognormal, arrivals come in bursts as
@@ -39,7 +40,9 @@ class Length:
 
     def draw(self, source: random.Random) -> int:
         """One token at least."""
-        return max(1, min(self.most, round(source.lognormvariate(math.log(self.median), self.sigma))))
+        return max(
+            1, min(self.most, round(source.lognormvariate(math.log(self.median), self.sigma)))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,10 @@ class RequestTrace:
     def in_words(self) -> str:
         """Its sizes, for a report."""
         return (
-            f"{self.num_requests} requests in {self.seconds:g} s, gaps with a coefficient of variation of {self.burstiness:g}; "
-            f"{self.system_blocks * self.block_tokens} tokens of system prompt, questions of {self.question.median:g} (median), "
+            f"{self.num_requests} requests in {self.seconds:g} s, gaps with a coefficient of "
+            f"variation of {self.burstiness:g}; "
+            f"{self.system_blocks * self.block_tokens} tokens of system prompt, questions of "
+            f"{self.question.median:g} (median), "
             f"{self.again_ratio:.0%} of them further turns, {self.output.median:g} out (median)"
         )
 
@@ -106,7 +111,10 @@ class _Writer:
         conversation = self._conversation(question)
         begun = len(conversation.hash_ids)
         length = begun * trace.block_tokens + question
-        hash_ids = (*conversation.hash_ids, *self._new_ids(math.ceil(question / trace.block_tokens)))
+        hash_ids = (
+            *conversation.hash_ids,
+            *self._new_ids(math.ceil(question / trace.block_tokens)),
+        )
         # What the next turn begins with: this prompt and its answer, as far as they fill blocks.
         num_whole = length // trace.block_tokens
         answer = self._new_ids((length + output) // trace.block_tokens - num_whole)
@@ -115,7 +123,9 @@ class _Writer:
 
     def _conversation(self, question: int) -> _Conversation:
         limit = self._trace.max_input_tokens - question
-        fitting = [each for each in self._open if len(each.hash_ids) * self._trace.block_tokens <= limit]
+        fitting = [
+            each for each in self._open if len(each.hash_ids) * self._trace.block_tokens <= limit
+        ]
         if fitting and self._source.random() < self._trace.again_ratio:
             return self._source.choice(fitting)
         self._open.append(_Conversation(list(range(self._trace.system_blocks))))

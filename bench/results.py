@@ -28,7 +28,8 @@ class Measurement:
 class Results:
     """Everything of one bench.
 
-    measurements: by (workload, system), then by round; a system that failed in a round has none there.
+    measurements: by (workload, system), then by round; a system that failed in a round has none
+                  there.
     conditions, start_seconds, footprints: by system; footprints of the first round.
     troubles:     why a system has no figures of a round.
     """
@@ -36,7 +37,9 @@ class Results:
     workloads: Sequence[Workload]
     systems: Sequence[str]
     load_average: float
-    measurements: defaultdict[tuple[str, str], dict[int, Measurement]] = field(default_factory=lambda: defaultdict(dict))
+    measurements: defaultdict[tuple[str, str], dict[int, Measurement]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     conditions: dict[str, list[str]] = field(default_factory=dict)
     start_seconds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     footprints: dict[str, list[Footprint]] = field(default_factory=dict)
@@ -56,7 +59,9 @@ class Results:
         """One figure of each round that has it."""
         found = self.measurements.get((workload, system), {})
         summaries = {number: summarize(found[number].run) for number in sorted(found)}
-        return {number: summary[metric] for number, summary in summaries.items() if metric in summary}
+        return {
+            number: summary[metric] for number, summary in summaries.items() if metric in summary
+        }
 
     def ratios(self, workload: str, metric: str, ours: str, theirs: str) -> list[float]:
         """ours / theirs in each round that both have the figure of."""

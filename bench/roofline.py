@@ -1,4 +1,5 @@
-"""The engine's steps beside what the machine can do: `mixed` under loads that make steps of one kind.
+"""The engine's steps beside what the machine can do: `mixed` under loads that make steps of one
+kind.
 
     bench/roofline.py [--set FIELD=VALUE ...] [--log]
 
@@ -59,7 +60,9 @@ class Phase:
 
 
 def phases(budget: int) -> list[Phase]:
-    """Prompts of a decode phase fit into one step together, so that all sequences decode side by side from then on."""
+    """Prompts of a decode phase fit into one step together, so that all sequences decode side by
+    side from then on.
+    """
     prompt = 8
     made = {1: 128, 16: 480}  # of 16: a mean context near that of workload A
     decodes = [
@@ -76,7 +79,13 @@ def phases(budget: int) -> list[Phase]:
     count = 4
     mean_before = chunk * (count - 1) / 2
     # The last of its chunks samples, so reads the head once: left out.
-    prefill = Phase(f"prefill chunk of {chunk}", "prefill", 1, Lengths(chunk * count, 1), Step.chunk(chunk, mean_before))
+    prefill = Phase(
+        f"prefill chunk of {chunk}",
+        "prefill",
+        1,
+        Lengths(chunk * count, 1),
+        Step.chunk(chunk, mean_before),
+    )
     return [*decodes, prefill]
 
 
@@ -109,7 +118,10 @@ def _best_seconds(work: Callable[[], object]) -> float:
 
 
 async def step_seconds(cluster: Cluster, phase: Phase, vocab_size: int) -> float:
-    """Mean time of the phase's steps, by the engine's own account.  Raises StartError when it made none."""
+    """Mean time of the phase's steps, by the engine's own account.
+
+    Raises StartError when it made none.
+    """
     asks = random_asks(phase.num_requests, phase.lengths, vocab_size, phase.name, Sampling())
     await _load(cluster, phase, vocab_size, "warm-up")
     before = await cluster.steps(phase.kind)
@@ -117,7 +129,9 @@ async def step_seconds(cluster: Cluster, phase: Phase, vocab_size: int) -> float
     after = await cluster.steps(phase.kind)
     count, seconds = after[0] - before[0], after[1] - before[1]
     if not count:
-        raise StartError(f"{phase.name}: the engine made no step of the kind {phase.kind}", exit_code=1)
+        raise StartError(
+            f"{phase.name}: the engine made no step of the kind {phase.kind}", exit_code=1
+        )
     return seconds / count
 
 
@@ -129,21 +143,38 @@ async def _load(cluster: Cluster, phase: Phase, vocab_size: int, seed: str) -> N
 
 async def measure(setup: Setup, vocab_size: int) -> tuple[str, list[tuple[Phase, float]]]:
     """The engine's dtype, and the mean step of each phase."""
-    budget = int(setup.engine.get("maxBatchedTokens", load(setup.file).spec.engine.max_batched_tokens))
+    budget = int(
+        setup.engine.get("maxBatchedTokens", load(setup.file).spec.engine.max_batched_tokens)
+    )
     async with running_cluster("mixed", setup) as cluster:
-        found = [(phase, await step_seconds(cluster, phase, vocab_size)) for phase in phases(budget)]
+        found = [
+            (phase, await step_seconds(cluster, phase, vocab_size)) for phase in phases(budget)
+        ]
         return await cluster.dtype(), found
 
 
 def machine_table(rows: Mapping[int, Mapping[str, float]]) -> str:
     """By threads: figures by name."""
     names = list(next(iter(rows.values())))
-    return table(["threads", *names], [[str(n), *(f"{row[name]:.3g}" for name in names)] for n, row in rows.items()])
+    return table(
+        ["threads", *names],
+        [[str(n), *(f"{row[name]:.3g}" for name in names)] for n, row in rows.items()],
+    )
 
 
 def phase_table(rows: Sequence[tuple[str, Reached]]) -> str:
     """A row for each phase."""
-    header = ["", "MB", "GFLOP", "floor ms", "bound", "measured ms", "of the roofline", "of the bandwidth", "of the peak"]
+    header = [
+        "",
+        "MB",
+        "GFLOP",
+        "floor ms",
+        "bound",
+        "measured ms",
+        "of the roofline",
+        "of the bandwidth",
+        "of the peak",
+    ]
     return table(
         header,
         [
@@ -154,7 +185,10 @@ def phase_table(rows: Sequence[tuple[str, Reached]]) -> str:
                 f"{1e3 * one.floor_seconds:.1f}",
                 one.bound,
                 f"{1e3 * one.seconds:.1f}",
-                *(f"{100 * share:.0f} %" for share in (one.floor_ratio, one.bandwidth_ratio, one.peak_ratio)),
+                *(
+                    f"{100 * share:.0f} %"
+                    for share in (one.floor_ratio, one.bandwidth_ratio, one.peak_ratio)
+                ),
             ]
             for name, one in rows
         ],
@@ -176,23 +210,48 @@ def report(load_average: float, setup: Setup) -> str:
     }
     dtype, found = asyncio.run(measure(setup, shape.vocab))
     limits = Machine(machine[cores]["GB/s read"] * 1e9, machine[cores][f"{dtype} TFLOP/s"] * 1e12)
-    rows = [(phase.name, reached(phase.step, shape, BYTES[dtype], seconds, limits)) for phase, seconds in found]
+    rows = [
+        (phase.name, reached(phase.step, shape, BYTES[dtype], seconds, limits))
+        for phase, seconds in found
+    ]
     share = (others_cpu_seconds() - others) / (time.monotonic() - start)
     lines = [
         *setting_lines("bench/roofline.py", "", load_average),
-        f"- mixed, {dtype}, {cores} threads; other processes took {100 * max(0.0, share):.0f} % of a core meanwhile",
-        "- A step's bytes are weights, and keys and values that it reads, once; its time is the mean of its kind, by the engine's metrics.",
+        f"- mixed, {dtype}, {cores} threads; other processes took {100 * max(0.0, share):.0f} % of "
+        "a core meanwhile",
+        "- A step's bytes are weights, and keys and values that it reads, once; its time is the "
+        "mean of its kind, by the engine's metrics.",
         "- Floor: the longer of bytes / bandwidth and operations / peak, with all threads.",
     ]
     ratio = dict(rows)["decode step of 16"].bandwidth_ratio
-    verdict = f"A decode step of 16 reaches {100 * ratio:.0f} % of the bandwidth (goal: {100 * GOAL:.0f} %)."
-    return "\n\n".join(["\n".join(lines), "### Machine", machine_table(machine), "### Steps", phase_table(rows), verdict])
+    verdict = (
+        f"A decode step of 16 reaches {100 * ratio:.0f} % of the bandwidth (goal: {100 * GOAL:.0f} "
+        "%)."
+    )
+    return "\n\n".join(
+        [
+            "\n".join(lines),
+            "### Machine",
+            machine_table(machine),
+            "### Steps",
+            phase_table(rows),
+            verdict,
+        ]
+    )
 
 
 def main() -> int:
     """Run it; returns the exit status."""
-    parser = argparse.ArgumentParser(description="the engine's steps beside the machine's bandwidth and matmul peak")
-    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of spec.engine, in place of our file's values")
+    parser = argparse.ArgumentParser(
+        description="the engine's steps beside the machine's bandwidth and matmul peak"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="of spec.engine, in place of our file's values",
+    )
     parser.add_argument("--log", action="store_true", help="append the report to docs/bench/LOG.md")
     options = parser.parse_args()
     model = cached_model(load(FILES["mixed"]).spec.model)

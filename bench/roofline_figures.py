@@ -1,4 +1,5 @@
-"""Least work of one engine step: bytes moved and operations, from a model's config; pure arithmetic.
+"""Least work of one engine step: bytes moved and operations, from a model's config; pure
+arithmetic.
 
 Counted are the products with the weights, attention over the KV blocks, and
 reading the weights, the keys and the values once.  Small operators, activations
@@ -39,7 +40,9 @@ class Shape:
                 vocab=int(config["vocab_size"]),
             )
         except KeyError as e:
-            raise ValueError(f"config.json: has no {e.args[0]}; only llama-like decoders are counted") from e
+            raise ValueError(
+                f"config.json: has no {e.args[0]}; only llama-like decoders are counted"
+            ) from e
 
     @property
     def layer_weights(self) -> int:

@@ -1,4 +1,5 @@
-"""Fake workers for `routing_overhead`: many in one process, which answer at once with the same few tokens.
+"""Fake workers for `routing_overhead`: many in one process, which answer at once with the same few
+tokens.
 
     bench/router_fakes.py http|grpc WORKERS [CERTIFICATES]
 
@@ -52,13 +53,24 @@ def _whole() -> bytes:
     message = {"role": "assistant", "content": _WORD * NUM_TOKENS}
     usage = {"prompt_tokens": 64, "completion_tokens": NUM_TOKENS, "total_tokens": 64 + NUM_TOKENS}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
-    body = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [choice], "usage": usage}
+    body = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": MODEL,
+        "choices": [choice],
+        "usage": usage,
+    }
     return _answer(body)
 
 
 def _answer(body: object) -> bytes:
     content = json.dumps(body).encode()
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content) + content
+    return (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        % len(content)
+        + content
+    )
 
 
 def _events() -> list[bytes]:
@@ -68,9 +80,17 @@ def _events() -> list[bytes]:
         delta = {"role": "assistant", "content": _WORD} if index == 0 else {"content": _WORD}
         reason = "length" if index == NUM_TOKENS - 1 else None
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": [choice]}
+        body = {
+            "id": "chatcmpl-1",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": MODEL,
+            "choices": [choice],
+        }
         events.append(_chunk(b"data: " + json.dumps(body).encode() + b"\n\n"))
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
     events[0] = head + events[0]
     events[-1] += _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     return events
@@ -81,7 +101,13 @@ def _chunk(data: bytes) -> bytes:
 
 
 WHOLE, EVENTS = _whole(), _events()
-_INFO = {"status": "ok", "model_path": MODEL, "is_generation": True, "load": 0, "data": [{"id": MODEL, "object": "model"}]}
+_INFO = {
+    "status": "ok",
+    "model_path": MODEL,
+    "is_generation": True,
+    "load": 0,
+    "data": [{"id": MODEL, "object": "model"}],
+}
 INFO = _answer({**_INFO, "object": "list", "served_model_name": MODEL, "max_model_len": 4096})
 """Answers to the other requests of a router: health, models, load."""
 
@@ -146,7 +172,11 @@ def _replies() -> list[bytes]:
     """A decode worker's, with the notes that it sends of its own decisions."""
     first = [
         Note("received", 0.0, {"role": "decode"}),
-        Note("offload", 0.0001, {"to": "local", "rule": "rule", "uncached_tokens": 64, "threshold": 256, "queue": 0}),
+        Note(
+            "offload",
+            0.0001,
+            {"to": "local", "rule": "rule", "uncached_tokens": 64, "threshold": 256, "queue": 0},
+        ),
         Note("context_begin", 0.0002, {"queue_seconds": 0.0001}),
         Note("context_end", 0.0003, {"prefill": "local", "cached_tokens": 0}),
         Note("decoding_begin", 0.0003, {}),
@@ -164,10 +194,22 @@ REPLIES = _replies()
 
 
 class GrpcWorker:
-    """One decode worker.  Its calls are coroutines that write to their context, like our service's."""
+    """One decode worker.
+
+    Its calls are coroutines that write to their context, like our service's.
+    """
 
     def __init__(self, engine_id: str) -> None:
-        self._hello = Hello(engine_id, "decode", _GEOMETRY, "w", REVISION, model=MODEL, max_model_len=4096, vocab_size=49152)
+        self._hello = Hello(
+            engine_id,
+            "decode",
+            _GEOMETRY,
+            "w",
+            REVISION,
+            model=MODEL,
+            max_model_len=4096,
+            vocab_size=49152,
+        )
 
     def calls(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """Requests are read, answers are bytes: what the fake itself costs is to be little."""

@@ -1,4 +1,5 @@
-"""A load generator that costs little: one process offers thousands of requests a second over kept connections.
+"""A load generator that costs little: one process offers thousands of requests a second over kept
+connections.
 
 Open loop: requests are sent at times that were drawn before, whatever the answers do.  Closed loop:
 as many as there are connections, each sends its next request when it has its answer.  A time
@@ -32,7 +33,9 @@ class Answer:
 
 @dataclass(slots=True)
 class Measured:
-    """One run.  seconds: from the first request to the last answer; late_seconds: of each request, behind its time."""
+    """One run.  seconds: from the first request to the last answer; late_seconds: of each request,
+    behind its time.
+    """
 
     answers: list[Answer] = field(default_factory=list)
     late_seconds: list[float] = field(default_factory=list)
@@ -118,7 +121,9 @@ class Connections:
 
     async def _open(self, address: str) -> Connection:
         host, _, port = address.rpartition(":")
-        _, connection = await asyncio.get_running_loop().create_connection(Connection, host, int(port))
+        _, connection = await asyncio.get_running_loop().create_connection(
+            Connection, host, int(port)
+        )
         self._all.append(connection)
         return connection
 
@@ -146,7 +151,9 @@ async def open_loop(connections: Connections, request: bytes, times: Sequence[fl
     return measured
 
 
-async def closed_loop(connections: Connections, request: bytes, concurrency: int, seconds: float) -> Measured:
+async def closed_loop(
+    connections: Connections, request: bytes, concurrency: int, seconds: float
+) -> Measured:
     """Ask without pauses.  Raises LoadError, TimeoutError."""
     loop, measured = asyncio.get_running_loop(), Measured()
     start = loop.time()

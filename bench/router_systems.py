@@ -51,7 +51,10 @@ class Router:
 
     def cpu_seconds(self) -> float:
         """User and system time of its process and those below it so far."""
-        times = [process.cpu_times() for process in (self.process, *self.process.children(recursive=True))]
+        times = [
+            process.cpu_times()
+            for process in (self.process, *self.process.children(recursive=True))
+        ]
         return float(sum(time.user + time.system for time in times))
 
 
@@ -92,7 +95,9 @@ async def fake_workers(kind: str, number: int, folder: Path) -> AsyncIterator[li
 
 
 @asynccontextmanager
-async def peer_router(name: str, folder: Path, workers: Sequence[str], logs: Path) -> AsyncIterator[Router]:
+async def peer_router(
+    name: str, folder: Path, workers: Sequence[str], logs: Path
+) -> AsyncIterator[Router]:
     """One of PEERS in front of these workers.  Raises StartError."""
     port = free_port()
     program = str(folder / name / "bin" / name)
@@ -107,13 +112,20 @@ async def peer_router(name: str, folder: Path, workers: Sequence[str], logs: Pat
         "--prometheus-port": str(free_port()),
     }
     words = [word for option in options.items() for word in option]
-    async with _started(name, (program, *verb, *words, "--worker-urls", *urls), {}, logs) as process:
+    async with _started(
+        name, (program, *verb, *words, "--worker-urls", *urls), {}, logs
+    ) as process:
         yield await _ready(name, f"127.0.0.1:{port}", process, logs)
 
 
 @asynccontextmanager
-async def our_router(workers: Sequence[Mapping[str, str]], certificates: Path, model: Path, logs: Path) -> AsyncIterator[Router]:
-    """The router role in front of these workers, whose records are written into an etcd of its own.  Raises StartError."""
+async def our_router(
+    workers: Sequence[Mapping[str, str]], certificates: Path, model: Path, logs: Path
+) -> AsyncIterator[Router]:
+    """The router role in front of these workers, whose records are written into an etcd of its own.
+
+    Raises StartError.
+    """
     launch, endpoint = etcd_launch(find_etcd(), logs / "etcd", logs / "etcd.log")
     port, config = free_port(), logs / "router.yaml"
     document = {
@@ -149,8 +161,19 @@ async def _register(endpoint: str, workers: Sequence[Mapping[str, str]]) -> None
         for number, worker in enumerate(workers):
             pod = f"decode-{number}"
             key = f"/pdcluster/{_NAMESPACE}/{_CLUSTER}/workers/{REVISION}/decode/cpu/{pod}"
-            addresses = {"grpc_address": worker["address"], "kv_address": "127.0.0.1:1", "http_address": "127.0.0.1:1"}
-            record = {"engine_id": worker["engine_id"], "pod": pod, "role": "decode", "pool": "cpu", "state": "ready", **addresses}
+            addresses = {
+                "grpc_address": worker["address"],
+                "kv_address": "127.0.0.1:1",
+                "http_address": "127.0.0.1:1",
+            }
+            record = {
+                "engine_id": worker["engine_id"],
+                "pod": pod,
+                "role": "decode",
+                "pool": "cpu",
+                "state": "ready",
+                **addresses,
+            }
             body = {"key": _base64(key), "value": _base64(json.dumps({**record, "schema": 1}))}
             async with session.post(f"http://{endpoint}/v3/kv/put", json=body) as response:
                 response.raise_for_status()
@@ -161,18 +184,27 @@ def _base64(text: str) -> str:
 
 
 @asynccontextmanager
-async def _started(name: str, command: Sequence[str], environment: Mapping[str, str], logs: Path) -> AsyncIterator[Process]:
+async def _started(
+    name: str, command: Sequence[str], environment: Mapping[str, str], logs: Path
+) -> AsyncIterator[Process]:
     machine = cores()
     process = await spawn(Launch(name, tuple(command), logs / f"{name}.log", environment))
-    psutil.Process(process.pid).cpu_affinity([*(machine.others if name == "etcd" else machine.router)])
+    psutil.Process(process.pid).cpu_affinity(
+        [*(machine.others if name == "etcd" else machine.router)]
+    )
     try:
         yield process
     finally:
         await end_process(process)
 
 
-async def _ready(name: str, address: str, process: Process, logs: Path, num_peers: int = 0) -> Router:
-    """Wait until it takes requests, ours until it has shaken hands with all its workers.  Raises StartError."""
+async def _ready(
+    name: str, address: str, process: Process, logs: Path, num_peers: int = 0
+) -> Router:
+    """Wait until it takes requests, ours until it has shaken hands with all its workers.
+
+    Raises StartError.
+    """
     deadline = time.monotonic() + READY_SECONDS
     async with aiohttp.ClientSession() as session:
         while not await _is_ready(session, address, num_peers):
@@ -187,7 +219,10 @@ async def _is_ready(session: aiohttp.ClientSession, address: str, num_peers: int
     try:
         if num_peers:
             async with session.get(f"http://{address}/metrics") as response:
-                return f'pdcluster_peers{{role="decode",state="ready"}} {num_peers}.0' in await response.text()
+                return (
+                    f'pdcluster_peers{{role="decode",state="ready"}} {num_peers}.0'
+                    in await response.text()
+                )
         async with session.get(f"http://{address}/readiness") as response:
             return response.status in (200, 404)
     except aiohttp.ClientError:

@@ -1,12 +1,14 @@
-"""Cost of routing: latency that a router adds and requests a second on one core, ours beside others.
+"""Cost of routing: latency that a router adds and requests a second on one core, ours beside
+others.
 
-    bench/routing_overhead.py [--only ours sglang-router smg vllm-router] [--rounds 3] [--seconds 4] [--log]
+    bench/routing_overhead.py [--only ours sglang-router smg vllm-router] [--rounds 3] [--seconds 4]
+    [--log]
 
 64 fake workers answer at once with eight tokens (`router_fakes`).  Each router in turn, in another
-order each round, gets an open loop at `--rate` and a closed loop of `--concurrency`, both of whole and
-of streamed chat answers.  The router has a core for itself; fakes and load share the others.  Added
-latency is against the same load at the HTTP fakes, asked directly in the same round; requests a
-second on a core are requests over CPU seconds of the router's process.
+order each round, gets an open loop at `--rate` and a closed loop of `--concurrency`, both of whole
+and of streamed chat answers.  The router has a core for itself; fakes and load share the others.
+Added latency is against the same load at the HTTP fakes, asked directly in the same round; requests
+a second on a core are requests over CPU seconds of the router's process.
 """
 
 import argparse
@@ -48,7 +50,9 @@ WARM_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One of the loads.  rate: requests a second of an open loop; concurrency: of a closed one, where there is no rate."""
+    """One of the loads.  rate: requests a second of an open loop; concurrency: of a closed one,
+    where there is no rate.
+    """
 
     name: str
     stream: bool
@@ -57,11 +61,18 @@ class Load:
 
     def request(self) -> bytes:
         """The bytes of every request."""
-        body: dict[str, object] = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": NUM_TOKENS}
+        body: dict[str, object] = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": NUM_TOKENS,
+        }
         if self.stream:
             body |= {"stream": True, "seed": STREAM_SEED}
         content = json.dumps(body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: "
+            f"application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        )
         return head.encode() + content
 
 
@@ -115,7 +126,11 @@ async def main(options: argparse.Namespace) -> str:
     results: Results = {}
     wanted = loads(options.rate, options.stream_rate, options.concurrency)
     async with AsyncExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pdcluster-routers-", ignore_cleanup_errors=True)))
+        logs = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="pdcluster-routers-", ignore_cleanup_errors=True)
+            )
+        )
         plain = await stack.enter_async_context(fake_workers("http", options.workers, logs))
         routers = [await _start(stack, name, options, plain, logs) for name in names]
         for number in range(options.rounds):
@@ -126,15 +141,25 @@ async def main(options: argparse.Namespace) -> str:
     return report(results, wanted, names, missing)
 
 
-async def _start(stack: AsyncExitStack, name: str, options: argparse.Namespace, plain: Sequence[str], logs: Path) -> Router:
+async def _start(
+    stack: AsyncExitStack, name: str, options: argparse.Namespace, plain: Sequence[str], logs: Path
+) -> Router:
     if name != OURS:
         return await stack.enter_async_context(peer_router(name, options.folder, plain, logs))
     certificates = certificate_folder(logs / "certificates")
     workers = await stack.enter_async_context(fake_workers("grpc", options.workers, certificates))
-    return await stack.enter_async_context(our_router(workers, certificates, options.model_path, logs))
+    return await stack.enter_async_context(
+        our_router(workers, certificates, options.model_path, logs)
+    )
 
 
-async def _measure(router: Router | None, plain: Sequence[str], wanted: Sequence[Load], seconds: float, results: Results) -> None:
+async def _measure(
+    router: Router | None,
+    plain: Sequence[str],
+    wanted: Sequence[Load],
+    seconds: float,
+    results: Results,
+) -> None:
     """One system's turn.  router: None = the fake workers themselves."""
     name = DIRECT if router is None else router.name
     for load in wanted:
@@ -148,32 +173,64 @@ async def _measure(router: Router | None, plain: Sequence[str], wanted: Sequence
         figures = results.setdefault((name, load.name), Figures())
         figures.add(measured, cpu)
         core = f", {figures.per_core[-1]:.0f}/s a core" if cpu else ""
-        print(f"{name}, {load.name}: p50 {figures.last_p50[-1]:.2f} ms, p99 {figures.last_p99[-1]:.2f} ms{core}", flush=True)
+        print(
+            f"{name}, {load.name}: p50 {figures.last_p50[-1]:.2f} ms, p99 "
+            f"{figures.last_p99[-1]:.2f} ms{core}",
+            flush=True,
+        )
 
 
 async def _run(connections: Connections, load: Load, seconds: float) -> Measured:
     if load.rate:
-        return await open_loop(connections, load.request(), list(arrivals(load.rate, seconds, Random(1))))
+        return await open_loop(
+            connections, load.request(), list(arrivals(load.rate, seconds, Random(1)))
+        )
     return await closed_loop(connections, load.request(), load.concurrency, seconds)
 
 
-def report(results: Results, wanted: Sequence[Load], names: Sequence[str], missing: Sequence[str]) -> str:
+def report(
+    results: Results, wanted: Sequence[Load], names: Sequence[str], missing: Sequence[str]
+) -> str:
     """Tables of added latency and of requests a second on a core, and what was not there."""
     lines = [f"Not installed here: {', '.join(missing)}."] if missing else []
     for load in wanted:
-        lines += ["", f"**{load.name}**", "", _latencies(results, load, names) if load.rate else _rates(results, load, names)]
+        lines += [
+            "",
+            f"**{load.name}**",
+            "",
+            _latencies(results, load, names) if load.rate else _rates(results, load, names),
+        ]
     return "\n".join(lines)
 
 
 def _latencies(results: Results, load: Load, names: Sequence[str]) -> str:
     direct = results[DIRECT, load.name]
-    header = [f"at {load.rate:g}/s", "added p50, ms", "added p99, ms", "first byte: added p50, ms", "p99, ms", "requests/s a core"]
-    rows = [[DIRECT, *(cell(values) for values in (direct.last_p50, direct.last_p99, direct.first_p50, direct.first_p99)), "-"]]
+    header = [
+        f"at {load.rate:g}/s",
+        "added p50, ms",
+        "added p99, ms",
+        "first byte: added p50, ms",
+        "p99, ms",
+        "requests/s a core",
+    ]
+    rows = [
+        [
+            DIRECT,
+            *(
+                cell(values)
+                for values in (direct.last_p50, direct.last_p99, direct.first_p50, direct.first_p99)
+            ),
+            "-",
+        ]
+    ]
     for name in names:
         found = results[name, load.name]
         pairs = ((found.last_p50, direct.last_p50), (found.last_p99, direct.last_p99))
         firsts = ((found.first_p50, direct.first_p50), (found.first_p99, direct.first_p99))
-        added = [cell([a - b for a, b in zip(ours, theirs, strict=True)]) for ours, theirs in (*pairs, *firsts)]
+        added = [
+            cell([a - b for a, b in zip(ours, theirs, strict=True)])
+            for ours, theirs in (*pairs, *firsts)
+        ]
         rows.append([name, *added, cell(found.per_core)])
     return table(header, rows)
 
@@ -184,8 +241,19 @@ def _rates(results: Results, load: Load, names: Sequence[str]) -> str:
     for name in names:
         found = results[name, load.name]
         of_theirs = cell(ratios(ours, found.per_core)) if ours and name != OURS else "-"
-        rows.append([name, cell(found.per_core), of_theirs, cell(found.per_second), cell(found.last_p50)])
-    return table([f"{load.concurrency} at a time", "requests/s a core", "ours / theirs", "requests/s", "p50, ms"], rows)
+        rows.append(
+            [name, cell(found.per_core), of_theirs, cell(found.per_second), cell(found.last_p50)]
+        )
+    return table(
+        [
+            f"{load.concurrency} at a time",
+            "requests/s a core",
+            "ours / theirs",
+            "requests/s",
+            "p50, ms",
+        ],
+        rows,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -194,11 +262,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
-    parser.add_argument("--rate", type=float, default=500.0, help="whole answers a second of the open loop")
-    parser.add_argument("--stream-rate", type=float, default=100.0, help="streamed answers a second of the open loop")
+    parser.add_argument(
+        "--rate", type=float, default=500.0, help="whole answers a second of the open loop"
+    )
+    parser.add_argument(
+        "--stream-rate",
+        type=float,
+        default=100.0,
+        help="streamed answers a second of the open loop",
+    )
     parser.add_argument("--concurrency", type=int, default=32)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the other routers' environments")
-    parser.add_argument("--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct")
+    parser.add_argument(
+        "--folder", type=Path, default=FOLDER, help="of the other routers' environments"
+    )
+    parser.add_argument(
+        "--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct"
+    )
     parser.add_argument("--log", action="store_true", help="append the report to docs/bench/LOG.md")
     return parser
 

@@ -1,6 +1,7 @@
 """Time to first token of a prefix-heavy trace under each routing policy, through real workers.
 
-    bench/routing_policies.py [--policies roundRobin leastRequest prefixAware kvAware] [--requests 128]
+    bench/routing_policies.py [--policies roundRobin leastRequest prefixAware kvAware] [--requests
+    128]
 
 For each policy `examples/prefix-routing.yaml` is started with cold caches and gets the same
 trace (`prefix_trace`), a few requests at a time, at one ingress.
@@ -27,11 +28,20 @@ BASE = "roundRobin"
 
 def main() -> None:
     """Print a line for each policy."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=[BASE, "leastRequest", "prefixAware", "kvAware"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        choices=POLICIES,
+        default=[BASE, "leastRequest", "prefixAware", "kvAware"],
+    )
     parser.add_argument("--requests", type=int, default=PrefixTrace().num_requests)
     parser.add_argument("--concurrency", type=int, default=2)
-    parser.add_argument("--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct")
+    parser.add_argument(
+        "--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct"
+    )
     options = parser.parse_args()
     trace = PrefixTrace(num_requests=options.requests)
     print(f"{trace.in_words()}; {options.concurrency} at a time")
@@ -56,13 +66,17 @@ async def _run(policy: str, trace: PrefixTrace, concurrency: int, model: Path) -
 def _print(policy: str, run: Run, cached: float, base: float | None) -> float:
     failures = [answer.failure for answer in run.answers if answer.failure is not None]
     if failures:
-        raise SystemExit(f"{policy}: {len(failures)} of {len(run.answers)} answers failed, the first: {failures[0]}")
+        raise SystemExit(
+            f"{policy}: {len(failures)} of {len(run.answers)} answers failed, the first: "
+            f"{failures[0]}"
+        )
     times = [answer.ttft_seconds for answer in run.answers]
     mean = statistics.mean(times)
     against = "" if base is None else f", {mean / base:.2f} of {BASE}"
     tail = statistics.quantiles(times, n=20)[18]
     print(
-        f"{policy}: TTFT mean {mean:.3f} s, median {statistics.median(times):.3f} s, p95 {tail:.3f} s{against}; "
+        f"{policy}: TTFT mean {mean:.3f} s, median {statistics.median(times):.3f} s, p95 "
+        f"{tail:.3f} s{against}; "
         f"{cached:.0%} of prompt tokens cached; {run.duration_seconds:.1f} s in all"
     )
     return mean

@@ -59,7 +59,8 @@ VARIANT = "variant"
 NAMES = tuple(dict.fromkeys([*GROUPS, *(workload.name for workload in FULL)]))
 KEPT = frozenset({"vllm"})
 IDLE_SECONDS = 5.0
-SHOWN = ("TTFT p50 ms", "TPOT p50 ms", "output tokens/s", "goodput good/s")  # in progress lines; the report has all
+# in progress lines; the report has all
+SHOWN = ("TTFT p50 ms", "TPOT p50 ms", "output tokens/s", "goodput good/s")
 STARTED_SECONDS = time.monotonic()
 
 
@@ -112,7 +113,9 @@ class Stage:
 
     @asynccontextmanager
     async def system(self, name: str) -> AsyncIterator[tuple[System, bool]]:
-        """One system, and whether it was started for this; it ends here, or on an error, or in `clear`."""
+        """One system, and whether it was started for this; it ends here, or on an error, or in
+        `clear`.
+        """
         is_new = name not in self._kept
         if is_new:
             _say(f"starting {name}")
@@ -148,7 +151,11 @@ def main() -> int:
         print("bench: stopped before its end; nothing is left running", file=sys.stderr)
         return 130
     report = render(results, bench.seed)
-    print(f"quick: sizes too small for figures, good for a look whether all works\n\n{report}" if options.quick else report)
+    print(
+        f"quick: sizes too small for figures, good for a look whether all works\n\n{report}"
+        if options.quick
+        else report
+    )
     if options.log:
         with LOG.open("a") as log:
             log.write(log_entry(report))
@@ -156,23 +163,52 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="ours, vLLM and Hugging Face generate() side by side")
-    parser.add_argument(
-        "--workload", nargs="+", choices=NAMES, default=GROUPS, metavar="NAME", help=f"of {', '.join(NAMES)}; B is all of B-*"
+    parser = argparse.ArgumentParser(
+        description="ours, vLLM and Hugging Face generate() side by side"
     )
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM", help=f"of {', '.join(SYSTEMS)}")
-    parser.add_argument("--rounds", type=int, default=3, help="of every workload on every system (default: 3)")
-    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of spec.engine, in place of our files' values")
+    parser.add_argument(
+        "--workload",
+        nargs="+",
+        choices=NAMES,
+        default=GROUPS,
+        metavar="NAME",
+        help=f"of {', '.join(NAMES)}; B is all of B-*",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=SYSTEMS,
+        default=SYSTEMS,
+        metavar="SYSTEM",
+        help=f"of {', '.join(SYSTEMS)}",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of every workload on every system (default: 3)"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="of spec.engine, in place of our files' values",
+    )
     parser.add_argument(
         "--variant",
         nargs="+",
         default=[],
         metavar="FIELD=VALUE",
-        help=f"measures `mixed` with these fields of spec.engine too, as the system {VARIANT}: what a setting costs or gains",
+        help=f"measures `mixed` with these fields of spec.engine too, as the system {VARIANT}: "
+        "what a setting costs or gains",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see whether all works")
-    parser.add_argument("--seed", default=secrets.token_hex(4), help="of prompts and arrivals, to repeat a run (default: a new one)")
-    parser.add_argument("--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}")
+    parser.add_argument(
+        "--seed",
+        default=secrets.token_hex(4),
+        help="of prompts and arrivals, to repeat a run (default: a new one)",
+    )
+    parser.add_argument(
+        "--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}"
+    )
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds: must be at least 1")
@@ -183,16 +219,23 @@ def _options() -> argparse.Namespace:
 
 def _bench_of(options: argparse.Namespace) -> Bench:
     """Read the options.  Raises StartError when a part of the bench is not on this machine."""
-    model = cached_model(load(FILES["mixed"]).spec.model)  # where `pdctl up` finds the model of both files
+    # where `pdctl up` finds the model of both files
+    model = cached_model(load(FILES["mixed"]).spec.model)
     if not (model / "config.json").is_file():
         raise StartError(f"no model in {model}: run `make model`", exit_code=2)
     sizes = QUICK if options.quick else FULL
-    workloads = [workload for workload in sizes if {workload.name, workload.group} & set(options.workload)]
-    systems = [name for name in SYSTEMS if name in options.only] + ([VARIANT] if options.variant else [])
+    workloads = [
+        workload for workload in sizes if {workload.name, workload.group} & set(options.workload)
+    ]
+    systems = [name for name in SYSTEMS if name in options.only] + (
+        [VARIANT] if options.variant else []
+    )
     if "vllm" in systems or any(workload.by == "vllm" for workload in workloads):
         check_installed()
     engine, variant = engine_fields(options.set), engine_fields(options.variant)
-    return Bench(systems, workloads, options.rounds, options.seed, model, engine, machine_dtype(), variant)
+    return Bench(
+        systems, workloads, options.rounds, options.seed, model, engine, machine_dtype(), variant
+    )
 
 
 def machine_dtype() -> str:
@@ -201,8 +244,13 @@ def machine_dtype() -> str:
     Asked in a process of its own: the worker's model room sets OpenMP's
     environment as it is imported, and every system would inherit that.
     """
-    program = "from pdcluster_worker.model.loading.loader import resolve_dtype; print(resolve_dtype('auto'))"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "from pdcluster_worker.model.loading.loader import resolve_dtype; "
+        "print(resolve_dtype('auto'))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     return said.stdout.strip().removeprefix("torch.")
 
 
@@ -213,7 +261,10 @@ def engine_fields(pairs: Sequence[str]) -> dict[str, Any]:
     {'maxBatchedTokens': 512}
     """
     if wrong := [pair for pair in pairs if "=" not in pair]:
-        raise StartError(f"--set or --variant: {wrong[0]} is no FIELD=VALUE; write e.g. maxBatchedTokens=512", exit_code=2)
+        raise StartError(
+            f"--set or --variant: {wrong[0]} is no FIELD=VALUE; write e.g. maxBatchedTokens=512",
+            exit_code=2,
+        )
     fields = dict(pair.split("=", 1) for pair in pairs)
     return {name: yaml.safe_load(value) for name, value in fields.items()}
 
@@ -221,7 +272,8 @@ def engine_fields(pairs: Sequence[str]) -> dict[str, Any]:
 async def _run(bench: Bench) -> Results:
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # leaves through every `finally`, as Ctrl-C does
+    # leaves through every `finally`, as Ctrl-C does
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     results = Results(bench.workloads, bench.systems, os.getloadavg()[0])
     stage = Stage(bench)
     try:
@@ -245,7 +297,14 @@ async def _turn(stage: "Stage", name: str, results: Results, number: int) -> Non
             await _visit(stage.bench, system, name, results, number)
     except InvalidObjectError:
         raise
-    except (OperatorError, OSError, LookupError, ValueError, aiohttp.ClientError, psutil.Error) as e:
+    except (
+        OperatorError,
+        OSError,
+        LookupError,
+        ValueError,
+        aiohttp.ClientError,
+        psutil.Error,
+    ) as e:
         trouble = f"round {number + 1}, {name}: {type(e).__name__}: {e}"
         results.troubles.append(trouble)
         _say(trouble)
@@ -269,7 +328,9 @@ async def _visit(bench: Bench, system: System, name: str, results: Results, numb
 
 
 def _outcome(run: Run) -> str:
-    figures = ", ".join(f"{key} {value:.3g}" for key, value in summarize(run).items() if key in SHOWN)
+    figures = ", ".join(
+        f"{key} {value:.3g}" for key, value in summarize(run).items() if key in SHOWN
+    )
     return f"{run.duration_seconds:.1f} s, {figures}, {len(run.failures)} failed"
 
 
@@ -282,12 +343,16 @@ async def _measure(bench: Bench, system: System, workload: Workload, seed: str) 
         run = await run_load(system, workload.asks(seed, bench.vocab_size), workload.pace(seed))
     others = max(0.0, others_cpu_seconds() - others)
     after = await system.engine_counters()
-    return Measurement(run, others, {worker: counters.since(before[worker]) for worker, counters in after.items()})
+    return Measurement(
+        run, others, {worker: counters.since(before[worker]) for worker, counters in after.items()}
+    )
 
 
 def _say(text: str) -> None:
     """Progress goes to stderr: stdout is the report's."""
-    print(f"bench: {time.monotonic() - STARTED_SECONDS:4.0f} s: {text}", file=sys.stderr, flush=True)
+    print(
+        f"bench: {time.monotonic() - STARTED_SECONDS:4.0f} s: {text}", file=sys.stderr, flush=True
+    )
 
 
 if __name__ == "__main__":

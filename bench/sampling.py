@@ -64,12 +64,16 @@ def compiled() -> Choosing:
     with tempfile.TemporaryDirectory() as folder:
         target = f"{folder}/sample.so"
         flags = ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"]
-        subprocess.run(["gcc", *flags, "-fPIC", "-shared", str(source), "-o", target, "-lm"], check=True)
+        subprocess.run(
+            ["gcc", *flags, "-fPIC", "-shared", str(source), "-o", target, "-lm"], check=True
+        )
         library = ctypes.CDLL(target)
     return kernel_choosing(row_function(library, "sample_rows"), row_function(library, "rank_rows"))
 
 
-def median_milliseconds(logits: torch.Tensor, sampling: dict[str, Any], times: int, choosing: Choosing) -> float:
+def median_milliseconds(
+    logits: torch.Tensor, sampling: dict[str, Any], times: int, choosing: Choosing
+) -> float:
     requests = [make_request(number, sampling) for number in range(len(logits))]
     sampler = Sampler(VOCAB_SIZE, choosing)
     seconds = []
@@ -83,7 +87,9 @@ def median_milliseconds(logits: torch.Tensor, sampling: dict[str, Any], times: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128])
     parser.add_argument("--times", type=int, default=15)
@@ -91,12 +97,18 @@ def main() -> None:
     options = parser.parse_args()
     choosing = compiled() if options.kernels else PLAIN_TENSORS
     torch.set_num_threads(options.threads)
-    print(f"| threads {options.threads}, ms | " + " | ".join(f"B={rows}" for rows in options.rows) + " |")
+    print(
+        f"| threads {options.threads}, ms | "
+        + " | ".join(f"B={rows}" for rows in options.rows)
+        + " |"
+    )
     print("| --- |" + " --- |" * len(options.rows))
     batches = [make_logits(rows) for rows in options.rows]
     for name, sampling in SETTINGS.items():
         with torch.inference_mode():
-            cells = [median_milliseconds(logits, sampling, options.times, choosing) for logits in batches]
+            cells = [
+                median_milliseconds(logits, sampling, options.times, choosing) for logits in batches
+            ]
         print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
 
 

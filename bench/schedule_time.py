@@ -35,9 +35,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
-    print(f"| schedule() of {options.requests}, ms: median, p99 | decodes | crowded |\n|---|---|---|")
+    print(
+        f"| schedule() of {options.requests}, ms: median, p99 | decodes | crowded |\n|---|---|---|"
+    )
     for name in SCHEDULERS:
-        cells = [measure(name, options.requests, options.steps, crowded) for crowded in (False, True)]
+        cells = [
+            measure(name, options.requests, options.steps, crowded) for crowded in (False, True)
+        ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
@@ -57,10 +61,14 @@ def measure(name: SchedulerName, num_requests: int, num_steps: int, crowded: boo
     for number in range(num_requests - crowded):
         scheduler.add_ready(decoding(tables, number))
     if crowded:
-        scheduler.add(Request("long", [1] * LONG_PROMPT, LONG_PROMPT, sampling(), arrival_seconds=1e3))
+        scheduler.add(
+            Request("long", [1] * LONG_PROMPT, LONG_PROMPT, sampling(), arrival_seconds=1e3)
+        )
         scheduler.schedule()
         for number in range(NUM_WAITING):
-            scheduler.add(Request(f"w{number}", [1] * CONTEXT, CONTEXT, sampling(), arrival_seconds=1e4))
+            scheduler.add(
+                Request(f"w{number}", [1] * CONTEXT, CONTEXT, sampling(), arrival_seconds=1e4)
+            )
     gc.collect()
     gc.freeze()
     taken = [timed(scheduler, tables) for _ in range(num_steps)]
@@ -71,7 +79,9 @@ def measure(name: SchedulerName, num_requests: int, num_steps: int, crowded: boo
 def decoding(tables: BlockTables, number: int) -> Request:
     """A request past its prefill, of about CONTEXT tokens, with blocks for them."""
     length = CONTEXT + number % 16
-    request = Request(f"r{number}", [1] * length, length - 1, sampling(), arrival_seconds=float(number))
+    request = Request(
+        f"r{number}", [1] * length, length - 1, sampling(), arrival_seconds=float(number)
+    )
     tables.take(request, tables.reservation(request, length))
     request.num_computed_tokens = length - 1
     return request
@@ -83,7 +93,9 @@ def sampling() -> Sampling:
 
 
 def timed(scheduler: Scheduler, tables: BlockTables) -> float:
-    """Milliseconds of one schedule, whose decodes then get their tokens; a long prompt stays where it is."""
+    """Milliseconds of one schedule, whose decodes then get their tokens; a long prompt stays where
+    it is.
+    """
     WEIGHTS.count(1)
     start = time.perf_counter()
     step = scheduler.schedule()

@@ -63,11 +63,15 @@ class SkippingClock:
 def main() -> int:
     """Print a table; draw the plot where one was asked for."""
     options = parse()
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported, which is why imports come later
+    # read when torch is imported, which is why imports come later
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ["GOMP_SPINCOUNT"] = "20000"
     names = options.only or list(VARIANTS)
     bench = Bench(options.threads)
-    print(f"threads {options.threads}, {bench.dtype}, SLO {options.slo:g} ms, {LOAD.told(options.requests)}")
+    print(
+        f"threads {options.threads}, {bench.dtype}, SLO {options.slo:g} ms, "
+        f"{LOAD.told(options.requests)}"
+    )
     panels = [bench.latencies(names, options)]
     if options.plot is not None:
         options.plot.write_text(picture("Schedulers: chats beside long prompts", panels))
@@ -76,11 +80,15 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), metavar="NAME")
     parser.add_argument("--rate", type=float, default=1.5, help="requests a second")
     parser.add_argument("--requests", type=int, default=40, help="of one load")
-    parser.add_argument("--slo", type=float, default=150.0, help="p99 TBT that sarathi is set for, in ms")
+    parser.add_argument(
+        "--slo", type=float, default=150.0, help="p99 TBT that sarathi is set for, in ms"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", default="0")
     parser.add_argument("--plot", type=Path)
@@ -108,7 +116,10 @@ class Bench:
 
     def latencies(self, names: list[str], options: argparse.Namespace) -> Panel:
         """A row for each scheduler at one rate; the distribution of gaps of all."""
-        print("| scheduler | output tokens/s | TBT p50, ms | TBT p99 | TBT max | TTFT p50, s | TTFT p99 |")
+        print(
+            "| scheduler | output tokens/s | TBT p50, ms | TBT p99 | TBT max | TTFT p50, s | TTFT "
+            "p99 |"
+        )
         print("|---|---|---|---|---|---|---|")
         curves: list[Curve] = []
         for name in names:

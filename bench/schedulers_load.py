@@ -1,4 +1,7 @@
-"""The load of the schedulers' benches and what they count: chats, and long prompts among them.  Pure."""
+"""The load of the schedulers' benches and what they count: chats, and long prompts among them.
+
+Pure.
+"""
 
 import random
 from collections.abc import Sequence
@@ -23,7 +26,9 @@ class Load:
     def told(self, count: int) -> str:
         """In words."""
         (chat_in, chat_out), (long_in, long_out) = self.chat, self.long
-        sizes = f"{chat_in} in / {chat_out} out, every {self.long_every}. {long_in} in / {long_out} out"
+        sizes = (
+            f"{chat_in} in / {chat_out} out, every {self.long_every}. {long_in} in / {long_out} out"
+        )
         return f"{count} requests of {sizes}, Poisson arrivals"
 
 

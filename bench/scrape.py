@@ -36,7 +36,9 @@ STALE_AFTER = 3
 
 @dataclass(frozen=True)
 class Figures:
-    """Measurements.  cpu_seconds and round_seconds: one for each round; the first, which connects, is not among them."""
+    """Measurements.  cpu_seconds and round_seconds: one for each round; the first, which connects,
+    is not among them.
+    """
 
     workers: int
     interval_seconds: float
@@ -53,9 +55,12 @@ class Figures:
     def __str__(self) -> str:
         mean = sum(self.cpu_seconds) / len(self.cpu_seconds)
         return (
-            f"{self.workers} workers, pages of {self.page_bytes} bytes, {len(self.cpu_seconds)} rounds every {self.interval_seconds:g} s: "
-            f"CPU {mean:.3f} s a round (most {max(self.cpu_seconds):.3f} s), {self.core_ratio:.1%} of one core (limit {LIMIT:.0%}); "
-            f"a round took {max(self.round_seconds):.2f} s at most; {self.num_misses} misses; load average {os.getloadavg()[0]:.1f}"
+            f"{self.workers} workers, pages of {self.page_bytes} bytes, {len(self.cpu_seconds)} "
+            f"rounds every {self.interval_seconds:g} s: "
+            f"CPU {mean:.3f} s a round (most {max(self.cpu_seconds):.3f} s), {self.core_ratio:.1%} "
+            f"of one core (limit {LIMIT:.0%}); "
+            f"a round took {max(self.round_seconds):.2f} s at most; {self.num_misses} misses; load "
+            f"average {os.getloadavg()[0]:.1f}"
         )
 
 
@@ -75,16 +80,33 @@ def pages(number: int) -> list[bytes]:
 
 
 def _serve_some(metrics: Metrics) -> None:
-    for gauge in (metrics.num_requests_running, metrics.num_requests_waiting, metrics.prefill_queue_requests):
+    for gauge in (
+        metrics.num_requests_running,
+        metrics.num_requests_waiting,
+        metrics.prefill_queue_requests,
+    ):
         gauge.set(37)
     metrics.prefill_queue_tokens.set(123456)
     metrics.kv_cache_usage_ratio.set(0.734512345)
     metrics.engine_busy_ratio.set(0.812345678)
-    for counter in (metrics.prompt_tokens, metrics.prefill_tokens, metrics.generation_tokens, metrics.engine_steps):
+    for counter in (
+        metrics.prompt_tokens,
+        metrics.prefill_tokens,
+        metrics.generation_tokens,
+        metrics.engine_steps,
+    ):
         counter.inc(123456)
-    for counter in (metrics.prefill_seconds, metrics.decode_seconds, metrics.engine_overhead_seconds):
+    for counter in (
+        metrics.prefill_seconds,
+        metrics.decode_seconds,
+        metrics.engine_overhead_seconds,
+    ):
         counter.inc(1.23456789)
-    for latency in (metrics.time_to_first_token_seconds, metrics.time_per_output_token_seconds, metrics.inter_token_latency_seconds):
+    for latency in (
+        metrics.time_to_first_token_seconds,
+        metrics.time_per_output_token_seconds,
+        metrics.inter_token_latency_seconds,
+    ):
         latency.observe(0.123456789)
     for phase in ("queue", "prefill", "transfer", "first_step"):
         metrics.ttft_phase_seconds.labels(phase).observe(0.0456)
@@ -112,15 +134,22 @@ class WorkerListener(asyncio.Protocol):
 
 
 def serve_workers(pipe: Connection, workers: int, number_of_pages: int) -> None:
-    """The other process: listens, says its ports and the size of a page, and ends when the pipe is closed."""
+    """The other process: listens, says its ports and the size of a page, and ends when the pipe is
+    closed.
+    """
     texts = pages(number_of_pages)
-    head = "HTTP/1.1 200 OK\r\ndate: Mon, 01 Jan 2024 00:00:00 GMT\r\ncontent-length: {}\r\ncontent-type: text/plain; version=1.0.0\r\n\r\n"
+    head = (
+        "HTTP/1.1 200 OK\r\ndate: Mon, 01 Jan 2024 00:00:00 GMT\r\ncontent-length: "
+        "{}\r\ncontent-type: text/plain; version=1.0.0\r\n\r\n"
+    )
     answers = [head.format(len(text)).encode() + text for text in texts]
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         bound = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
-        servers = [await loop.create_server(lambda: WorkerListener(answers), sock=one) for one in bound]
+        servers = [
+            await loop.create_server(lambda: WorkerListener(answers), sock=one) for one in bound
+        ]
         pipe.send(([one.getsockname()[1] for one in bound], len(texts[-1])))
         await loop.run_in_executor(None, _wait_for_end, pipe)
         for server in servers:
@@ -136,7 +165,9 @@ def _wait_for_end(pipe: Connection) -> None:
         return
 
 
-async def measure(targets: Sequence[Target], page_bytes: int, interval_seconds: float, rounds: int) -> Figures:
+async def measure(
+    targets: Sequence[Target], page_bytes: int, interval_seconds: float, rounds: int
+) -> Figures:
     """Scrape at the pace, as the operator does, and export after each round."""
     cpu, wall = [], []
     registry = CollectorRegistry()
@@ -151,12 +182,20 @@ async def measure(targets: Sequence[Target], page_bytes: int, interval_seconds: 
             generate_latest(registry)
             await asyncio.sleep(max(0.0, start + interval_seconds - time.monotonic()))
             cpu.append(time.process_time() - cpu_start)
-    return Figures(len(targets), interval_seconds, page_bytes, cpu[1:], wall[1:], _num_misses(registry))
+    return Figures(
+        len(targets), interval_seconds, page_bytes, cpu[1:], wall[1:], _num_misses(registry)
+    )
 
 
 def _num_misses(registry: CollectorRegistry) -> int:
     samples = [sample for family in registry.collect() for sample in family.samples]
-    return int(sum(sample.value for sample in samples if sample.name == "pdcluster_operator_scrape_misses_total"))
+    return int(
+        sum(
+            sample.value
+            for sample in samples
+            if sample.name == "pdcluster_operator_scrape_misses_total"
+        )
+    )
 
 
 def run(workers: int, interval_seconds: float, rounds: int) -> Figures:
@@ -168,7 +207,10 @@ def run(workers: int, interval_seconds: float, rounds: int) -> Figures:
     theirs.close()
     try:
         ports, page_bytes = ours.recv()
-        targets = [Target(CLUSTER, *_pool(number), f"chat-{number}", f"127.0.0.1:{port}") for number, port in enumerate(ports)]
+        targets = [
+            Target(CLUSTER, *_pool(number), f"chat-{number}", f"127.0.0.1:{port}")
+            for number, port in enumerate(ports)
+        ]
         return asyncio.run(measure(targets, page_bytes, interval_seconds, rounds))
     finally:
         ours.close()

@@ -1,4 +1,5 @@
-"""CPU of the server process for each streamed token and for each request: everything but the engine and the peers.
+"""CPU of the server process for each streamed token and for each request: everything but the engine
+and the peers.
 
     python bench/server_path.py [--streams 1 16 64] [--tokens 200] [--requests 300] [--profile]
 
@@ -98,7 +99,10 @@ class PlayedEngine:
                 self.arrived.set()
 
     def step(self, names: Sequence[str], ids: Sequence[int], reason: FinishReason | None) -> None:
-        tokens = [Token(name, token_id, finish_reason=reason) for name, token_id in zip(names, ids, strict=True)]
+        tokens = [
+            Token(name, token_id, finish_reason=reason)
+            for name, token_id in zip(names, ids, strict=True)
+        ]
         self._frames.put_nowait(messages.encode([Tokens(tokens)]))
 
 
@@ -141,12 +145,17 @@ def make_backend(client: EngineClient, metrics: Metrics, policy: PolicyConfig) -
     worker = Worker("mixed", Engines(Engine(client, facts, "127.0.0.1:1")), metrics, policy)
     worker.state = "ready"
     broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
-    return Backend(Ingress(worker, DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list), list))
+    return Backend(
+        Ingress(worker, DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list), list)
+    )
 
 
 def http_request(body: dict[str, object]) -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: "
+        f"application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
     return head.encode() + content
 
 
@@ -154,13 +163,22 @@ async def start(script: str, port: int, count: int, request: bytes) -> asyncio.s
     with tempfile.TemporaryFile() as file:
         file.write(request)
         file.seek(0)
-        return await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(port), str(count), stdin=file)
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, str(port), str(count), stdin=file
+        )
 
 
 async def call(app: ASGIApp, content: bytes) -> None:
     """One request without a socket; what is sent is dropped."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b"", "state": {}}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": headers,
+        "query_string": b"",
+        "state": {},
+    }
     pending = [{"type": "http.request", "body": content, "more_body": False}]
 
     async def receive() -> Message:
@@ -171,9 +189,16 @@ async def call(app: ASGIApp, content: bytes) -> None:
     await app(scope, receive, send)
 
 
-async def steps_cpu(engine: PlayedEngine, target: ASGIApp | int, streams: int, tokens: int) -> float:
+async def steps_cpu(
+    engine: PlayedEngine, target: ASGIApp | int, streams: int, tokens: int
+) -> float:
     """Seconds of CPU of so many steps.  target: an application, or the port of one."""
-    body = {"model": "m", "messages": [{"role": "user", "content": PROMPT}], "stream": True, "max_tokens": tokens}
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": PROMPT}],
+        "stream": True,
+        "max_tokens": tokens,
+    }
     client: Awaitable[object]
     if isinstance(target, int):
         client = (await start(READER, target, streams, http_request(body))).wait()
@@ -203,7 +228,10 @@ async def stream(engine: PlayedEngine, target: ASGIApp | int, options: argparse.
     for streams in options.streams:
         cpu = await steps_cpu(engine, target, streams, options.tokens)
         a_token = (cpu - floor) / (streams * options.tokens)
-        print(f"{place}: {streams} streams: {a_token * 1e6:.1f} us of CPU a token, {cpu / options.tokens * 1e6:.0f} us a step")
+        print(
+            f"{place}: {streams} streams: {a_token * 1e6:.1f} us of CPU a token, "
+            f"{cpu / options.tokens * 1e6:.0f} us a step"
+        )
 
 
 async def ask(engine: PlayedEngine, port: int, requests: int) -> None:
@@ -212,14 +240,20 @@ async def ask(engine: PlayedEngine, port: int, requests: int) -> None:
     client = asyncio.create_task((await start(ASKER, port, requests, http_request(body))).wait())
     before = time.process_time()
     while not client.done():
-        await asyncio.wait({client, arriving := asyncio.create_task(engine.arrived.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {client, arriving := asyncio.create_task(engine.arrived.wait())},
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         arriving.cancel()
         engine.arrived.clear()
         names, engine.waiting = engine.waiting, []
         engine.step(names, [1234] * len(names), "length")
     cpu = time.process_time() - before
     assert client.result() == 0, "the client failed"
-    print(f"{requests} chat requests of {len(PROMPT)} characters, one token each: {cpu / requests * 1e3:.2f} ms of CPU a request")
+    print(
+        f"{requests} chat requests of {len(PROMPT)} characters, one token each: "
+        f"{cpu / requests * 1e3:.2f} ms of CPU a request"
+    )
 
 
 async def main(options: argparse.Namespace) -> None:
@@ -227,7 +261,12 @@ async def main(options: argparse.Namespace) -> None:
     engine, metrics = PlayedEngine(), Metrics()
     client = EngineClient(engine)
     moving = asyncio.create_task(client.run())
-    app = create_app(make_backend(client, metrics, policy), Tokenizer.load(MODEL.expanduser()), metrics, lambda: policy)
+    app = create_app(
+        make_backend(client, metrics, policy),
+        Tokenizer.load(MODEL.expanduser()),
+        metrics,
+        lambda: policy,
+    )
     server = await serve(app, "127.0.0.1", 0)
     for target in (app, server.port):
         await stream(engine, target, options)

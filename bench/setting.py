@@ -17,31 +17,41 @@ _PACKAGES = ("torch", "transformers", "aiohttp")
 
 def log_entry(report: str) -> str:
     """An entry for docs/bench/LOG.md; its author adds the conclusions."""
-    return f"\n## {datetime.now(UTC):%Y-%m-%d}, commit {_commit()}\n\n**What it says:**\n\n{report}\n"
+    return (
+        f"\n## {datetime.now(UTC):%Y-%m-%d}, commit {_commit()}\n\n**What it says:**\n\n{report}\n"
+    )
 
 
 def setting_lines(program: str, more: str, load_average: float) -> list[str]:
-    """Command, commit, machine and versions of a run.  more: what else is said of the command, with a comma at its end."""
+    """Command, commit, machine and versions of a run.  more: what else is said of the command, with
+    a comma at its end.
+    """
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
     command = shlex.join([program, *sys.argv[1:]])
     cores, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total / 2**30
     return [
         f"- Command: `{command}`, {more}commit {_commit()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"- Machine: {_cpu_model()}, {cores} cores, {memory:.0f} GiB; load average before the run {load_average:.2f}",
+        f"- Machine: {_cpu_model()}, {cores} cores, {memory:.0f} GiB; load average before the run "
+        f"{load_average:.2f}",
         f"- Python {platform.python_version()}, {versions}",
     ]
 
 
 def _commit() -> str:
     try:
-        commit, changes = (_git(*command) for command in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain")))
+        commit, changes = (
+            _git(*command)
+            for command in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain"))
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{commit} with local changes" if changes else commit
 
 
 def _git(*command: str) -> str:
-    return subprocess.run(("git", "-C", _ROOT, *command), capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ("git", "-C", _ROOT, *command), capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def _cpu_model() -> str:

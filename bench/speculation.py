@@ -1,4 +1,5 @@
-"""Time per output token with and without drafts, on a load that repeats its prompt and on free chat.
+"""Time per output token with and without drafts, on a load that repeats its prompt and on free
+chat.
 
     bench/speculation.py [--streams 1 4 16] [--tokens 96] [--rounds 2]
 
@@ -23,8 +24,26 @@ ROOT = Path(__file__).parents[1]
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
 BLOCKS, TEXT_LETTERS = 3000, 900
 TOPICS = (
-    *("the sea", "old clocks", "how bread is made", "trains", "a quiet morning", "the moon", "good tools", "learning a language"),
-    *("rain", "chess", "a small garden", "mountains", "the history of paper", "why cats sleep", "honey", "bridges"),
+    *(
+        "the sea",
+        "old clocks",
+        "how bread is made",
+        "trains",
+        "a quiet morning",
+        "the moon",
+        "good tools",
+        "learning a language",
+    ),
+    *(
+        "rain",
+        "chess",
+        "a small garden",
+        "mountains",
+        "the history of paper",
+        "why cats sleep",
+        "honey",
+        "bridges",
+    ),
 )
 
 
@@ -36,7 +55,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as the engine process has it; read when torch is imported
+    # as the engine process has it; read when torch is imported
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ["GOMP_SPINCOUNT"] = "20000"
     bench = Bench(options.threads)
     for load in ("repeat", "chat"):
@@ -45,14 +65,19 @@ def main() -> None:
             rates: list[tuple[int, int, int]] = []
             for turn in range(options.rounds):
                 for drafts in (False, True):
-                    seconds, counts = bench.run(load, num_streams, options.tokens, turn, drafts=drafts)
+                    seconds, counts = bench.run(
+                        load, num_streams, options.tokens, turn, drafts=drafts
+                    )
                     found[drafts] += seconds
                     rates += [counts] if drafts else []
             plain, drafted = (statistics.mean(found[drafts]) * 1e3 for drafts in (False, True))
-            num_drafted, num_accepted, num_tokens = (sum(values) for values in zip(*rates, strict=True))
+            num_drafted, num_accepted, num_tokens = (
+                sum(values) for values in zip(*rates, strict=True)
+            )
             share = num_accepted / num_drafted if num_drafted else 0.0
             print(
-                f"{load}, {num_streams} streams: TPOT {plain:.1f} ms, with ngram {drafted:.1f} ms, {drafted / plain:.2f}x; "
+                f"{load}, {num_streams} streams: TPOT {plain:.1f} ms, with ngram {drafted:.1f} ms, "
+                f"{drafted / plain:.2f}x; "
                 f"drafted {num_drafted} for {num_tokens} tokens, {share:.0%} right",
                 flush=True,
             )
@@ -69,11 +94,20 @@ class Bench:
         from pdcluster_worker.config.speculation import SpeculationConfig
         from pdcluster_worker.model.runner import open_runner
 
-        engine = EngineConfig(max_batched_tokens=2048, num_blocks=BLOCKS, threads=threads, speculation=SpeculationConfig())
-        self._runner, self._cache, _ = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)
+        engine = EngineConfig(
+            max_batched_tokens=2048,
+            num_blocks=BLOCKS,
+            threads=threads,
+            speculation=SpeculationConfig(),
+        )
+        self._runner, self._cache, _ = open_runner(
+            ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine
+        )
         self._tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
 
-    def run(self, load: str, num_streams: int, num_tokens: int, turn: int, *, drafts: bool) -> tuple[list[float], tuple[int, int, int]]:
+    def run(
+        self, load: str, num_streams: int, num_tokens: int, turn: int, *, drafts: bool
+    ) -> tuple[list[float], tuple[int, int, int]]:
         """TPOT of each request in seconds; drafts, those of them that were right, and tokens."""
         from pdcluster_worker.messages.engine import EngineStats, Submit, Tokens
 
@@ -91,7 +125,9 @@ class Bench:
                         times.setdefault(token.request_id, []).append(now)
                 elif isinstance(output, EngineStats):
                     counts = sum(output.drafted), sum(output.accepted)
-        seconds = [(each[-1] - each[0]) / (len(each) - 1) for each in times.values() if len(each) > 1]
+        seconds = [
+            (each[-1] - each[0]) / (len(each) - 1) for each in times.values() if len(each) > 1
+        ]
         return seconds, (*counts, sum(len(each) for each in times.values()))
 
     def _core(self, *, drafts: bool) -> "EngineCore":
@@ -101,8 +137,11 @@ class Bench:
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         speculation = SpeculationSettings() if drafts else None
-        settings = EngineSettings(16, BLOCKS, 2048, 64, 4096, prefix_caching=False, speculation=speculation)
-        transport = FakeTransport(FakeNetwork(), self._cache, "engine", time.monotonic)  # which moves nothing here
+        settings = EngineSettings(
+            16, BLOCKS, 2048, 64, 4096, prefix_caching=False, speculation=speculation
+        )
+        # which moves nothing here
+        transport = FakeTransport(FakeNetwork(), self._cache, "engine", time.monotonic)
         drafter = None if speculation is None else NgramDrafter(speculation)
         return EngineCore(settings, self._runner, transport, time.monotonic, drafter=drafter)
 
@@ -111,11 +150,21 @@ class Bench:
 
         topic = TOPICS[(number + 16 * turn) % len(TOPICS)]
         if load == "repeat":
-            words = f"Repeat this text word for word, then give a summary of it.\n\n{_text(number + 16 * turn)}"
+            words = (
+                "Repeat this text word for word, then give a summary of "
+                f"it.\n\n{_text(number + 16 * turn)}"
+            )
         else:
             words = f"Tell me something about {topic} that I may not know."
-        prompt = self._tokenizer.apply_chat_template([{"role": "user", "content": words}], add_generation_prompt=True, return_dict=False)
-        sampling = Sampling(max_tokens=num_tokens, seed=number + 16 * turn, temperature=0.0 if load == "repeat" else 0.7, ignore_eos=True)
+        prompt = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": words}], add_generation_prompt=True, return_dict=False
+        )
+        sampling = Sampling(
+            max_tokens=num_tokens,
+            seed=number + 16 * turn,
+            temperature=0.0 if load == "repeat" else 0.7,
+            ignore_eos=True,
+        )
         return RequestSpec(f"{load}-{number}", list(prompt), sampling)
 
 

@@ -60,7 +60,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """ours / theirs round by round, so that a noise that hits a whole round cancels; rounds with a zero below are left out."""
+    """ours / theirs round by round, so that a noise that hits a whole round cancels; rounds with a
+    zero below are left out.
+    """
     return [a / b for a, b in zip(ours, theirs, strict=True) if b]
 
 
@@ -70,20 +72,30 @@ def summarize(run: Run) -> dict[str, float]:
 
 
 def start_delays(run: Run) -> list[float]:
-    """Delay of each request behind its schedule, in seconds: the health of an open loop's generator."""
+    """Delay of each request behind its schedule, in seconds: the health of an open loop's
+    generator.
+    """
     return [answer.started_seconds - answer.scheduled_seconds for answer in run.answers]
 
 
 def chunks_per_token(run: Run) -> float:
     """1 when every token came in a chunk of its own; less when some showed no text of their own."""
     num_tokens = sum(answer.num_tokens for answer in run.complete)
-    return sum(len(answer.chunk_seconds) for answer in run.complete) / num_tokens if num_tokens else 0.0
+    return (
+        sum(len(answer.chunk_seconds) for answer in run.complete) / num_tokens
+        if num_tokens
+        else 0.0
+    )
 
 
 def _latencies(run: Run) -> dict[str, float]:
     series = {name.upper(): values for name, values in run.latencies_seconds.items() if values}
     found = {f"{name} mean ms": 1e3 * fmean(values) for name, values in series.items()}
-    found |= {f"{name} p{p} ms": 1e3 * percentile(values, p) for name, values in series.items() for p in (50, 99)}
+    found |= {
+        f"{name} p{p} ms": 1e3 * percentile(values, p)
+        for name, values in series.items()
+        for p in (50, 99)
+    }
     return {name: found[name] for name in LATENCIES if name in found}
 
 
@@ -93,7 +105,9 @@ def _rates(run: Run) -> dict[str, float]:
     found = {
         "output tokens/s": sum(answer.num_tokens for answer in run.complete) / run.duration_seconds,
         "requests/s": len(run.complete) / run.duration_seconds,
-        STREAM_RATE: 1 / median(seconds_a_token) if seconds_a_token and median(seconds_a_token) else 0.0,
+        STREAM_RATE: 1 / median(seconds_a_token)
+        if seconds_a_token and median(seconds_a_token)
+        else 0.0,
         "goodput good/s": num_good / run.duration_seconds,
         "good share of sent": num_good / len(run.answers),
     }

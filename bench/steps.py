@@ -1,9 +1,13 @@
-"""Milliseconds of single steps of the engine: the model's runner alone, without scheduler, server and client.
+"""Milliseconds of single steps of the engine: the model's runner alone, without scheduler, server
+and client.
 
-    bench/steps.py [--threads N] [--dtype DTYPE] [--times N] [--spin N] [--cases CASE,...] [--budget TOKENS]
+    bench/steps.py [--threads N] [--dtype DTYPE] [--times N] [--spin N] [--cases CASE,...] [--budget
+    TOKENS]
 
-Cases: decodeB (B requests of 283 tokens), longB (of 1037), prefillN (a new prompt of N tokens), chunkN (the last N
-tokens of a prompt of 1024), mixed (15 decodes beside a chunk of 241).  Run it on a machine that does nothing else.
+Cases: decodeB (B requests of 283 tokens), longB (of 1037), prefillN (a new prompt of N tokens),
+       chunkN (the last N
+tokens of a prompt of 1024), mixed (15 decodes beside a chunk of 241).  Run it on a machine that
+does nothing else.
 """
 
 import argparse
@@ -39,15 +43,23 @@ class Blocks:
 def main() -> int:
     """Print a line for each case."""
     options = parse()
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported, which is why imports come later
+    # read when torch is imported, which is why imports come later
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ["GOMP_SPINCOUNT"] = str(options.spin)
     from pdcluster_worker.config.engine import EngineConfig
     from pdcluster_worker.config.model import ModelConfig
     from pdcluster_worker.model.runner import open_runner
 
-    engine = EngineConfig(max_batched_tokens=options.budget, kv_cache_memory=1 << 30, threads=options.threads)
-    runner, cache, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype=options.dtype), engine)
-    print(f"dtype {info.dtype}, {options.threads} threads, spin count {options.spin}, median of {options.times}")
+    engine = EngineConfig(
+        max_batched_tokens=options.budget, kv_cache_memory=1 << 30, threads=options.threads
+    )
+    runner, cache, info = open_runner(
+        ModelConfig(name="m", path=str(MODEL), dtype=options.dtype), engine
+    )
+    print(
+        f"dtype {info.dtype}, {options.threads} threads, spin count {options.spin}, median of "
+        f"{options.times}"
+    )
     for name in options.cases.split(","):
         batch = make_batch(name, Blocks(cache.num_blocks))
         taken = measure(runner, batch, options.times)
@@ -60,7 +72,9 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--times", type=int, default=15)
@@ -85,9 +99,14 @@ def make_batch(name: str, blocks: Blocks) -> "Batch":
         case "chunk":
             items = [scheduled("p", 1024, int(number), blocks)]
         case "mixed":
-            items = [*(scheduled(f"r{index}", 283, 1, blocks) for index in range(15)), scheduled("p", 256, 241, blocks)]
+            items = [
+                *(scheduled(f"r{index}", 283, 1, blocks) for index in range(15)),
+                scheduled("p", 256, 241, blocks),
+            ]
         case _:
-            raise SystemExit(f"unknown case {name}: choose decodeB, longB, prefillN, chunkN or mixed")
+            raise SystemExit(
+                f"unknown case {name}: choose decodeB, longB, prefillN, chunkN or mixed"
+            )
     return Batch(tuple(items))
 
 

@@ -1,4 +1,5 @@
-"""Milliseconds of a decode step with and without a second step submitted while one computes (`engine/flights`).
+"""Milliseconds of a decode step with and without a second step submitted while one computes
+(`engine/flights`).
 
     bench/steps_ahead.py [--requests 1 16 64] [--threads 1 2] [--steps 60] [--rounds 3] [--tp N]
 
@@ -30,7 +31,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tp", type=int, default=1)
     options = parser.parse_args()
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as the engine process has it; read when torch is imported
+    # as the engine process has it; read when torch is imported
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ["GOMP_SPINCOUNT"] = "20000"
     runners = make_runners(options.threads, options.tp)
     for num_requests in options.requests:
@@ -41,7 +43,11 @@ def main() -> None:
         figures = {name: statistics.median(seconds) * 1e3 for name, seconds in taken.items()}
         ratio = figures["ahead"] / figures["one by one"]
         words = ", ".join(f"{name} {figure:.2f} ms" for name, figure in figures.items())
-        print(f"{num_requests} decodes, {options.threads} threads, tp {options.tp}: {words}, {ratio:.3f}x", flush=True)
+        print(
+            f"{num_requests} decodes, {options.threads} threads, tp {options.tp}: {words}, "
+            f"{ratio:.3f}x",
+            flush=True,
+        )
     next(iter(runners.values())).close()
 
 
@@ -53,9 +59,18 @@ def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]
     from pdcluster_worker.model.ops.step_limits import StepLimits
     from pdcluster_worker.model.runner import Runner, open_runner
 
-    engine = EngineConfig(max_batched_tokens=2048, num_blocks=BLOCKS, threads=threads, tensor_parallel_size=tensor_parallel_size)
-    opened, cache, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)
-    limits = StepLimits(engine.max_batched_tokens, engine.max_sequences, info.max_model_len, engine.block_size)
+    engine = EngineConfig(
+        max_batched_tokens=2048,
+        num_blocks=BLOCKS,
+        threads=threads,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    opened, cache, info = open_runner(
+        ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine
+    )
+    limits = StepLimits(
+        engine.max_batched_tokens, engine.max_sequences, info.max_model_len, engine.block_size
+    )
     ways: dict[str, Beginning] = {"one by one": AtOnce(), "ahead": InThread()}
     return {name: Runner(info, opened.forward, cache, limits, way) for name, way in ways.items()}
 
@@ -87,11 +102,20 @@ def started(runner: "Runner", num_requests: int) -> "EngineCore":
 
     settings = EngineSettings(16, BLOCKS, 2048, 128, 4096)
     network = FakeNetwork()
-    transport = FakeTransport(network, runner._cache, "engine", time.monotonic)  # which moves nothing here
+    # which moves nothing here
+    transport = FakeTransport(network, runner._cache, "engine", time.monotonic)
     core = EngineCore(settings, runner, transport, time.monotonic)
     for number in range(num_requests):
         prompt = [(7919 * number + 31 * place) % 40_000 for place in range(PROMPT_TOKENS)]
-        core.handle(Submit(RequestSpec(f"r{number}", prompt, Sampling(max_tokens=3000, seed=number, temperature=0.0, ignore_eos=True))))
+        core.handle(
+            Submit(
+                RequestSpec(
+                    f"r{number}",
+                    prompt,
+                    Sampling(max_tokens=3000, seed=number, temperature=0.0, ignore_eos=True),
+                )
+            )
+        )
     for _ in range(PROMPT_TOKENS * num_requests // settings.max_batched_tokens + 6):
         core.step()
     return core

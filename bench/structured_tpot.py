@@ -1,4 +1,5 @@
-"""`python -m bench.structured_tpot`: time per output token at 16 streams, with a JSON schema and without.
+"""`python -m bench.structured_tpot`: time per output token at 16 streams, with a JSON schema and
+without.
 
 One engine in this process over the sample model.  Every stream makes as many
 tokens either way: the schema is a list without an end, and no answer may end early.
@@ -32,7 +33,10 @@ PERSON = {
     "required": ["name", "age", "role", "notes"],
 }
 SCHEMA = Constraint("json_schema", json.dumps({"type": "array", "items": PERSON}))
-PROMPT = "<|im_start|>user\nInvent many persons, as JSON, number {index}.<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = (
+    "<|im_start|>user\nInvent many persons, as JSON, number "
+    "{index}.<|im_end|>\n<|im_start|>assistant\n"
+)
 
 
 def main() -> None:
@@ -49,7 +53,13 @@ def main() -> None:
         found: dict[bool, list[float]] = {False: [], True: []}
         for number in range(-1, options.rounds):
             for has_schema in (False, True):
-                seconds = run(engine, options.streams, options.tokens, has_schema=has_schema, name=f"{number}-{has_schema}")
+                seconds = run(
+                    engine,
+                    options.streams,
+                    options.tokens,
+                    has_schema=has_schema,
+                    name=f"{number}-{has_schema}",
+                )
                 if number >= 0:  # the first round warms up
                     found[has_schema].append(seconds)
     finally:
@@ -66,7 +76,9 @@ def _milliseconds(seconds: list[float]) -> list[float]:
 
 def compiled(model: Model) -> None:
     """Wait until the schema is compiled."""
-    request = Request("compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=SCHEMA))
+    request = Request(
+        "compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=SCHEMA)
+    )
     while model.runner.grammars.open(request) is not True:
         time.sleep(0.01)
     model.runner.grammars.forget("compile")
@@ -87,7 +99,9 @@ def run(engine: Engine, num_streams: int, num_tokens: int, *, has_schema: bool, 
             ignore_eos=True,
             constraint=SCHEMA if has_schema else None,
         )
-        spec = RequestSpec(f"{name}-{index}", tokenizer.encode(PROMPT.format(index=index)).ids, sampling)
+        spec = RequestSpec(
+            f"{name}-{index}", tokenizer.encode(PROMPT.format(index=index)).ids, sampling
+        )
         engine.core.handle(Submit(spec))
     first: dict[str, float] = {}
     last: dict[str, float] = {}

@@ -41,7 +41,9 @@ class System(Target, Protocol):
         ...
 
     async def footprints(self, seconds: float) -> list[Footprint]:
-        """Footprints of its workers over so many idle seconds; empty where they are not measured."""
+        """Footprints of its workers over so many idle seconds; empty where they are
+        not measured.
+        """
         ...
 
 

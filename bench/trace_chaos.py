@@ -2,11 +2,11 @@
 
     bench/trace_chaos.py [--requests 300] [--seconds 180] [--pause 5] [--seed 0]
 
-A router, two prefill and three decode workers of the sample model (float32, one thread each, etcd and
-TLS as in the system tests) get the same trace (`request_trace`) twice.  The second time workers are
-killed, drained by command, ended by SIGTERM and added, one step after the other.  Printed are the
-requests that were not answered exactly once in whole, the answers whose text differs between the
-runs, and what clients saw of the rest.
+A router, two prefill and three decode workers of the sample model (float32, one thread each, etcd
+and TLS as in the system tests) get the same trace (`request_trace`) twice.  The second time workers
+are killed, drained by command, ended by SIGTERM and added, one step after the other.  Printed are
+the requests that were not answered exactly once in whole, the answers whose text differs between
+the runs, and what clients saw of the rest.
 """
 
 import argparse
@@ -32,21 +32,32 @@ from tests.system.worker_process import WorkerProcess
 
 LEASE_SECONDS = 10  # a worker's own; with the tests' 3 a busy machine loses workers that live
 VOCABULARY = range(100, 40_000)
-POLICY: Json = {"moving": {"maxMoves": 16}, "admission": {"workerWaitSeconds": 60}, "offload": {"prefillLengthThreshold": 128}}
+POLICY: Json = {
+    "moving": {"maxMoves": 16},
+    "admission": {"workerWaitSeconds": 60},
+    "offload": {"prefillLengthThreshold": 128},
+}
 
 
 def main() -> None:
     """Print a line for each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--pause", type=float, default=5.0, help="seconds between two steps")
     parser.add_argument("--seed", default="0")
-    parser.add_argument("--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct")
+    parser.add_argument(
+        "--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct"
+    )
     options = parser.parse_args()
     trace = RequestTrace(num_requests=options.requests, seconds=options.seconds)
     print(trace.in_words())
-    with tempfile.TemporaryDirectory() as folder, _cluster(Path(folder), options.model_path) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _cluster(Path(folder), options.model_path) as cluster,
+    ):
         asyncio.run(_measure(_Measured(cluster, trace, options.seed, options.pause)))
 
 
@@ -63,14 +74,20 @@ class _Measured:
 
     @property
     def decodes(self) -> list[WorkerProcess]:
-        return [worker for worker in self.cluster.workers.values() if worker.settings["role"] == "decode" and worker.is_alive]
+        return [
+            worker
+            for worker in self.cluster.workers.values()
+            if worker.settings["role"] == "decode" and worker.is_alive
+        ]
 
     async def run(self, salt: str) -> list[Exchange]:
         """Once.  salt: so that a run finds nothing of another one in the prefix caches"""
         rows = self.trace.rows(self.seed)
         asks = asks_of(rows, self.trace.block_tokens, VOCABULARY, self.seed)
         arrivals = [row.timestamp / 1000 for row in rows]
-        return await run_trace(str(self.router.client.http.base_url), asks, arrivals, cache_salt=salt)
+        return await run_trace(
+            str(self.router.client.http.base_url), asks, arrivals, cache_salt=salt
+        )
 
 
 @contextmanager
@@ -80,7 +97,9 @@ def _cluster(folder: Path, model: Path) -> Iterator[Cluster]:
         with Cluster("trace", folder, etcd, make_certificates(folder / "tls"), model) as cluster:
             for role, number in (("router", 1), ("prefill", 2), ("decode", 3)):
                 for index in range(number):
-                    worker = cluster.add_worker(role, f"{role}-{index}", start=False, maxBatchedTokens=256)
+                    worker = cluster.add_worker(
+                        role, f"{role}-{index}", start=False, maxBatchedTokens=256
+                    )
                     worker.settings["discovery"]["leaseSeconds"] = LEASE_SECONDS
                     worker.write_policy(POLICY)
                     worker.start()
@@ -102,13 +121,25 @@ async def _measure(measured: _Measured) -> None:
     disturbed = await running
     _print("workers come and go", disturbed)
     differing = sum(one.text != other.text for one, other in zip(plain, disturbed, strict=True))
-    longest = max(exchange.token_times[-1] - exchange.sent for exchange in disturbed if exchange.fault() is None)
+    longest = max(
+        exchange.token_times[-1] - exchange.sent
+        for exchange in disturbed
+        if exchange.fault() is None
+    )
     drains = ", ".join(f"{seconds:.2f}" for seconds in chaos.drain_seconds) or "none"
     print(f"drains by command, s: {drains}; longest answer {longest:.2f} s")
-    moves = {f"{reason}, {outcome}": int(count) for reason, outcome, count in _moves(measured.router)}
-    print(f"steps: {dict(sorted(chaos.num_steps.items()))}; moves: {moves}; answers that differ between the runs: {differing}")
+    moves = {
+        f"{reason}, {outcome}": int(count) for reason, outcome, count in _moves(measured.router)
+    }
+    print(
+        f"steps: {dict(sorted(chaos.num_steps.items()))}; moves: {moves}; answers that differ "
+        f"between the runs: {differing}"
+    )
     await asyncio.to_thread(chaos.all_ready)
-    read = {worker.name: worker.metrics().by_label("kv_handovers_total", "outcome") for worker in measured.decodes}
+    read = {
+        worker.name: worker.metrics().by_label("kv_handovers_total", "outcome")
+        for worker in measured.decodes
+    }
     print(f"KV read from workers that were left: {read}")
 
 
@@ -126,8 +157,10 @@ def _print(name: str, exchanges: list[Exchange]) -> None:
     ttft = sorted(exchange.token_times[0] - exchange.sent for exchange in whole)
     gaps = [max(exchange.gaps, default=0.0) for exchange in whole]
     print(
-        f"{name}: {len(whole)} of {len(exchanges)} answered once and whole; TTFT mean {statistics.mean(ttft):.3f} s, "
-        f"median {statistics.median(ttft):.3f} s, p95 {statistics.quantiles(ttft, n=20)[18]:.3f} s; "
+        f"{name}: {len(whole)} of {len(exchanges)} answered once and whole; TTFT mean "
+        f"{statistics.mean(ttft):.3f} s, "
+        f"median {statistics.median(ttft):.3f} s, p95 {statistics.quantiles(ttft, n=20)[18]:.3f} "
+        "s; "
         f"longest gap in an answer: median {statistics.median(gaps):.3f} s, most {max(gaps):.3f} s"
     )
     for fault in faults[:5]:

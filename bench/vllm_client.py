@@ -33,7 +33,12 @@ async def run_client(address: Address, workload: Workload, served: Served, seed:
         result = Path(folder) / "result.json"
         options = ("--result-dir", folder, "--result-filename", result.name)
         process = await asyncio.create_subprocess_exec(
-            *command, *options, stdout=DEVNULL, stderr=PIPE, env=served.environment(), start_new_session=True
+            *command,
+            *options,
+            stdout=DEVNULL,
+            stderr=PIPE,
+            env=served.environment(),
+            start_new_session=True,
         )
         try:
             _, said = await asyncio.wait_for(process.communicate(), LIMIT_SECONDS)
@@ -41,17 +46,25 @@ async def run_client(address: Address, workload: Workload, served: Served, seed:
             process.kill()
             await process.wait()
             if isinstance(e, TimeoutError):
-                raise StartError(f"`vllm bench serve` took longer than {LIMIT_SECONDS:g} s", exit_code=1) from e
+                raise StartError(
+                    f"`vllm bench serve` took longer than {LIMIT_SECONDS:g} s", exit_code=1
+                ) from e
             raise
         if not result.is_file():
             last = said[-_LAST_BYTES:].decode(errors="replace")
-            raise StartError(f"`vllm bench serve` ended with {process.returncode}:\n{last}", exit_code=1)
+            raise StartError(
+                f"`vllm bench serve` ended with {process.returncode}:\n{last}", exit_code=1
+            )
         return run_of(json.loads(result.read_text()))
 
 
 def client_command(address: Address, workload: Workload, tokenizer: Path, seed: str) -> list[str]:
     """Its command for a closed loop or Poisson arrivals of random prompts."""
-    pace = ("--request-rate", f"{workload.rate:g}") if workload.rate else ("--max-concurrency", str(workload.concurrency))
+    pace = (
+        ("--request-rate", f"{workload.rate:g}")
+        if workload.rate
+        else ("--max-concurrency", str(workload.concurrency))
+    )
     return [
         *(str(FOLDER / "bin" / "vllm"), "bench", "serve", "--backend", "openai", "--disable-tqdm"),
         *("--base-url", address.base_url, "--endpoint", "/v1/completions"),
@@ -78,14 +91,21 @@ def run_of(result: Mapping[str, Any]) -> Run:
 
     A failed request has an error, or no first token.  It keeps no processor time.
     """
-    rows = zip(*(result[name] for name in ("start_times", "ttfts", "itls", "output_lens", "input_lens", "errors")), strict=True)
+    rows = zip(
+        *(
+            result[name]
+            for name in ("start_times", "ttfts", "itls", "output_lens", "input_lens", "errors")
+        ),
+        strict=True,
+    )
     answers = [
         Answer(
             scheduled_seconds=start,
             started_seconds=start,
             chunk_seconds=tuple(accumulate(gaps, initial=start + ttft)),
             num_tokens=num_tokens,
-            failure=(error.strip().splitlines() or [""])[-1] or (None if ttft else "no first token"),
+            failure=(error.strip().splitlines() or [""])[-1]
+            or (None if ttft else "no first token"),
             num_prompt_tokens=num_prompt_tokens,
         )
         for start, ttft, gaps, num_tokens, num_prompt_tokens, error in rows

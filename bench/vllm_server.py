@@ -1,4 +1,5 @@
-"""vLLM under test: `vllm serve` from its own virtual environment, in its best form for this machine's cores.
+"""vLLM under test: `vllm serve` from its own virtual environment, in its best form for this
+machine's cores.
 
 Best here means what was measured best on two cores: as many threads as cores,
 each bound to one, eager mode (its compiled form answered wrongly), bfloat16.
@@ -36,7 +37,9 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Model that vLLM serves, and its number of cores.  model: its folder, whose name clients use."""
+    """Model that vLLM serves, and its number of cores.  model: its folder, whose name
+    clients use.
+    """
 
     model: Path
     num_threads: int
@@ -46,18 +49,32 @@ class Served:
     def command(self, port: int) -> list[str]:
         """The server's command."""
         return [
-            *(str(FOLDER / "bin" / "vllm"), "serve", str(self.model), "--served-model-name", self.model.name),
+            *(
+                str(FOLDER / "bin" / "vllm"),
+                "serve",
+                str(self.model),
+                "--served-model-name",
+                self.model.name,
+            ),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--enforce-eager"),
             *("--max-model-len", str(self.max_model_len), "--disable-log-stats"),
         ]
 
     def environment(self) -> dict[str, str]:
-        """The server's and the client's environment, without OpenMP settings that were meant for other processes."""
+        """The server's and the client's environment, without OpenMP settings that were meant for
+        other processes.
+        """
         return {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("OMP_", "GOMP_", "KMP_"))
+            },
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
-            "VLLM_CPU_OMP_THREADS_BIND": f"0-{self.num_threads - 1}" if self.num_threads > 1 else "0",
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{self.num_threads - 1}"
+            if self.num_threads > 1
+            else "0",
             "OMP_NUM_THREADS": str(self.num_threads),
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -78,7 +95,10 @@ def version() -> str:
 
 @asynccontextmanager
 async def running_vllm(name: str, served: Served) -> AsyncIterator["Vllm"]:
-    """`vllm serve` from healthy to its last process.  Raises StartError with its last lines when it does not start."""
+    """`vllm serve` from healthy to its last process.
+
+    Raises StartError with its last lines when it does not start.
+    """
     check_installed()
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="pdcluster-bench-vllm-") as folder:
@@ -86,7 +106,11 @@ async def running_vllm(name: str, served: Served) -> AsyncIterator["Vllm"]:
         start = time.monotonic()
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
-                *served.command(port), stdout=out, stderr=STDOUT, env=served.environment(), start_new_session=True
+                *served.command(port),
+                stdout=out,
+                stderr=STDOUT,
+                env=served.environment(),
+                start_new_session=True,
             )
         try:
             async with http_session() as session:
@@ -96,7 +120,8 @@ async def running_vllm(name: str, served: Served) -> AsyncIterator["Vllm"]:
                 yield Vllm(name, served, time.monotonic() - start, process, server)
         finally:
             await end_process(process)
-            with contextlib.suppress(ProcessLookupError):  # its engine's processes, where it left them
+            # its engine's processes, where it left them
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -134,7 +159,9 @@ class Vllm:
         return [f"{self.name} {version()}: {setting}, {KV_GIB} GiB of KV"]
 
 
-async def _healthy(session: aiohttp.ClientSession, base_url: str, process: Process, log: Path) -> None:
+async def _healthy(
+    session: aiohttp.ClientSession, base_url: str, process: Process, log: Path
+) -> None:
     deadline = time.monotonic() + START_LIMIT_SECONDS
     while time.monotonic() < deadline and process.returncode is None:
         try:
@@ -145,5 +172,9 @@ async def _healthy(session: aiohttp.ClientSession, base_url: str, process: Proce
             pass  # it does not listen yet
         await asyncio.sleep(_POLL_SECONDS)
     said = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
-    reason = f"not healthy in {START_LIMIT_SECONDS:g} s" if process.returncode is None else f"ended with {process.returncode}"
+    reason = (
+        f"not healthy in {START_LIMIT_SECONDS:g} s"
+        if process.returncode is None
+        else f"ended with {process.returncode}"
+    )
     raise StartError(f"vLLM did not start: {reason}:\n{said}", exit_code=1)

@@ -1,4 +1,5 @@
-"""Servers of `bench/waiting_time.py`: a simulated engine, and what both it and the real one do between two ends.
+"""Servers of `bench/waiting_time.py`: a simulated engine, and what both it and the real one do
+between two ends.
 
 A server runs the jobs that it was given, one token each a step, until one
 ends.  The simulated one's step takes longer with more requests, with more
@@ -15,9 +16,11 @@ from waiting_time_load import Job
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: (base + request * (batch - 1) + context * tokens in the KV cache) * (1 + drift).
+    """Seconds of a step: (base + request * (batch - 1) + context * tokens in the KV cache) * (1 +
+    drift).
 
-    drift:          by which steps become slower at last; it comes with completions, `drift_requests` of them for 63 %.
+    drift:          by which steps become slower at last; it comes with completions,
+                    `drift_requests` of them for 63 %.
     prefill_tokens_per_second: of a prompt, during which nothing is decoded.
     """
 

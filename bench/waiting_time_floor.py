@@ -1,4 +1,5 @@
-"""Lower bound of the error of forecasts in `bench/waiting_time.py`: all is known but the lengths that are yet to be drawn.
+"""Lower bound of the error of forecasts in `bench/waiting_time.py`: all is known but the lengths
+that are yet to be drawn.
 
     bench/waiting_time_floor.py [--rounds 10] [--seeds round] [--played]
 
@@ -41,7 +42,10 @@ class Played:
 
     def whole(self, members: Sequence[Job], line: Sequence[Job], elapsed: float) -> float:
         """The median of the ends, weighed by 1/T."""
-        ends = sorted(elapsed + self._end(members, line, (draw + 0.5) / DRAWS) - self._server.now for draw in range(DRAWS))
+        ends = sorted(
+            elapsed + self._end(members, line, (draw + 0.5) / DRAWS) - self._server.now
+            for draw in range(DRAWS)
+        )
         total, passed = sum(1 / end for end in ends), 0.0
         for end in ends:
             passed += 1 / end
@@ -63,8 +67,12 @@ class Played:
         waiting = list[Job]()
         those = {id(job) for job in members}
         for index, job in enumerate(line):
-            rest = self._known[job.group].quantile_beyond(job.flight.num_tokens, (rank + _GOLDEN * index) % 1.0)
-            played = replace(job, flight=replace(job.flight), output_tokens=job.flight.num_tokens + round(rest))
+            rest = self._known[job.group].quantile_beyond(
+                job.flight.num_tokens, (rank + _GOLDEN * index) % 1.0
+            )
+            played = replace(
+                job, flight=replace(job.flight), output_tokens=job.flight.num_tokens + round(rest)
+            )
             (copy.running if job in self._server.running else waiting).append(played)
             if id(job) in those:
                 left.add(id(played))
@@ -89,19 +97,30 @@ def one_round(seed: str, *, played: bool) -> list[Forecasts]:
 
 def said(found: Sequence[Sequence[Forecasts]]) -> Mapping[str, float]:
     """MAPE in per cent by column."""
-    return {name: mean(group.mape(name) for groups in found for group in groups) for name in found[0][0].calibrated}
+    return {
+        name: mean(group.mape(name) for groups in found for group in groups)
+        for name in found[0][0].calibrated
+    }
 
 
 def main() -> int:
     """Print a line for each set of rounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", nargs="+", default=["round"])
     parser.add_argument("--played", action="store_true")
     options = parser.parse_args()
     for seed in options.seeds:
-        found = [one_round(f"{seed} {number}", played=options.played) for number in range(options.rounds)]
-        print(seed, ", ".join(f"{name} {error:.2f}" for name, error in said(found).items()), flush=True)
+        found = [
+            one_round(f"{seed} {number}", played=options.played) for number in range(options.rounds)
+        ]
+        print(
+            seed,
+            ", ".join(f"{name} {error:.2f}" for name, error in said(found).items()),
+            flush=True,
+        )
     return 0
 
 

@@ -1,4 +1,5 @@
-"""The real engine behind `bench/waiting_time.py`: the sample model in this process, without server and client.
+"""The real engine behind `bench/waiting_time.py`: the sample model in this process, without server
+and client.
 
 Lengths are scaled down so that a run takes a minute; steps take their real
 time.  Presets come from a profile at the start, of a full batch: what an
@@ -22,7 +23,9 @@ MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 SEATS, CONTEXT, NUM_BLOCKS, VOCABULARY = 4, 1024, 1024, 40_000
 PROMPT_TOKENS = 64
 SCALE = 1 / 40
-"""The factor of all lengths in tokens: answers of 3 to 8000 become 2 to 200, about 60 on the average."""
+"""The factor of all lengths in tokens: answers of 3 to 8000 become 2 to 200, about 60 on the
+average.
+"""
 
 PROFILED = 3
 """Full batches of the profile, of which the first does not count."""
@@ -30,7 +33,9 @@ PROFILED = 3
 EVERY_SECONDS = 0.5
 
 UNITS = (("I", 15, 650, 60), ("B1", 46, 2200, 110), ("B2", 24, 2600, 230))
-"""Groups of the second experiment: requests, deadline in profiled times of a token, tokens of an answer."""
+"""Groups of the second experiment: requests, deadline in profiled times of a token, tokens of an
+answer.
+"""
 
 OUTPUT_TOKENS = 110
 """The preset of the second experiment: right for B1, too high for I, too low for B2."""
@@ -50,12 +55,21 @@ class RealServer(Server):
         from pdcluster_worker.model.runner import open_runner
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
-        engine = EngineConfig(max_sequences=SEATS, max_model_len=CONTEXT, num_blocks=NUM_BLOCKS, threads=2)
-        runner, _, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)
+        engine = EngineConfig(
+            max_sequences=SEATS, max_model_len=CONTEXT, num_blocks=NUM_BLOCKS, threads=2
+        )
+        runner, _, info = open_runner(
+            ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine
+        )
         settings = settings_of(engine, NUM_BLOCKS, CONTEXT)
         self.dtype = info.dtype
         self._clock = time.perf_counter
-        self._core = EngineCore(settings, runner, FakeTransport(FakeNetwork(), NoMemory(), "engine", self._clock), self._clock)
+        self._core = EngineCore(
+            settings,
+            runner,
+            FakeTransport(FakeNetwork(), NoMemory(), "engine", self._clock),
+            self._clock,
+        )
         self._jobs: dict[str, Job] = {}
         self._last = self._clock()
 
@@ -116,7 +130,11 @@ def profile(server: Server) -> float:
     """Seconds of a token in a full batch."""
     seconds = []
     for number in range(PROFILED):
-        batch = jobs([Group("p", SEATS, 1.0, 64, is_bimodal=False)], f"profile {number}", prompt_tokens=PROMPT_TOKENS)
+        batch = jobs(
+            [Group("p", SEATS, 1.0, 64, is_bimodal=False)],
+            f"profile {number}",
+            prompt_tokens=PROMPT_TOKENS,
+        )
         for job in batch:
             server.start(job)
         while server.running:
@@ -127,7 +145,9 @@ def profile(server: Server) -> float:
 
 def forecast_rounds(server: Server, token_seconds: float) -> dict[str, list[Forecasts]]:
     """The first experiment twice: from presets, and once more with what was learned."""
-    presets = Presets(token_seconds, PRESETS.output_tokens * SCALE, round(PRESETS.max_output_tokens * SCALE), None)
+    presets = Presets(
+        token_seconds, PRESETS.output_tokens * SCALE, round(PRESETS.max_output_tokens * SCALE), None
+    )
     columns, found = forecasters(presets, SEATS), {}
     for title in ("estimators begin from presets", "after a round of the same groups"):
         requests = jobs(PAPER, f"real {title}", SCALE, PROMPT_TOKENS)
@@ -137,7 +157,10 @@ def forecast_rounds(server: Server, token_seconds: float) -> dict[str, list[Fore
 
 def real_groups(token_seconds: float) -> list[Group]:
     """Those of the second experiment, with deadlines in seconds."""
-    return [Group(name, count, units * token_seconds, tokens, is_bimodal=False) for name, count, units, tokens in UNITS]
+    return [
+        Group(name, count, units * token_seconds, tokens, is_bimodal=False)
+        for name, count, units, tokens in UNITS
+    ]
 
 
 def decide(server: Server, token_seconds: float, name: str) -> Outcome:
@@ -145,8 +168,18 @@ def decide(server: Server, token_seconds: float, name: str) -> Outcome:
     most = round(PRESETS.max_output_tokens * OUTPUT_TOKENS / PRESETS.output_tokens)
     column = forecasters(Presets(token_seconds, OUTPUT_TOKENS, most, None), SEATS)[name]
     groups = real_groups(token_seconds)
-    warm = _limited(jobs([Group(g.name, 6, 1.0, g.mean_output, is_bimodal=False) for g in groups], "warm", 1.0, PROMPT_TOKENS), most)
-    return Deciding(server, column, SEATS, None).run(groups, _limited(jobs(groups, "real", 1.0, PROMPT_TOKENS), most), warm)
+    warm = _limited(
+        jobs(
+            [Group(g.name, 6, 1.0, g.mean_output, is_bimodal=False) for g in groups],
+            "warm",
+            1.0,
+            PROMPT_TOKENS,
+        ),
+        most,
+    )
+    return Deciding(server, column, SEATS, None).run(
+        groups, _limited(jobs(groups, "real", 1.0, PROMPT_TOKENS), most), warm
+    )
 
 
 def _limited(requests: Sequence[Job], most: int) -> list[Job]:

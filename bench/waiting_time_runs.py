@@ -1,4 +1,5 @@
-"""The two experiments of `bench/waiting_time.py` on any server: how good forecasts are, and what is decided by them.
+"""The two experiments of `bench/waiting_time.py` on any server: how good forecasts are, and what is
+decided by them.
 
 `Forecasting`: groups are served one behind the other; at even times of a
 group's service every estimator says when it will be complete.
@@ -47,9 +48,13 @@ class Forecaster(Protocol):
 
 
 class Rwt:
-    """The document's: T(n) of the whole group with the parameters of the moment, or of what is left of it."""
+    """The document's: T(n) of the whole group with the parameters of the moment, or of what is left
+    of it.
+    """
 
-    def __init__(self, presets: Presets, seats: int, *, decode: bool, output: bool, progress: bool = False) -> None:
+    def __init__(
+        self, presets: Presets, seats: int, *, decode: bool, output: bool, progress: bool = False
+    ) -> None:
         self._estimator = RwtEstimator(presets, adapts_decode=decode, adapts_output=output)
         self._seats = seats
         self._progress = progress
@@ -93,7 +98,9 @@ class Ours:
 
     def rest(self, members: Sequence[Job], line: Sequence[Job]) -> float:
         """Time when the last of them ends."""
-        return self._seconds([job.flight for job in members if job.ended == inf], [job.flight for job in line])
+        return self._seconds(
+            [job.flight for job in members if job.ended == inf], [job.flight for job in line]
+        )
 
     def fresh(self, members: Sequence[Job]) -> float:
         """The same requests before their first tokens."""
@@ -107,7 +114,9 @@ class Ours:
 
 
 class KnownLengths(LoadAware):
-    """`loadAware` that is given the distributions which lengths are drawn from: the error that is left, no estimator can avoid."""
+    """`loadAware` that is given the distributions which lengths are drawn from: the error that is
+    left, no estimator can avoid.
+    """
 
     def __init__(self, presets: Presets, known: Mapping[str, Survival]) -> None:
         super().__init__(presets)
@@ -133,12 +142,15 @@ def completion_of(job: Job, server: Server) -> Completion:
     """The measurements of a job that has ended."""
     seconds = job.ended - job.first
     batch = (server.batch_area - job.batch_area) / seconds if seconds > 0 else 1.0
-    return Completion(job.group, job.prompt_tokens, job.output_tokens, job.prefill_seconds, seconds, batch)
+    return Completion(
+        job.group, job.prompt_tokens, job.output_tokens, job.prefill_seconds, seconds, batch
+    )
 
 
 @dataclass(slots=True)
 class Forecasts:
-    """All forecasts for one group: (estimator, seconds of its service, forecast of all of them); and the truth.
+    """All forecasts for one group: (estimator, seconds of its service, forecast of all of them);
+    and the truth.
 
     calibrated: the forecast of each for such a group once this one is complete.
     """
@@ -153,14 +165,24 @@ class Forecasts:
         return 100 * abs(self.calibrated[name] - self.seconds) / self.seconds
 
     def mape(self, name: str, since: float = 0.0, until: float = 1.0) -> float:
-        """Mean absolute error, in per cent of the truth; of forecasts made in that part of the service."""
+        """Mean absolute error, in per cent of the truth; of forecasts made in that part of the
+        service.
+        """
         low, high = since * self.seconds, until * self.seconds
-        errors = [abs(said - self.seconds) / self.seconds for who, at, said in self.said if who == name and low <= at <= high]
+        errors = [
+            abs(said - self.seconds) / self.seconds
+            for who, at, said in self.said
+            if who == name and low <= at <= high
+        ]
         return 100 * mean(errors)
 
 
 def forecasting(
-    server: Server, jobs: Sequence[Job], columns: Mapping[str, Forecaster], seats: int, every_seconds: float
+    server: Server,
+    jobs: Sequence[Job],
+    columns: Mapping[str, Forecaster],
+    seats: int,
+    every_seconds: float,
 ) -> list[Forecasts]:
     """Serve all jobs in order; forecasts of each group at its start and then in even steps."""
     members: dict[str, list[Job]] = {}
@@ -178,13 +200,18 @@ def forecasting(
                 begun = min(job.started for job in those)
                 if begun <= server.now and any(job.ended == inf for job in those):
                     elapsed = server.now - begun
-                    found[group].said += [(name, elapsed, column.whole(those, line, elapsed)) for name, column in columns.items()]
+                    found[group].said += [
+                        (name, elapsed, column.whole(those, line, elapsed))
+                        for name, column in columns.items()
+                    ]
         for job in server.advance(sample):
             for column in columns.values():
                 column.observe(completion_of(job, server))
             those = members[job.group]
             if all(member.ended < inf for member in those):
-                found[job.group].calibrated = {name: column.fresh(those) for name, column in columns.items()}
+                found[job.group].calibrated = {
+                    name: column.fresh(those) for name, column in columns.items()
+                }
     for group, those in members.items():
         found[group].seconds = max(job.ended for job in those) - min(job.started for job in those)
     return list(found.values())
@@ -211,10 +238,17 @@ class Outcome:
 class Deciding:
     """Serves groups in the order that one estimator's forecasts ask for.
 
-    truth: seconds that a list of jobs takes from now, as only a simulation knows; None on a real engine.
+    truth: seconds that a list of jobs takes from now, as only a simulation knows; None on a real
+           engine.
     """
 
-    def __init__(self, server: Server, column: Forecaster, seats: int, truth: Callable[[Sequence[Job]], float] | None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        column: Forecaster,
+        seats: int,
+        truth: Callable[[Sequence[Job]], float] | None,
+    ) -> None:
         self._server = server
         self._column = column
         self._seats = seats
@@ -232,7 +266,9 @@ class Deciding:
         start = self._server.now
         for group in groups:
             self._members[group.name] = [job for job in jobs if job.group == group.name]
-        queue = VirtualQueue("w0", "model", tuple(by_deadline([_requests(group, start) for group in groups])))
+        queue = VirtualQueue(
+            "w0", "model", tuple(by_deadline([_requests(group, start) for group in groups]))
+        )
         while queue.groups:
             queue = self._replanned(queue)
             self._fill(queue)
@@ -251,12 +287,19 @@ class Deciding:
 
     def _left(self, group: RequestGroup) -> list[Job]:
         """Running ones first."""
-        return sorted((job for job in self._members[group.key.model] if job.ended == inf), key=lambda job: job not in self._server.running)
+        return sorted(
+            (job for job in self._members[group.key.model] if job.ended == inf),
+            key=lambda job: job not in self._server.running,
+        )
 
     def _replanned(self, queue: VirtualQueue) -> VirtualQueue:
         column, server = self._column, self._server
         queue = VirtualQueue(queue.worker, "", queue.groups)
-        order = replan(queue, lambda group: column.rest(self._members[group.key.model], self._left(group)), server.now)
+        order = replan(
+            queue,
+            lambda group: column.rest(self._members[group.key.model], self._left(group)),
+            server.now,
+        )
         put_back = [group for index, group in enumerate(queue.groups) if order.index(group) > index]
         for group in put_back:
             self._evict(queue, group)
@@ -267,16 +310,26 @@ class Deciding:
         if self._truth is not None:
             before = queue.groups[: queue.groups.index(group) + 1]
             kept = [job for other in before for job in self._left(other)]
-            self._outcome.wrong_evictions += self._server.now + self._truth(kept) <= group.due_seconds
+            self._outcome.wrong_evictions += (
+                self._server.now + self._truth(kept) <= group.due_seconds
+            )
         for job in [job for job in self._server.running if job.group == group.key.model]:
             self._server.evict(job)
 
     def _fill(self, queue: VirtualQueue) -> None:
-        waiting = [job for group in queue.groups for job in self._left(group) if job not in self._server.running]
+        waiting = [
+            job
+            for group in queue.groups
+            for job in self._left(group)
+            if job not in self._server.running
+        ]
         for job in waiting[: self._seats - len(self._server.running)]:
             self._server.start(job)
 
 
 def _requests(group: Group, start: float) -> RequestGroup:
-    # The bench's groups differ by name, which stands in the place of the model: no swap takes time here.
-    return RequestGroup(GroupKey(group.name, group.slo_seconds), start + group.slo_seconds, group.num_requests)
+    # The bench's groups differ by name, which stands in the place of the model: no swap takes time
+    # here.
+    return RequestGroup(
+        GroupKey(group.name, group.slo_seconds), start + group.slo_seconds, group.num_requests
+    )

@@ -13,7 +13,8 @@ from typing import Literal
 
 from pdctl.bench.load import Ask, Pace, poisson_arrivals
 
-_FIRST_PLAIN_TOKEN = 256  # special tokens and single bytes stand below it in the vocabularies that we measure
+# special tokens and single bytes stand below it in the vocabularies that we measure
+_FIRST_PLAIN_TOKEN = 256
 _WARM_UP_REQUESTS = 2
 _WARM_UP_TOKENS = 4
 LONG_PROMPT_TOKENS = 1536
@@ -31,7 +32,8 @@ class Workload:
     shape:       same: prompts of one length; mix: every fourth prompt is long;
                  chat: conversations that share their first `num_prompt_tokens`, and grow
     by:          whose load generator sends it
-    for_batches: `generate()` takes it too; it has no HTTP, and the time for some rates is better spent elsewhere
+    for_batches: `generate()` takes it too; it has no HTTP, and the time for some rates is better
+                 spent elsewhere
     """
 
     name: str
@@ -52,7 +54,11 @@ class Workload:
 
     def describe(self) -> str:
         """One line for a report."""
-        arrival = f"Poisson, {self.rate:g} per s" if self.rate else f"closed loop, {self.concurrency} at a time"
+        arrival = (
+            f"Poisson, {self.rate:g} per s"
+            if self.rate
+            else f"closed loop, {self.concurrency} at a time"
+        )
         prompts = {
             "same": f"{self.num_prompt_tokens} in",
             "mix": f"{self.num_prompt_tokens} in, every fourth {LONG_PROMPT_TOKENS}",
@@ -95,12 +101,18 @@ class Workload:
         return Pace(poisson_arrivals(self.rate, self.num_requests, f"{self.name} {seed}"))
 
     def _length(self, index: int) -> int:
-        return LONG_PROMPT_TOKENS if self.shape == "mix" and index % 4 == 3 else self.num_prompt_tokens
+        return (
+            LONG_PROMPT_TOKENS if self.shape == "mix" and index % 4 == 3 else self.num_prompt_tokens
+        )
 
-    def _conversations(self, shared: list[int], tokens: Callable[[int], list[int]]) -> list[list[int]]:
-        """Turn after turn of all conversations; a turn adds a question and, as its answer, so many random tokens.
+    def _conversations(
+        self, shared: list[int], tokens: Callable[[int], list[int]]
+    ) -> list[list[int]]:
+        """Turn after turn of all conversations; a turn adds a question and, as its answer, so many
+        random tokens.
 
-        What a system really answers is not sent back to it: prompts would differ between systems then.
+        What a system really answers is not sent back to it: prompts would differ between systems
+        then.
         """
         conversations = [shared for _ in range(self.num_requests // CHAT_TURNS)]
         prompts = []
@@ -111,7 +123,8 @@ class Workload:
         return prompts
 
 
-# Sizes: three rounds show the noise; all of it on four systems takes less than 25 minutes on 2 cores.
+# Sizes: three rounds show the noise; all of it on four systems takes less than 25 minutes on 2
+# cores.
 FULL: Sequence[Workload] = (
     Workload("A", 256, 64, 48, concurrency=16),
     Workload("sampled", 256, 64, 24, concurrency=16, temperature=1.0),

@@ -1,9 +1,10 @@
-"""Runs inside the cluster, on the standard library alone: asks a Service for chat answers, or fetches a page.
+"""Runs inside the cluster, on the standard library alone: asks a Service for chat answers, or
+fetches a page.
 
     client_program.py ask URL PREFILL             one question; PREFILL: auto, local or remote
-    client_program.py load URL COUNT CLIENTS      COUNT questions from CLIENTS threads, each on a connection of its own
-    client_program.py streams URL OPTIONS         stories as streams; OPTIONS: the fields of Stories as JSON
-    client_program.py get URL                     a page
+    client_program.py load URL COUNT CLIENTS      COUNT questions from CLIENTS threads, each on a
+    connection of its own client_program.py streams URL OPTIONS         stories as streams; OPTIONS:
+    the fields of Stories as JSON client_program.py get URL                     a page
 
 Prints one JSON object for each answer as it comes: {"status", "prefill", "text"},
 with status 0 and the reason as text when there was none.  Of a stream it prints
@@ -69,25 +70,42 @@ class Stories:
 
 def prompt(index: int, words: int) -> str:
     """The prompt of an index, here and in the check of the answer."""
-    return f"Tell a long story of {' and '.join(random.Random(index).choices(WORDS, k=(words + 1) // 2))}."
+    return (
+        "Tell a long story of "
+        f"{' and '.join(random.Random(index).choices(WORDS, k=(words + 1) // 2))}."
+    )
 
 
 def ask(url: str, prefill: str) -> dict[str, object]:
-    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 16, "pdcluster": {"prefill": prefill}}
-    return fetch(chat(url, body), lambda text: str(json.loads(text)["choices"][0]["message"]["content"]))
+    body = {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 16,
+        "pdcluster": {"prefill": prefill},
+    }
+    return fetch(
+        chat(url, body), lambda text: str(json.loads(text)["choices"][0]["message"]["content"])
+    )
 
 
 def chat(url: str, body: dict[str, object]) -> urllib.request.Request:
     """A greedy request on a connection of its own."""
     data = json.dumps({"model": MODEL, "temperature": 0, **body}).encode()
-    return urllib.request.Request(f"{url}/v1/chat/completions", data, {"Content-Type": "application/json", "Connection": "close"})
+    return urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        data,
+        {"Content-Type": "application/json", "Connection": "close"},
+    )
 
 
 def fetch(request: urllib.request.Request, read: Callable[[str], str]) -> dict[str, object]:
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as reply:
             text = reply.read().decode()
-            return {"status": reply.status, "prefill": reply.headers.get("x-pdcluster-prefill"), "text": read(text)}
+            return {
+                "status": reply.status,
+                "prefill": reply.headers.get("x-pdcluster-prefill"),
+                "text": read(text),
+            }
     except urllib.error.HTTPError as e:
         return {"status": e.code, "prefill": None, "text": e.read().decode()}
     except Exception as e:
@@ -105,7 +123,14 @@ def stream(url: str, index: int, stories: Stories) -> dict[str, object]:
         "pdcluster": {"prefill": stories.prefill[index % len(stories.prefill)]},
     }
     tokens: list[list[int]] = []
-    answer: dict[str, object] = {"index": index, "status": 0, "prefill": None, "tokens": tokens, "done": False, "error": None}
+    answer: dict[str, object] = {
+        "index": index,
+        "status": 0,
+        "prefill": None,
+        "tokens": tokens,
+        "done": False,
+        "error": None,
+    }
     try:
         with urllib.request.urlopen(chat(url, body), timeout=STREAM_SECONDS) as reply:
             answer.update(status=reply.status, prefill=reply.headers.get("x-pdcluster-prefill"))

@@ -40,7 +40,9 @@ _notes: list[str] = []
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Kubernetes]:
-    """The cluster under test; what is built and started for it, for minutes the first time, is shown at once."""
+    """The cluster under test; what is built and started for it, for minutes the first time, is
+    shown at once.
+    """
     shutil.rmtree(ARTIFACTS, ignore_errors=True)
     shown = request.config.pluginmanager.getplugin("capturemanager")
     with ExitStack() as stack:
@@ -91,7 +93,9 @@ FLEET_ENGINE = {
 
 @pytest.fixture
 def fleet(operator: Kubernetes) -> Iterator[Kubernetes]:
-    """The example in float32, so that tokens can be compared, with two workers of each role, and a client pod."""
+    """The example in float32, so that tokens can be compared, with two workers of each role, and a
+    client pod.
+    """
     spec = example()["spec"]
     spec["model"]["dtype"], spec["engine"] = "float32", FLEET_ENGINE
     operator.kubectl("apply", "--filename=-", stdin=json.dumps({**example(), "spec": spec}))
@@ -123,10 +127,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def wait_until_ready(operator: Kubernetes) -> None:
-    """Wait for the example; where it did not get ready in good time once, the tests that follow soon give up."""
+    """Wait for the example; where it did not get ready in good time once, the tests that follow
+    soon give up.
+    """
     try:
         seconds = HOPELESS_SECONDS if _late else READY_SECONDS
-        wait_for(operator.is_ready, seconds, lambda: operator.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
+        wait_for(
+            operator.is_ready,
+            seconds,
+            lambda: operator.kubectl("get", "pods,pdc"),
+            poll_seconds=LOOK_SECONDS,
+        )
     except AssertionError:
         _late.append(NAME)
         raise

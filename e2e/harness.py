@@ -1,4 +1,5 @@
-"""Actions of the tests on a cluster: kubectl, helm, questions through the Service, and a dump of everything when a test fails.
+"""Actions of the tests on a cluster: kubectl, helm, questions through the Service, and a dump of
+everything when a test fails.
 
 The cluster is the rig's (`e2e.rig`), or any that PDCLUSTER_KUBECONFIG names; the
 tests know no difference.  Requests come from a pod of the cluster, so that they
@@ -43,7 +44,8 @@ ARTIFACTS = Path(__file__).parent / ".artifacts"
 class Kubernetes:
     """A cluster to test on.
 
-    images: operator, worker and etcd, by these keys: names under which the cluster's nodes have them or can pull them
+    images: operator, worker and etcd, by these keys: names under which the cluster's nodes have
+            them or can pull them
     rig: where it is the rig's, that
     """
 
@@ -57,7 +59,9 @@ class Kubernetes:
 
     def start(self, *arguments: object) -> "subprocess.Popen[str]":
         """Start kubectl, to be read as it goes and ended by the caller."""
-        return subprocess.Popen([str(word) for word in (*self._kubectl, *arguments)], stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [str(word) for word in (*self._kubectl, *arguments)], stdout=subprocess.PIPE, text=True
+        )
 
     def get(self, *arguments: object) -> Json:
         """`kubectl get` as JSON: one object, or a list with `items`."""
@@ -65,7 +69,9 @@ class Kubernetes:
         return answer
 
     def pods(self, *more: str) -> list[Json]:
-        """The pods of the example, without those that are ending.  more: further labels, as KEY=VALUE."""
+        """The pods of the example, without those that are ending.  more: further labels, as
+        KEY=VALUE.
+        """
         listed = self.get("pods", f"--selector={','.join((SELECTOR, *more))}")["items"]
         return [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
 
@@ -74,7 +80,8 @@ class Kubernetes:
         status = self.get(f"pdc/{NAME}").get("status", {})
         wanted = generation or self.get(f"pdc/{NAME}")["metadata"]["generation"]
         return status.get("observedGeneration") == wanted and any(
-            condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", [])
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in status.get("conditions", [])
         )
 
     def scale(self, **replicas: int) -> None:
@@ -88,33 +95,90 @@ class Kubernetes:
         self.kubectl("replace", "--filename=-", stdin=json.dumps(body))
 
     def evict(self, pod: str) -> None:
-        """Evict a pod as `kubectl drain` does.  Raises CommandError where a PodDisruptionBudget refuses it."""
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}
-        self.kubectl("create", f"--raw=/api/v1/namespaces/default/pods/{pod}/eviction", "--filename=-", stdin=json.dumps(body))
+        """Evict a pod as `kubectl drain` does.
+
+        Raises CommandError where a PodDisruptionBudget refuses it.
+        """
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": "default"},
+        }
+        self.kubectl(
+            "create",
+            f"--raw=/api/v1/namespaces/default/pods/{pod}/eviction",
+            "--filename=-",
+            stdin=json.dumps(body),
+        )
 
     def helm(self, *arguments: object) -> str:
         """Run helm in the operator's namespace.  Raises CommandError."""
-        return run([REPOSITORY / ".venv/bin/helm", f"--kubeconfig={self.kubeconfig}", f"--namespace={OPERATOR_NAMESPACE}", *arguments])
+        return run(
+            [
+                REPOSITORY / ".venv/bin/helm",
+                f"--kubeconfig={self.kubeconfig}",
+                f"--namespace={OPERATOR_NAMESPACE}",
+                *arguments,
+            ]
+        )
 
     def install_operator(self) -> None:
-        """Install the chart, or upgrade it to the same values; returns when the operator is available."""
-        images = {key: dict(zip(("repository", "tag"), name.rsplit(":", 1), strict=True)) for key, name in self.images.items()}
-        values = {"image": images["operator"], "workerImage": images["worker"], "etcdImage": self.images["etcd"]}
+        """Install the chart, or upgrade it to the same values; returns when the operator is
+        available.
+        """
+        images = {
+            key: dict(zip(("repository", "tag"), name.rsplit(":", 1), strict=True))
+            for key, name in self.images.items()
+        }
+        values = {
+            "image": images["operator"],
+            "workerImage": images["worker"],
+            "etcdImage": self.images["etcd"],
+        }
         settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
         self.helm(
-            "upgrade", "--install", "--create-namespace", "--wait", "--timeout=3m", RELEASE, REPOSITORY / "charts/pdcluster", *settings
+            "upgrade",
+            "--install",
+            "--create-namespace",
+            "--wait",
+            "--timeout=3m",
+            RELEASE,
+            REPOSITORY / "charts/pdcluster",
+            *settings,
         )
 
     def ask(self, *arguments: object) -> list[Json]:
-        """Run the client program (see there) in the client pod; one entry for each line it printed."""
+        """Run the client program (see there) in the client pod; one entry for each
+        line it printed.
+        """
         command = ["exec", "--stdin", CLIENT_POD, "--", "python", "-", *arguments]
-        return [json.loads(line) for line in self.kubectl(*command, stdin=CLIENT_PROGRAM.read_text()).splitlines()]
+        return [
+            json.loads(line)
+            for line in self.kubectl(*command, stdin=CLIENT_PROGRAM.read_text()).splitlines()
+        ]
 
     @contextmanager
     def load(self, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
-        """The client program while it runs, to read line by line; killed when the block is left before it ended."""
-        command = [str(word) for word in (*self._kubectl, "exec", "--stdin", CLIENT_POD, "--", "python", "-", *arguments)]
-        with CLIENT_PROGRAM.open() as program, subprocess.Popen(command, stdin=program, stdout=subprocess.PIPE, text=True) as process:
+        """The client program while it runs, to read line by line; killed when the block is left
+        before it ended.
+        """
+        command = [
+            str(word)
+            for word in (
+                *self._kubectl,
+                "exec",
+                "--stdin",
+                CLIENT_POD,
+                "--",
+                "python",
+                "-",
+                *arguments,
+            )
+        ]
+        with (
+            CLIENT_PROGRAM.open() as program,
+            subprocess.Popen(command, stdin=program, stdout=subprocess.PIPE, text=True) as process,
+        ):
             try:
                 yield process
             finally:
@@ -129,7 +193,11 @@ class Kubernetes:
             "command": ["python", "-c", "import signal; signal.sigwait([signal.SIGTERM])"],
             "resources": {"requests": {"cpu": "50m"}},
         }
-        spec = {"containers": [container], "terminationGracePeriodSeconds": 1, "automountServiceAccountToken": False}
+        spec = {
+            "containers": [container],
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+        }
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CLIENT_POD}, "spec": spec}
         self.kubectl("apply", "--filename=-", stdin=json.dumps(pod))
         self.kubectl("wait", "--for=condition=Ready", f"pod/{CLIENT_POD}", "--timeout=120s")
@@ -149,11 +217,18 @@ def example() -> Json:
 def ready(pods: list[Json]) -> list[Json]:
     """Those of the pods that are ready."""
     return [
-        pod for pod in pods if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", []))
+        pod
+        for pod in pods
+        if any(
+            each["type"] == "Ready" and each["status"] == "True"
+            for each in pod["status"].get("conditions", [])
+        )
     ]
 
 
-def wait_for_workers(cluster: Kubernetes, *, prefill: int, decode: int, seconds: float = READY_SECONDS) -> None:
+def wait_for_workers(
+    cluster: Kubernetes, *, prefill: int, decode: int, seconds: float = READY_SECONDS
+) -> None:
     """Wait until each role has exactly so many pods, all ready, and the status agrees.
 
     A pod that is still ending counts as one too many.
@@ -166,29 +241,44 @@ def wait_for_workers(cluster: Kubernetes, *, prefill: int, decode: int, seconds:
         pods = cluster.get("pods", f"--selector={SELECTOR},pdcluster.io/role")["items"]
         numbers = Counter(pod["metadata"]["labels"]["pdcluster.io/role"] for pod in pods)
         said = {role: status.get(role) for role in replicas}
-        return (numbers, said, len(ready(pods))) == (replicas, wanted, len(pods)) and cluster.is_ready()
+        return (numbers, said, len(ready(pods))) == (
+            replicas,
+            wanted,
+            len(pods),
+        ) and cluster.is_ready()
 
-    wait_for(is_there, seconds, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
+    wait_for(
+        is_there, seconds, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS
+    )
 
 
 @contextmanager
 def kubernetes() -> Iterator[Kubernetes]:
-    """The cluster of PDCLUSTER_KUBECONFIG, or the rig: one that is up is used and left up, else one is started and removed.
+    """The cluster of PDCLUSTER_KUBECONFIG, or the rig: one that is up is used and left up, else one
+    is started and removed.
 
-    Another cluster needs the images (PDCLUSTER_OPERATOR_IMAGE, PDCLUSTER_WORKER_IMAGE, PDCLUSTER_ETCD_IMAGE, with tags)
-    and a PersistentVolumeClaim `models` in namespace default with the folder smollm2-135m-instruct.
+    Another cluster needs the images (PDCLUSTER_OPERATOR_IMAGE, PDCLUSTER_WORKER_IMAGE,
+    PDCLUSTER_ETCD_IMAGE, with tags) and a PersistentVolumeClaim `models` in namespace default with
+    the folder smollm2-135m-instruct.
     """
     if kubeconfig := os.environ.get("PDCLUSTER_KUBECONFIG"):
-        yield Kubernetes(Path(kubeconfig), {key: _image_of_environment(key) for key in ("operator", "worker", "etcd")})
+        yield Kubernetes(
+            Path(kubeconfig),
+            {key: _image_of_environment(key) for key in ("operator", "worker", "etcd")},
+        )
         return
-    here, images = RigCluster(), {"operator": IMAGES.operator, "worker": IMAGES.worker, "etcd": IMAGES.etcd}
+    here, images = (
+        RigCluster(),
+        {"operator": IMAGES.operator, "worker": IMAGES.worker, "etcd": IMAGES.etcd},
+    )
     if removal.is_running(here):
         yield Kubernetes(here.kubeconfig, images, here)
         return
     try:
         rig.up(here)
         yield Kubernetes(here.kubeconfig, images, here)
-    except BaseException:  # it did not start, or the test was interrupted: its log goes with the error
+    # it did not start, or the test was interrupted: its log goes with the error
+    except BaseException:
         removal.save_logs(here, ARTIFACTS / "rig")
         raise
     finally:
@@ -196,7 +286,8 @@ def kubernetes() -> Iterator[Kubernetes]:
 
 
 def save_state(cluster: Kubernetes, folder: Path) -> None:
-    """Write objects, events and the logs of every container into the folder, and beside it those of the rig, once for all tests.
+    """Write objects, events and the logs of every container into the folder, and beside it those of
+    the rig, once for all tests.
 
     Does not raise: the failed test is the error to report.
     """
@@ -207,10 +298,26 @@ def save_state(cluster: Kubernetes, folder: Path) -> None:
     kinds += "configmaps,pvc,pdb,networkpolicies,leases"
     _save(cluster, folder / "objects.yaml", "get", kinds, "--all-namespaces", "--output=yaml")
     _save(cluster, folder / "pods.txt", "get", "pods", "--all-namespaces", "--output=wide")
-    _save(cluster, folder / "events.txt", "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")
-    for line in _save(cluster, folder / "names", "get", "pods", "--all-namespaces", "--no-headers").splitlines():
+    _save(
+        cluster,
+        folder / "events.txt",
+        "get",
+        "events",
+        "--all-namespaces",
+        "--sort-by=.lastTimestamp",
+    )
+    for line in _save(
+        cluster, folder / "names", "get", "pods", "--all-namespaces", "--no-headers"
+    ).splitlines():
         namespace, pod = line.split()[:2]
-        logs = ("logs", pod, f"--namespace={namespace}", "--all-containers", "--prefix", "--tail=2000")
+        logs = (
+            "logs",
+            pod,
+            f"--namespace={namespace}",
+            "--all-containers",
+            "--prefix",
+            "--tail=2000",
+        )
         _save(cluster, folder / f"{namespace}.{pod}.log", *logs)
         _save(cluster, folder / f"{namespace}.{pod}.previous.log", *logs, "--previous")
 
@@ -230,5 +337,8 @@ def _image_of_environment(key: str) -> str:
     variable = f"PDCLUSTER_{key.upper()}_IMAGE"
     image = os.environ.get(variable, "")
     if ":" not in image.rpartition("/")[2]:
-        raise ValueError(f"{variable} is {image!r}: with PDCLUSTER_KUBECONFIG, name an image with a tag that the cluster has or can pull")
+        raise ValueError(
+            f"{variable} is {image!r}: with PDCLUSTER_KUBECONFIG, name an image with a tag that "
+            "the cluster has or can pull"
+        )
     return image

@@ -32,12 +32,18 @@ class Streams:
 
     def wait_begun(self, count: int, timeout_seconds: float) -> None:
         """Return when that many streams have their first token."""
-        wait_for(lambda: len(self.begun) >= count, timeout_seconds, lambda: f"{count} streams to begin; there are {len(self.begun)}")
+        wait_for(
+            lambda: len(self.begun) >= count,
+            timeout_seconds,
+            lambda: f"{count} streams to begin; there are {len(self.begun)}",
+        )
 
     def wait_ended(self, timeout_seconds: float) -> list[Json]:
         """Every answer, when the program has ended."""
         self._reader.join(timeout_seconds)
-        assert not self._reader.is_alive(), f"{self.num_open} streams are still open after {timeout_seconds} s"
+        assert not self._reader.is_alive(), (
+            f"{self.num_open} streams are still open after {timeout_seconds} s"
+        )
         assert self._program.wait() == 0
         return self.ended
 
@@ -68,9 +74,14 @@ def streams(cluster: Kubernetes, stories: Stories) -> Iterator[Streams]:
 
 
 def cut(answers: list[Json], stories: Stories) -> list[Json]:
-    """The answers that are not whole; their tokens are left out, so that the message stays readable."""
+    """The answers that are not whole; their tokens are left out, so that the message stays
+    readable.
+    """
     return [
         {**answer, "tokens": len(answer["tokens"])}
         for answer in answers
-        if answer["status"] != 200 or not answer["done"] or answer["error"] or len(answer["tokens"]) != stories.max_tokens
+        if answer["status"] != 200
+        or not answer["done"]
+        or answer["error"]
+        or len(answer["tokens"]) != stories.max_tokens
     ]

@@ -1,4 +1,6 @@
-"""Each role comes and goes with its own load, within its bounds, and where no node takes a worker the request is given back."""
+"""Each role comes and goes with its own load, within its bounds, and where no node takes a worker
+the request is given back.
+"""
 
 import re
 import subprocess
@@ -26,7 +28,8 @@ AUTOSCALE: Json = {
     "decode": {"queueUp": 4, "queueDown": 1, "kvUsageUp": 0.12, "kvUsageDown": 0.04},
     "scaleDown": {"windowSeconds": WINDOW.seconds},
 }
-# Short prompts, which decode workers prefill themselves, and long answers; long prompts, of which a word is the answer.
+# Short prompts, which decode workers prefill themselves, and long answers; long prompts, of which a
+# word is the answer.
 LONG_ANSWERS = Stories(count=1000, clients=32, max_tokens=250, words=8, seconds=45)
 LONG_PROMPTS = Stories(count=1000, clients=8, max_tokens=2, words=500, seconds=45, first=5000)
 FAR: Json = {"far": {"nodeLabels": {"pdcluster.io/e2e": "no-node-has-it"}}}
@@ -48,7 +51,13 @@ def spec(decode: list[Json], **autoscale: object) -> Json:
 
 
 def pool(gpu: str, minimum: int, *, maximum: int) -> Json:
-    return {"name": gpu, "gpu": gpu, "replicas": minimum, "minReplicas": minimum, "maxReplicas": maximum}
+    return {
+        "name": gpu,
+        "gpu": gpu,
+        "replicas": minimum,
+        "minReplicas": minimum,
+        "maxReplicas": maximum,
+    }
 
 
 def num_pods(cluster: Kubernetes, role: str, gpu: str = "cpu") -> int:
@@ -62,7 +71,12 @@ def wait_ready(cluster: Kubernetes, number: int, role: str) -> None:
         found = cluster.pods(f"pdcluster.io/role={role}", "pdcluster.io/pool=cpu")
         return len(found) == len(ready(found)) == number
 
-    wait_for(is_there, SECONDS, lambda: why(cluster) + cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
+    wait_for(
+        is_there,
+        SECONDS,
+        lambda: why(cluster) + cluster.kubectl("get", "pods,pdc"),
+        poll_seconds=LOOK_SECONDS,
+    )
 
 
 def decisions(cluster: Kubernetes) -> list[Json]:
@@ -71,16 +85,35 @@ def decisions(cluster: Kubernetes) -> list[Json]:
     return list(status.get("autoscaling", {}).get("lastDecisions", []))
 
 
-def change(cluster: Kubernetes, subject: str, before: int, after: int, rule: str = "pool") -> Json | None:
-    """The newest decision in which a rule took a pool or role from one number to another; None = there is none."""
+def change(
+    cluster: Kubernetes, subject: str, before: int, after: int, rule: str = "pool"
+) -> Json | None:
+    """The newest decision in which a rule took a pool or role from one number to another; None =
+    there is none.
+    """
     wanted = {"rule": rule, "subject": subject, "before": before, "after": after}
-    return next((each for each in decisions(cluster) if any(wanted.items() <= step.items() for step in each["steps"])), None)
+    return next(
+        (
+            each
+            for each in decisions(cluster)
+            if any(wanted.items() <= step.items() for step in each["steps"])
+        ),
+        None,
+    )
 
 
 def reasons(decision: Json, role: str) -> set[str]:
     """The numbers that were over their line and that the rule `need` names."""
-    over = {each["name"] for each in decision["inputs"] if each["subject"] == role and each.get("value", 0.0) > each.get("limit", inf)}
-    said = " ".join(step["why"] for step in decision["steps"] if (step["rule"], step["subject"]) == ("need", role))
+    over = {
+        each["name"]
+        for each in decision["inputs"]
+        if each["subject"] == role and each.get("value", 0.0) > each.get("limit", inf)
+    }
+    said = " ".join(
+        step["why"]
+        for step in decision["steps"]
+        if (step["rule"], step["subject"]) == ("need", role)
+    )
     return {name for name in over if name in said}
 
 
@@ -91,14 +124,24 @@ def size_of(decision: Json, role: str) -> int:
 def why(cluster: Kubernetes) -> str:
     """Last ten decisions, by `pdctl why`."""
     pdctl = Path(sys.executable).with_name("pdctl")
-    command = [pdctl, "why", NAME, "--last=10", "--namespace=default", f"--kubeconfig={cluster.kubeconfig}"]
+    command = [
+        pdctl,
+        "why",
+        NAME,
+        "--last=10",
+        "--namespace=default",
+        f"--kubeconfig={cluster.kubeconfig}",
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def condition(cluster: Kubernetes, kind: str) -> str | None:
     """The message of a condition that is true."""
     found = cluster.get(f"pdc/{NAME}").get("status", {}).get("conditions", [])
-    return next((each["message"] for each in found if each["type"] == kind and each["status"] == "True"), None)
+    return next(
+        (each["message"] for each in found if each["type"] == kind and each["status"] == "True"),
+        None,
+    )
 
 
 def test_each_role_grows_on_its_own_load_and_shrinks_after_it(scaled: Kubernetes) -> None:
@@ -106,7 +149,8 @@ def test_each_role_grows_on_its_own_load_and_shrinks_after_it(scaled: Kubernetes
 
     load_ends: dict[str, datetime] = {}
     for role, load in (("decode", LONG_ANSWERS), ("prefill", LONG_PROMPTS)):
-        load_ends[role] = datetime.now(UTC) + timedelta(seconds=load.seconds)  # until then at least clients go on asking
+        # until then at least clients go on asking
+        load_ends[role] = datetime.now(UTC) + timedelta(seconds=load.seconds)
         with streams(scaled, load) as running:
             wait_ready(scaled, 2, role)
             answers = running.wait_ended(SECONDS)
@@ -125,9 +169,14 @@ def test_each_role_grows_on_its_own_load_and_shrinks_after_it(scaled: Kubernetes
         shrunk = change(scaled, f"{role}/cpu", 2, 1)
         assert shrunk is not None
         # Times of decisions are whole seconds.
-        assert datetime.fromisoformat(shrunk["at"]) >= end.replace(microsecond=0) + WINDOW, why(scaled)
+        assert datetime.fromisoformat(shrunk["at"]) >= end.replace(microsecond=0) + WINDOW, why(
+            scaled
+        )
     grown = [
-        step["subject"] for each in decisions(scaled) for step in each["steps"] if step["rule"] == "pool" and step["before"] < step["after"]
+        step["subject"]
+        for each in decisions(scaled)
+        for step in each["steps"]
+        if step["rule"] == "pool" and step["before"] < step["after"]
     ]
     assert sorted(grown) == ["decode/cpu", "prefill/cpu"], why(scaled)
     told = [line.split() for line in why(scaled).splitlines()]
@@ -137,20 +186,37 @@ def test_each_role_grows_on_its_own_load_and_shrinks_after_it(scaled: Kubernetes
         assert [f"{role}/cpu", "pool", "2", "1"] in [words[:4] for words in told]
 
 
-def test_type_without_a_node_gives_its_request_back_and_another_takes_it(scaled: Kubernetes) -> None:
+def test_type_without_a_node_gives_its_request_back_and_another_takes_it(
+    scaled: Kubernetes,
+) -> None:
     decode = [pool("cpu", 1, maximum=2), pool("far", 0, maximum=1)]
     scaled.replace(spec(decode, cost={"far": 0.5}, capacitySeconds=5, backoffSeconds=300))
 
     with streams(scaled, LONG_ANSWERS) as running:
-        wait_for(partial(num_pods, scaled, "decode", "far"), SECONDS, lambda: why(scaled), poll_seconds=LOOK_SECONDS)
-        told = wait_for(lambda: condition(scaled, "CapacityShort"), SECONDS, lambda: why(scaled), poll_seconds=LOOK_SECONDS)
+        wait_for(
+            partial(num_pods, scaled, "decode", "far"),
+            SECONDS,
+            lambda: why(scaled),
+            poll_seconds=LOOK_SECONDS,
+        )
+        told = wait_for(
+            lambda: condition(scaled, "CapacityShort"),
+            SECONDS,
+            lambda: why(scaled),
+            poll_seconds=LOOK_SECONDS,
+        )
         wait_ready(scaled, 2, "decode")
         answers = running.wait_ended(SECONDS)
 
     assert cut(answers, LONG_ANSWERS) == []
-    assert re.match("far is short of (1 worker|2 workers) that no node takes", told)  # by the load of that moment
+    # by the load of that moment
+    assert re.match("far is short of (1 worker|2 workers) that no node takes", told)
     assert num_pods(scaled, "decode", "far") == 0
-    for subject, before, after, rule in (("far", 0, 1, "pool"), ("far", 1, 0, "capacity"), ("cpu", 1, 2, "pool")):
+    for subject, before, after, rule in (
+        ("far", 0, 1, "pool"),
+        ("far", 1, 0, "capacity"),
+        ("cpu", 1, 2, "pool"),
+    ):
         assert change(scaled, f"decode/{subject}", before, after, rule) is not None, why(scaled)
     wait_ready(scaled, 1, "decode")
     assert condition(scaled, "CapacityShort") is None

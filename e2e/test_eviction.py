@@ -29,7 +29,9 @@ def condition(cluster: Kubernetes, kind: str) -> Json:
     return next((each for each in conditions if each["type"] == kind), {})
 
 
-def test_old_worker_is_evicted_while_the_new_revision_crash_loops_and_is_given_up(chat: Kubernetes, spec: Json) -> None:
+def test_old_worker_is_evicted_while_the_new_revision_crash_loops_and_is_given_up(
+    chat: Kubernetes, spec: Json
+) -> None:
     (old,) = {pod["metadata"]["labels"][REVISION] for pod in chat.pods(WORKERS)}
     crashes = {
         "name": "worker",
@@ -62,7 +64,9 @@ def test_old_worker_is_evicted_while_the_new_revision_crash_loops_and_is_given_u
 
     def is_given_up() -> bool:
         revisions = {pod["metadata"]["labels"][REVISION] for pod in chat.pods(WORKERS)}
-        return condition(chat, "Stalled").get("reason") == "ProgressDeadlineExceeded" and revisions == {old}
+        return condition(chat, "Stalled").get(
+            "reason"
+        ) == "ProgressDeadlineExceeded" and revisions == {old}
 
     wait_for(
         is_given_up,

@@ -8,7 +8,9 @@ END_SECONDS = 180.0
 
 def namespaced_kinds(cluster: Kubernetes) -> str:
     """Every kind that can be listed in a namespace, so that nothing is overlooked."""
-    names = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name").split()
+    names = cluster.kubectl(
+        "api-resources", "--namespaced", "--verbs=list", "--output=name"
+    ).split()
     return ",".join(name for name in names if not name.startswith("events"))
 
 
@@ -21,7 +23,9 @@ def test_deleted_object_leaves_nothing(chat: Kubernetes) -> None:
     def left() -> str:
         by_label = chat.kubectl("get", kinds, f"--selector={SELECTOR}", "--output=name")
         names = chat.kubectl("get", kinds, "--output=name", "--ignore-not-found").split()
-        return by_label + " ".join(name for name in names if name.partition("/")[2].startswith(f"{NAME}-"))
+        return by_label + " ".join(
+            name for name in names if name.partition("/")[2].startswith(f"{NAME}-")
+        )
 
     wait_for(lambda: not left(), END_SECONDS, lambda: f"nothing to be left, but: {left()}")
 
@@ -31,10 +35,17 @@ def test_uninstalled_operator_leaves_workers_serving(chat: Kubernetes) -> None:
 
     chat.helm("uninstall", "--wait", RELEASE)
 
-    kinds, selector = "deployments,serviceaccounts,roles,rolebindings", "app.kubernetes.io/part-of=pdcluster"
+    kinds, selector = (
+        "deployments,serviceaccounts,roles,rolebindings",
+        "app.kubernetes.io/part-of=pdcluster",
+    )
     place = f"--namespace={OPERATOR_NAMESPACE}"
     assert not chat.kubectl("get", kinds, place, f"--selector={selector}", "--output=name")
-    assert not [name for name in chat.kubectl("get", "clusterroles,clusterrolebindings", "--output=name").split() if "pdcluster" in name]
+    assert not [
+        name
+        for name in chat.kubectl("get", "clusterroles,clusterrolebindings", "--output=name").split()
+        if "pdcluster" in name
+    ]
     (answer,) = chat.ask("ask", f"http://{NAME}:8000", "remote")
     assert "Paris" in answer["text"]
     chat.install_operator()

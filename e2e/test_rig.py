@@ -1,4 +1,6 @@
-"""The test cluster itself, with plain pods: they run, names resolve, Services answer, and its parts do as they say."""
+"""The test cluster itself, with plain pods: they run, names resolve, Services answer, and its parts
+do as they say.
+"""
 
 import asyncio
 import contextlib
@@ -24,7 +26,9 @@ from e2e.rig.relay import relay
 from e2e.rig.shell import CommandError, install_packages, run
 from tests.system.waiting import wait_for
 
-ON_THE_RIG = pytest.mark.skipif("PDCLUSTER_KUBECONFIG" in os.environ, reason="a cluster that is not the rig's")
+ON_THE_RIG = pytest.mark.skipif(
+    "PDCLUSTER_KUBECONFIG" in os.environ, reason="a cluster that is not the rig's"
+)
 PLAIN = "e2e-plain"
 
 
@@ -35,14 +39,22 @@ def plain_objects() -> str:
         "image": IMAGES.busybox,
         "command": ["httpd", "-f", "-p", "8080", "-h", "/models"],
         "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
-        "readinessProbe": {"httpGet": {"path": "/smollm2-135m-instruct/config.json", "port": 8080}, "periodSeconds": 1},
+        "readinessProbe": {
+            "httpGet": {"path": "/smollm2-135m-instruct/config.json", "port": 8080},
+            "periodSeconds": 1,
+        },
     }
     volume = {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
     spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 0}
     metadata = {"name": PLAIN, "labels": {"app": PLAIN}}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     ports = [{"port": 80, "targetPort": 8080}]
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": {"app": PLAIN}, "ports": ports}}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {"selector": {"app": PLAIN}, "ports": ports},
+    }
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": [pod, service]})
 
 
@@ -51,13 +63,15 @@ def test_plain_pod_runs_and_its_service_answers_by_name(cluster: Kubernetes) -> 
     cluster.kubectl("apply", "--filename=-", stdin=plain_objects())
     cluster.kubectl("wait", "--for=condition=Ready", f"pod/{PLAIN}", "--timeout=60s")
 
-    cluster.start_client()  # the web server's own image is static: its C library has no names but the hosts file's
+    # the web server's own image is static: its C library has no names but the hosts file's
+    cluster.start_client()
 
     def page() -> Json:
         (answer,) = cluster.ask("get", f"http://{PLAIN}.default/smollm2-135m-instruct/config.json")
         return answer
 
-    wait_for(lambda: page()["status"] == 200, 30.0, page)  # a new Service takes a moment to be known by name and by address
+    # a new Service takes a moment to be known by name and by address
+    wait_for(lambda: page()["status"] == 200, 30.0, page)
     assert json.loads(page()["text"])["model_type"] == "llama"
     assert "GET" not in cluster.kubectl("logs", PLAIN)  # logs are reached; busybox writes none
     cluster.kubectl("delete", "pod,service", PLAIN)
@@ -94,7 +108,11 @@ def process_with(command: list[str], *words: str) -> Iterator["subprocess.Popen[
 
 def wait_until_it_holds(holder: "subprocess.Popen[bytes]") -> None:
     """Wait until a process has started the one that ends with it."""
-    wait_for(lambda: Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text(), 10.0, "the process that it holds")
+    wait_for(
+        lambda: Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text(),
+        10.0,
+        "the process that it holds",
+    )
 
 
 BOX = ("-m", "e2e.rig.box", "run")
@@ -103,18 +121,24 @@ HOLDING = ["unshare", "--pid", "--fork", "--kill-child"]
 
 def test_process_of_another_program_or_cluster_is_not_taken_for_the_cluster(tmp_path: Path) -> None:
     here = Cluster(tmp_path / "here")
-    with process_with([], *BOX, str(here.root), "3"), process_with(HOLDING, *BOX, f"{here.root}-other", "3") as holder:
+    with (
+        process_with([], *BOX, str(here.root), "3"),
+        process_with(HOLDING, *BOX, f"{here.root}-other", "3") as holder,
+    ):
         wait_until_it_holds(holder)  # else its end would not be that of what it is about to start
         assert not removal.is_running(here)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as the cluster does")
-def test_cluster_ends_without_the_files_that_somebody_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_ends_without_the_files_that_somebody_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     here = Cluster(tmp_path / "gone")
     with process_with(HOLDING, *BOX, str(here.root), "3") as holder:
         wait_until_it_holds(holder)
         assert removal.is_running(here)
-        ending = threading.Thread(target=holder.wait)  # this process is its parent, and until it waits, the ended one is still listed
+        # this process is its parent, and until it waits, the ended one is still listed
+        ending = threading.Thread(target=holder.wait)
         ending.start()
 
         removal.down(here)
@@ -127,7 +151,10 @@ def test_cluster_ends_without_the_files_that_somebody_removed(tmp_path: Path, ca
 
 def test_ending_a_cluster_needs_nothing_that_is_to_be_installed() -> None:
     """`make clean` removes `.venv`, and a cluster may be up."""
-    program = f"import sys; sys.path.append({str(REPOSITORY)!r}); import e2e.rig.__main__, e2e.rig.control_groups"
+    program = (
+        f"import sys; sys.path.append({str(REPOSITORY)!r}); import e2e.rig.__main__, "
+        "e2e.rig.control_groups"
+    )
     run([sys.executable, "-I", "-S", "-c", program])
 
 
@@ -143,12 +170,17 @@ def test_logs_are_kept_once_and_links_between_them_are_not(tmp_path: Path) -> No
         (here.log / "pods" / "default_web" / "0.log").write_text(text)
         removal.save_logs(here, kept)
 
-    assert {str(path.relative_to(kept)) for path in kept.rglob("*.log")} == {"kubelet.log", "pods/default_web/0.log"}
+    assert {str(path.relative_to(kept)) for path in kept.rglob("*.log")} == {
+        "kubelet.log",
+        "pods/default_web/0.log",
+    }
     assert (kept / "kubelet.log").read_text() == "first\nsecond"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as the cluster does")
-def test_rig_that_does_not_start_leaves_its_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rig_that_does_not_start_leaves_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = Cluster(tmp_path / "cluster")
 
     def fail(cluster: Cluster) -> None:
@@ -198,7 +230,9 @@ def test_failed_command_is_told_with_its_words() -> None:
         run(["sh", "-c", "echo no such luck >&2; exit 3"])
 
 
-def test_missing_packages_are_named_where_they_cannot_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named_where_they_cannot_be_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
     with pytest.raises(CommandError, match="missing packages: some-package: install them"):

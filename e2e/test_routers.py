@@ -1,4 +1,5 @@
-"""Routers before workers: models listed while no worker runs, requests that wait for the first one, and a router that dies.
+"""Routers before workers: models listed while no worker runs, requests that wait for the first one,
+and a router that dies.
 
 An object of its own, beside the example: routers are quick to start, and its only worker starts
 while the test waits for it anyway.
@@ -28,7 +29,10 @@ def spec() -> Json:
         "engine": given["engine"],
         "roles": {
             "router": {"pools": [{"name": "cpu", "replicas": 2}]},
-            "mixed": {"pools": [{"name": "cpu", "replicas": 0}], "resources": given["roles"]["decode"]["resources"]},
+            "mixed": {
+                "pools": [{"name": "cpu", "replicas": 0}],
+                "resources": given["roles"]["decode"]["resources"],
+            },
         },
         "qos": {"admission": {"workerWaitSeconds": WAIT_SECONDS}},
     }
@@ -37,7 +41,12 @@ def spec() -> Json:
 @pytest.fixture
 def routed(operator: Kubernetes) -> Iterator[Kubernetes]:
     """Two routers that are ready, no worker behind them, and a client pod."""
-    body = {"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": NAME}, "spec": spec()}
+    body = {
+        "apiVersion": "pdcluster.io/v1alpha1",
+        "kind": "PDCluster",
+        "metadata": {"name": NAME},
+        "spec": spec(),
+    }
     operator.kubectl("apply", "--filename=-", stdin=json.dumps(body))
     operator.start_client()
     wait_until(operator, lambda: is_true(operator, "Ready"))
@@ -47,7 +56,9 @@ def routed(operator: Kubernetes) -> Iterator[Kubernetes]:
 
 
 def wait_until(cluster: Kubernetes, is_so: Callable[[], bool]) -> None:
-    wait_for(is_so, READY_SECONDS, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
+    wait_for(
+        is_so, READY_SECONDS, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS
+    )
 
 
 def is_true(cluster: Kubernetes, kind: str) -> bool:
@@ -63,19 +74,28 @@ def routers(cluster: Kubernetes) -> list[Json]:
 def columns(cluster: Kubernetes) -> list[str]:
     """Name, model, decode (or mixed) and router workers."""
     header, row = cluster.kubectl("get", f"pdc/{NAME}").splitlines()
-    return [row[header.index(column) :].split()[0] for column in ("NAME", "MODEL", "DECODE", "ROUTER")]
+    return [
+        row[header.index(column) :].split()[0] for column in ("NAME", "MODEL", "DECODE", "ROUTER")
+    ]
 
 
 def listed_models(cluster: Kubernetes) -> list[str]:
     """Models as the Service's routers list them; none while it does not answer."""
     (answer,) = cluster.ask("get", f"{URL}/v1/models")
-    return [each["id"] for each in json.loads(answer["text"])["data"]] if answer["status"] == 200 else []
+    return (
+        [each["id"] for each in json.loads(answer["text"])["data"]]
+        if answer["status"] == 200
+        else []
+    )
 
 
-def test_routers_list_models_at_zero_hold_requests_for_the_first_worker_and_one_may_die(routed: Kubernetes) -> None:
+def test_routers_list_models_at_zero_hold_requests_for_the_first_worker_and_one_may_die(
+    routed: Kubernetes,
+) -> None:
     model = example()["spec"]["model"]["name"]
     assert columns(routed) == [NAME, model, "0/0", "2/2"]
-    wait_until(routed, lambda: listed_models(routed) == [model])  # the Service leads to a ready router a moment later
+    # the Service leads to a ready router a moment later
+    wait_until(routed, lambda: listed_models(routed) == [model])
 
     with routed.load("ask", URL, "auto") as waiting:
         routed.kubectl("scale", f"pdps/{NAME}-mixed-cpu", "--replicas=1")

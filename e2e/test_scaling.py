@@ -24,7 +24,11 @@ READY_SECONDS = 300.0
 def two_decoders(chat: Kubernetes) -> Iterator[Kubernetes]:
     """The example with a second decode worker, scaled by `kubectl scale`."""
     chat.kubectl("scale", f"pdps/{NAME}-decode-cpu", "--replicas=2")
-    wait_for(lambda: num_ready(chat) == 2 and chat.is_ready(), READY_SECONDS, lambda: chat.kubectl("get", "pods,pdc"))
+    wait_for(
+        lambda: num_ready(chat) == 2 and chat.is_ready(),
+        READY_SECONDS,
+        lambda: chat.kubectl("get", "pods,pdc"),
+    )
     yield chat
     chat.kubectl("scale", f"pdps/{NAME}-decode-cpu", "--replicas=1")
 
@@ -34,17 +38,25 @@ def num_ready(cluster: Kubernetes) -> int:
 
 
 def is_ready(pod: Json) -> bool:
-    conditions = {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", [])}
+    conditions = {
+        condition["type"]: condition["status"] for condition in pod["status"].get("conditions", [])
+    }
     return conditions.get("Ready") == "True"
 
 
 def endpoints(cluster: Kubernetes) -> int:
     """Addresses behind the Service that take new connections."""
     slices = cluster.get("endpointslices", f"--selector=kubernetes.io/service-name={NAME}")["items"]
-    return sum(bool(each["conditions"].get("ready")) for part in slices for each in part.get("endpoints") or [])
+    return sum(
+        bool(each["conditions"].get("ready"))
+        for part in slices
+        for each in part.get("endpoints") or []
+    )
 
 
-def test_kubectl_scale_adds_a_worker_and_an_unchanged_file_keeps_it(two_decoders: Kubernetes) -> None:
+def test_kubectl_scale_adds_a_worker_and_an_unchanged_file_keeps_it(
+    two_decoders: Kubernetes,
+) -> None:
     before = {pod["metadata"]["uid"] for pod in two_decoders.pods(DECODE)}
     wait_for(lambda: endpoints(two_decoders) == 2, 30.0, "two endpoints of the Service")
 
@@ -55,8 +67,12 @@ def test_kubectl_scale_adds_a_worker_and_an_unchanged_file_keeps_it(two_decoders
     assert {pod["metadata"]["uid"] for pod in two_decoders.pods(DECODE)} == before
 
 
-@pytest.mark.parametrize(("how", "most_failures"), [(["--wait=false"], 0), (["--force", "--grace-period=0"], CLIENTS)])
-def test_deleted_decode_pod_fails_no_other_requests(two_decoders: Kubernetes, how: list[str], most_failures: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "most_failures"), [(["--wait=false"], 0), (["--force", "--grace-period=0"], CLIENTS)]
+)
+def test_deleted_decode_pod_fails_no_other_requests(
+    two_decoders: Kubernetes, how: list[str], most_failures: int
+) -> None:
     victim = two_decoders.pods(DECODE)[0]["metadata"]
     answers: list[Json] = []
 

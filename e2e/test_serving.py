@@ -1,4 +1,6 @@
-"""The example answers chat requests through its Service, with the KV cache moved between its workers."""
+"""The example answers chat requests through its Service, with the KV cache moved between its
+workers.
+"""
 
 import re
 
@@ -8,7 +10,10 @@ SERVICE = f"http://{NAME}:8000"
 
 
 def metric(cluster: Kubernetes, pod: Json, name: str) -> float:
-    """Sum of a metric over its labels, scraped from the pod's own address.  Fails when the pod has no such metric."""
+    """Sum of a metric over its labels, scraped from the pod's own address.
+
+    Fails when the pod has no such metric.
+    """
     (page,) = cluster.ask("get", f"http://{pod['status']['podIP']}:8000/metrics")
     assert page["status"] == 200
     values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", page["text"], re.MULTILINE)
@@ -17,7 +22,10 @@ def metric(cluster: Kubernetes, pod: Json, name: str) -> float:
 
 
 def test_chat_is_answered_with_remote_prefill(chat: Kubernetes) -> None:
-    (prefill,), (decode,) = chat.pods("pdcluster.io/role=prefill"), chat.pods("pdcluster.io/role=decode")
+    (prefill,), (decode,) = (
+        chat.pods("pdcluster.io/role=prefill"),
+        chat.pods("pdcluster.io/role=decode"),
+    )
     sent = metric(chat, prefill, "pdcluster_kv_transfer_bytes_total")
     remote = metric(chat, decode, "pdcluster_remote_prefill_total")
 
@@ -43,5 +51,14 @@ def test_status_tells_what_kubectl_shows(chat: Kubernetes) -> None:
     wanted = ("Ready", "Serving", "DiscoveryReady", "PrefillReady", "DecodeReady", "IngressReady")
     assert {name: conditions.get(name) for name in wanted} == dict.fromkeys(wanted, "True")
     columns = chat.kubectl("get", f"pdc/{NAME}").splitlines()
-    assert columns[0].split() == ["NAME", "MODEL", "PREFILL", "DECODE", "ROUTER", "READY", "REASON", "AGE"]
+    assert columns[0].split() == [
+        "NAME",
+        "MODEL",
+        "PREFILL",
+        "DECODE",
+        "ROUTER",
+        "READY",
+        "REASON",
+        "AGE",
+    ]
     assert columns[1].split()[:5] == [NAME, "smollm2-135m-instruct", "1/1", "1/1", "True"]

@@ -21,7 +21,9 @@ LISTEN_SECONDS = 30.0
 
 
 class Witness:
-    """sizes: (seconds, StatefulSet, replicas) as they came; lines: (seconds, line) of each pod that is followed."""
+    """sizes: (seconds, StatefulSet, replicas) as they came; lines: (seconds, line) of each pod that
+    is followed.
+    """
 
     def __init__(self, pods: list[str]) -> None:
         self.sizes: list[tuple[float, str, int]] = []
@@ -43,7 +45,9 @@ class Witness:
     def shrunk_at(self, pod: str) -> float:
         """Time when its StatefulSet was first seen without room for it."""
         workload, _, ordinal = pod.rpartition("-")
-        return next(at for at, name, replicas in self.sizes if name == workload and replicas <= int(ordinal))
+        return next(
+            at for at, name, replicas in self.sizes if name == workload and replicas <= int(ordinal)
+        )
 
     def hear_size(self, line: str) -> None:
         name, replicas = line.split()
@@ -56,20 +60,33 @@ class Witness:
 
 @contextmanager
 def witness(cluster: Kubernetes, pods: list[str]) -> Iterator[Witness]:
-    """Follow the StatefulSets of the example, and the logs of these pods to their end or that of the block."""
+    """Follow the StatefulSets of the example, and the logs of these pods to their end or that of
+    the block.
+    """
     seen = Witness(pods)
     columns = "--output=custom-columns=:.metadata.name,:.spec.replicas"
     with ExitStack() as stack:
-        watch = ("get", "statefulsets", f"--selector={SELECTOR}", "--watch", "--no-headers", columns)
+        watch = (
+            "get",
+            "statefulsets",
+            f"--selector={SELECTOR}",
+            "--watch",
+            "--no-headers",
+            columns,
+        )
         _listen(stack, cluster.start(*watch), seen.hear_size)
         for pod in pods:
             follow = ("logs", pod, "--container=worker", "--follow", "--timestamps")
             _listen(stack, cluster.start(*follow), partial(seen.hear_line, pod))
-        wait_for(lambda: seen.sizes and all(seen.lines.values()), LISTEN_SECONDS, "kubectl to follow")
+        wait_for(
+            lambda: seen.sizes and all(seen.lines.values()), LISTEN_SECONDS, "kubectl to follow"
+        )
         yield seen
 
 
-def _listen(stack: ExitStack, process: "subprocess.Popen[str]", hear: Callable[[str], None]) -> None:
+def _listen(
+    stack: ExitStack, process: "subprocess.Popen[str]", hear: Callable[[str], None]
+) -> None:
     def read() -> None:
         assert process.stdout is not None
         for line in process.stdout:

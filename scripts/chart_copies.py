@@ -1,4 +1,5 @@
-"""Keep the chart's copies of files that have their home elsewhere: the CRDs, and the sample cluster.
+"""Keep the chart's copies of files that have their home elsewhere: the CRDs, and the sample
+cluster.
 
 A chart can only hold what lies below it, so it has copies.  `chart_copies.py`
 makes them; `chart_copies.py --check` changes nothing, names each copy that is
@@ -19,7 +20,11 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     if list(arguments) == ["--check"]:
         print(
             "\n".join(
-                [*problems, f"chart_copies: {len(wanted(root))} files, {len(problems)} problems" + "; run `make charts`" * bool(problems)]
+                [
+                    *problems,
+                    f"chart_copies: {len(wanted(root))} files, {len(problems)} problems"
+                    + "; run `make charts`" * bool(problems),
+                ]
             )
         )
         return 1 if problems else 0
@@ -34,7 +39,9 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
 def wanted(root: Path) -> dict[Path, Path]:
     """Each copy and the file that it is a copy of."""
     sample = root / "examples" / "hugging-face.yaml"
-    crds = {root / CHART / "crds" / path.name: path for path in sorted((root / "crds").glob("*.yaml"))}
+    crds = {
+        root / CHART / "crds" / path.name: path for path in sorted((root / "crds").glob("*.yaml"))
+    }
     return {**crds, root / CHART / "files" / sample.name: sample}
 
 
@@ -50,7 +57,10 @@ def differences(root: Path) -> Iterator[str]:
         if not copy.is_file():
             yield f"{copy.relative_to(root)}: missing: it is a copy of {source.relative_to(root)}"
         elif copy.read_bytes() != source.read_bytes():
-            yield f"{copy.relative_to(root)}: differs from {source.relative_to(root)}, which is the one to edit"
+            yield (
+                f"{copy.relative_to(root)}: differs from {source.relative_to(root)}, which is the "
+                "one to edit"
+            )
     for copy in left_over(root):
         yield f"{copy.relative_to(root)}: a copy of nothing: remove it"
 

@@ -23,7 +23,14 @@ from sources import python_files
 FOLDERS = ("operator/src", "worker/src")
 MIN_LINES = 10
 
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,10 @@ def duplicates(code: Code) -> Iterator[str]:
                 length = MIN_LINES
                 while _same(code, first, second, length):
                     length += 1
-                yield f"{_place(code, first)}: {length} lines equal those at {_place(code, second)}: make one piece of code serve both"
+                yield (
+                    f"{_place(code, first)}: {length} lines equal those at {_place(code, second)}: "
+                    "make one piece of code serve both"
+                )
 
 
 def _windows(code: Code) -> dict[tuple[str, ...], list[Spot]]:
@@ -108,7 +118,8 @@ def _lines_without_logic(tree: ast.Module) -> set[int]:
     return {
         number
         for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and _is_string(node.value))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Expr) and _is_string(node.value))
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
 

@@ -43,7 +43,9 @@ def check_file(path: Path) -> Iterator[str]:
     if num_lines > MAX_FILE_LINES:
         yield f"{path}:1: file has {num_lines} lines, limit {MAX_FILE_LINES}: split it by idea"
     if not ast.get_docstring(tree):
-        yield f"{path}:1: no module docstring: say what the module does, guarantees and does not know"
+        yield (
+            f"{path}:1: no module docstring: say what the module does, guarantees and does not know"
+        )
     methods = set(_bound_methods(tree))
     for node in ast.walk(tree):
         if isinstance(node, Function):
@@ -54,15 +56,25 @@ def _check_function(path: Path, node: Function, *, is_bound: bool) -> Iterator[s
     where = f"{path}:{node.lineno}: function {node.name}"
     num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
     if num_lines > MAX_FUNCTION_LINES:
-        yield f"{where} has {num_lines} lines, limit {MAX_FUNCTION_LINES}: move parts into functions of their own"
+        yield (
+            f"{where} has {num_lines} lines, limit {MAX_FUNCTION_LINES}: move parts into functions "
+            "of their own"
+        )
     num_positional = len(node.args.posonlyargs) + len(node.args.args) - is_bound
     if num_positional > MAX_POSITIONAL and not _is_kernel(node):
-        yield f"{where} has {num_positional} positional parameters, limit {MAX_POSITIONAL}: make them keyword-only or a dataclass"
+        yield (
+            f"{where} has {num_positional} positional parameters, limit {MAX_POSITIONAL}: make "
+            "them keyword-only or a dataclass"
+        )
 
 
 def _is_kernel(node: Function) -> bool:
-    """A kernel in Triton, which before 3.7 knows no keyword-only parameters; it is called by keyword all the same."""
-    return any(isinstance(mark, ast.Attribute) and mark.attr == "jit" for mark in node.decorator_list)
+    """A kernel in Triton, which before 3.7 knows no keyword-only parameters; it is called by
+    keyword all the same.
+    """
+    return any(
+        isinstance(mark, ast.Attribute) and mark.attr == "jit" for mark in node.decorator_list
+    )
 
 
 def _bound_methods(tree: ast.Module) -> Iterator[Function]:
@@ -70,7 +82,9 @@ def _bound_methods(tree: ast.Module) -> Iterator[Function]:
     for owner in ast.walk(tree):
         if isinstance(owner, ast.ClassDef):
             for node in owner.body:
-                if isinstance(node, Function) and not any(ast.unparse(mark) == "staticmethod" for mark in node.decorator_list):
+                if isinstance(node, Function) and not any(
+                    ast.unparse(mark) == "staticmethod" for mark in node.decorator_list
+                ):
                     yield node
 
 

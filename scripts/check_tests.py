@@ -60,7 +60,10 @@ def imports_of(tree: ast.AST) -> Iterator[Import]:
 
 def _foreign(path: Path, imports: list[Import]) -> Iterator[str]:
     """Imports of the other distribution, by the folder or by what else the test imports."""
-    of_operator, of_worker = ([each for each in imports if each[1].partition(".")[0] in packages] for packages in (OPERATOR, WORKER))
+    of_operator, of_worker = (
+        [each for each in imports if each[1].partition(".")[0] in packages]
+        for packages in (OPERATOR, WORKER)
+    )
     folders = path.parts[:-1]
     if BOTH in folders:
         return
@@ -69,10 +72,16 @@ def _foreign(path: Path, imports: list[Import]) -> Iterator[str]:
     elif "worker" in folders:
         foreign, home = of_operator, "tests/worker"
     else:
-        foreign, home = (of_worker if of_operator and path.name.startswith("test_") else []), "a test of the operator"
+        foreign, home = (
+            (of_worker if of_operator and path.name.startswith("test_") else []),
+            "a test of the operator",
+        )
     for line, module in foreign[:1]:
         package = module.partition(".")[0]
-        yield f"{path}:{line}: {home} imports {package}: what compares both distributions stands in tests/contract"
+        yield (
+            f"{path}:{line}: {home} imports {package}: what compares both distributions stands in "
+            "tests/contract"
+        )
 
 
 if __name__ == "__main__":

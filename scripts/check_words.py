@@ -57,7 +57,9 @@ WORDS = {
 }
 """Private word, a regular expression -> what to write instead; whole words, in any case."""
 
-_PRIVATE = re.compile(r"\b(?:" + "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
+_PRIVATE = re.compile(
+    r"\b(?:" + "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+") + r")\b", re.IGNORECASE
+)
 _ADVICE = tuple(WORDS.values())
 _CODE = re.compile(r"`[^`\n]*`")
 _QUESTION = re.compile(rf"description: [\"']?({'|'.join(OPENINGS)})\b")

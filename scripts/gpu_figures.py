@@ -1,4 +1,5 @@
-"""Times of steps on this GPU beside its roofline: layers of the `cuda` operations over random weights.
+"""Times of steps on this GPU beside its roofline: layers of the `cuda` operations over random
+weights.
 
 A decode step must read the weights and the keys and values once; a prefill must
 multiply.  Both are compared with what this device reaches at a plain copy and a
@@ -61,12 +62,19 @@ MODELS = (
 
 
 class Stack:
-    """The layers of a model over `CudaOperations`, with random weights in bfloat16 and no embedding of tokens."""
+    """The layers of a model over `CudaOperations`, with random weights in bfloat16 and no embedding
+    of tokens.
+    """
 
     def __init__(self, model: Model, operations: CudaOperations) -> None:
         self._model, self._operations = model, operations
         heads = model.shape.num_heads * model.shape.head_dim
-        sizes = ((model.qkv_width, model.width), (model.width, heads), (2 * model.inner, model.width), (model.width, model.inner))
+        sizes = (
+            (model.qkv_width, model.width),
+            (model.width, heads),
+            (2 * model.inner, model.width),
+            (model.width, model.inner),
+        )
         self._layers = [[self._pack(*size) for size in sizes] for _ in range(model.layers)]
         self._head = self._pack(model.vocab, model.width, wide=True)
         self._norm = Norm(torch.ones(model.width, device="cuda"), 1e-5)
@@ -132,17 +140,25 @@ def seconds(work: Callable[[], object], repeats: int = 20) -> float:
 
 
 def roofline() -> tuple[float, float]:
-    """Bytes per second of a copy, read and written, and operations per second of a product in bfloat16."""
+    """Bytes per second of a copy, read and written, and operations per second of a product in
+    bfloat16.
+    """
     source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    return 2 * source.numel() / seconds(lambda: target.copy_(source)), 2 * 8192**3 / seconds(lambda: a @ b)
+    return 2 * source.numel() / seconds(lambda: target.copy_(source)), 2 * 8192**3 / seconds(
+        lambda: a @ b
+    )
 
 
 def report() -> None:
     """Print one line for each step."""
     bandwidth, peak = roofline()
-    print(f"{torch.cuda.get_device_name(0)}: copy {bandwidth / 1e12:.2f} TB/s, bfloat16 product {peak / 1e12:.0f} TFLOP/s", flush=True)
+    print(
+        f"{torch.cuda.get_device_name(0)}: copy {bandwidth / 1e12:.2f} TB/s, bfloat16 product "
+        f"{peak / 1e12:.0f} TFLOP/s",
+        flush=True,
+    )
     with torch.inference_mode():
         for model in MODELS:
             _report_model(model, bandwidth, peak)
@@ -164,7 +180,8 @@ def _report_model(model: Model, bandwidth: float, peak: float) -> None:
         graph = seconds(lambda plan=plan: graphs.logits(plan))
         floor = 2 * (model.weights + batch * CONTEXT * model.kv_numbers) / bandwidth
         print(
-            f"{model.name} decode {batch} x {CONTEXT}: {graph * 1e3:.2f} ms as a graph, {eager * 1e3:.2f} ms without; "
+            f"{model.name} decode {batch} x {CONTEXT}: {graph * 1e3:.2f} ms as a graph, "
+            f"{eager * 1e3:.2f} ms without; "
             f"floor {floor * 1e3:.2f} ms, {floor / graph:.0%} of the bandwidth",
             flush=True,
         )
@@ -175,6 +192,7 @@ def _report_model(model: Model, bandwidth: float, peak: float) -> None:
         + PROMPT**2 * model.layers * 2 * model.shape.num_heads * model.shape.head_dim
     )
     print(
-        f"{model.name} prefill {PROMPT}: {took * 1e3:.2f} ms; floor {work / peak * 1e3:.2f} ms, {work / peak / took:.0%} of the peak",
+        f"{model.name} prefill {PROMPT}: {took * 1e3:.2f} ms; floor {work / peak * 1e3:.2f} ms, "
+        f"{work / peak / took:.0%} of the peak",
         flush=True,
     )

@@ -1,4 +1,5 @@
-"""Print greedy tokens of the prompts on stdin, one a line as ids, computed by the worker's runner on the named device.
+"""Print greedy tokens of the prompts on stdin, one a line as ids, computed by the worker's runner
+on the named device.
 
 gpu_tokens.py MODEL_FOLDER cpu|cuda NUM_TOKENS
 """
@@ -17,11 +18,17 @@ BLOCK_SIZE = 16
 
 
 def main(folder: str, device: Any, num_tokens: int) -> int:
-    """Answer each line with a line; exits 1 where the runner computes elsewhere than it was asked to."""
-    engine = EngineConfig(device=device, block_size=BLOCK_SIZE, max_model_len=1024, kv_cache_memory=256 << 20)
+    """Answer each line with a line; exits 1 where the runner computes elsewhere than it was asked
+    to.
+    """
+    engine = EngineConfig(
+        device=device, block_size=BLOCK_SIZE, max_model_len=1024, kv_cache_memory=256 << 20
+    )
     runner, cache, _ = open_runner(ModelConfig("sample", folder, "float32"), engine, device)
     if cache.tensor.device.type != device:
-        sys.stderr.write(f"asked for {device}, but the runner's KV cache is on {cache.tensor.device}\n")
+        sys.stderr.write(
+            f"asked for {device}, but the runner's KV cache is on {cache.tensor.device}\n"
+        )
         return 1
     for line in sys.stdin:
         prompt = [int(token) for token in line.split()]
@@ -34,7 +41,9 @@ def _greedy(runner: Any, prompt: list[int], num_tokens: int) -> list[int]:
     sampling = Sampling(max_tokens=num_tokens, temperature=0.0, seed=0)
     request = Request("one", list(prompt), len(prompt), sampling, block_table=blocks)
     for _ in range(num_tokens):
-        (sample,) = runner.execute(Batch((Scheduled.of(request, request.num_tokens - request.num_computed_tokens),)))
+        (sample,) = runner.execute(
+            Batch((Scheduled.of(request, request.num_tokens - request.num_computed_tokens),))
+        )
         request.num_computed_tokens = request.num_tokens
         request.tokens.append(sample.token_id)
     runner.forget("one")

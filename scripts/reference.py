@@ -30,7 +30,10 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
         (root / PAGE).write_text(text)
         return 0
     is_same = (root / PAGE).is_file() and (root / PAGE).read_text() == text
-    print(f"reference: {text.count('| `')} fields" + ("" if is_same else f"; {PAGE} is not what the CRDs say: run `make charts`"))
+    print(
+        f"reference: {text.count('| `')} fields"
+        + ("" if is_same else f"; {PAGE} is not what the CRDs say: run `make charts`")
+    )
     return 0 if is_same else 1
 
 
@@ -42,22 +45,38 @@ def page(root: Path) -> str:
         version = crd["spec"]["versions"][0]
         schema = version["schema"]["openAPIV3Schema"]
         kind, group = crd["spec"]["names"]["kind"], crd["spec"]["group"]
-        parts.append(f"## {kind}\n\n{schema['description']} `apiVersion: {group}/{version['name']}`.\n{_rules(schema)}")
-        fields = [(field, schema["properties"][field]) for field in ("spec", "status") if field in schema["properties"]]
+        parts.append(
+            f"## {kind}\n\n{schema['description']} `apiVersion: "
+            f"{group}/{version['name']}`.\n{_rules(schema)}"
+        )
+        fields = [
+            (field, schema["properties"][field])
+            for field in ("spec", "status")
+            if field in schema["properties"]
+        ]
         objects = [each for field, inner in fields for each in _objects(field, inner)]
         homes: dict[str, str] = {}
         for path, each in objects:
             homes.setdefault(repr(each["properties"]), path)
-        parts += [section(path, each, homes) for path, each in objects if homes[repr(each["properties"])] == path]
+        parts += [
+            section(path, each, homes)
+            for path, each in objects
+            if homes[repr(each["properties"])] == path
+        ]
     return "\n".join(parts)
 
 
 def section(path: str, schema: Schema, homes: Mapping[str, str]) -> str:
     """The section of one object.  homes: path of the object with a section, by its fields"""
     fields = schema["properties"].items()
-    rows = [f"| `{name}` | {_type(each)} | {_limits(each)} | {_text(path, name, schema, homes)} |" for name, each in fields]
+    rows = [
+        f"| `{name}` | {_type(each)} | {_limits(each)} | {_text(path, name, schema, homes)} |"
+        for name, each in fields
+    ]
     head = ["| field | type | default and limits | description |", "| --- | --- | --- | --- |"]
-    return "\n".join([f"### {path}\n\n{schema.get('description', '')}\n{_rules(schema)}", *head, *rows, ""])
+    return "\n".join(
+        [f"### {path}\n\n{schema.get('description', '')}\n{_rules(schema)}", *head, *rows, ""]
+    )
 
 
 def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -94,12 +113,18 @@ def _limits(schema: Schema) -> str:
     if schema.get("default") is not None:
         found.append(f"default `{_value(schema['default'])}`")
     if "enum" in schema:
-        found.append("one of " + ", ".join(f"`{each}`" for each in schema["enum"] if each is not None))
+        found.append(
+            "one of " + ", ".join(f"`{each}`" for each in schema["enum"] if each is not None)
+        )
     low, high = schema.get("minimum"), schema.get("maximum")
     above = "above " if schema.get("exclusiveMinimum") else "at least "
     found += [] if low is None else [f"{above}{low}"]
     found += [] if high is None else [f"at most {high}"]
-    for name, unit in (("maxLength", "characters"), ("maxItems", "items"), ("maxProperties", "keys")):
+    for name, unit in (
+        ("maxLength", "characters"),
+        ("maxItems", "items"),
+        ("maxProperties", "keys"),
+    ):
         found += [f"at most {schema[name]} {unit}"] if name in schema else []
     return ", ".join(found)
 
@@ -112,7 +137,9 @@ def _text(path: str, name: str, owner: Schema, homes: Mapping[str, str]) -> str:
     """Description of a field in one line, and where the fields of an object are."""
     schema = owner["properties"][name]
     _, inner = _inner(path, schema)
-    text = " ".join(str(schema.get("description") or inner.get("description") or "").split()).replace("|", "\\|")
+    text = " ".join(
+        str(schema.get("description") or inner.get("description") or "").split()
+    ).replace("|", "\\|")
     required = " Required." if name in owner.get("required", ()) else ""
     where = homes[repr(inner["properties"])] if inner.get("properties") else None
     fields = "" if where is None else f" Fields: [{where}](#{_anchor(where)})."
@@ -121,12 +148,16 @@ def _text(path: str, name: str, owner: Schema, homes: Mapping[str, str]) -> str:
 
 def _anchor(path: str) -> str:
     """The anchor of a heading, as GitHub makes it."""
-    return "".join(each for each in path.lower() if each.isalnum() or each in "-_ ").replace(" ", "-")
+    return "".join(each for each in path.lower() if each.isalnum() or each in "-_ ").replace(
+        " ", "-"
+    )
 
 
 def _rules(schema: Schema) -> str:
     """Rules over several fields, by their messages."""
-    messages = dict.fromkeys(rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "message" in rule)
+    messages = dict.fromkeys(
+        rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "message" in rule
+    )
     return "\n" + "\n".join(f"- {message}." for message in messages) + "\n" if messages else ""
 
 

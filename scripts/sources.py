@@ -9,10 +9,16 @@ from pathlib import Path
 
 
 def python_files(folders: Sequence[Path]) -> list[Path]:
-    """All hand-written .py files under the folders, sorted.  Raises SystemExit(2) naming a folder that does not exist."""
+    """All hand-written .py files under the folders, sorted.
+
+    Raises SystemExit(2) naming a folder that does not exist.
+    """
     for folder in folders:
         if not folder.is_dir():
-            print(f"{folder}: no such folder: run from the repository root, or name folders that exist")
+            print(
+                f"{folder}: no such folder: run from the repository root, or name folders that "
+                "exist"
+            )
             raise SystemExit(2)
     found = {path for folder in folders for path in folder.rglob("*.py")}
     return sorted(path for path in found if not path.match("*_pb2*.py"))

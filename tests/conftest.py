@@ -1,4 +1,5 @@
-"""Deals the tests out to the processes of `pytest -n`, as `make test` runs them; without `-n` it does nothing.
+"""Deals the tests out to the processes of `pytest -n`, as `make test` runs them; without `-n` it
+does nothing.
 
 A file goes to one process, because of its fixtures.  Files that share a running
 cluster of worker processes go to one process too, since it is slow to start.
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several processes would wait for one another
+    # torch's threads of several processes would wait for one another
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if "PDCLUSTER_ANSWERS" not in os.environ:
     # What transformers said of a model is asked once for all tests, and forgotten with them.
@@ -31,18 +33,32 @@ if "PDCLUSTER_ANSWERS" not in os.environ:
     os.environ["PDCLUSTER_ANSWERS"] = answers.name
 
 # On a machine that does other work too, an example's time says nothing of the code.
-settings.register_profile("busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
-SHARED = (("slow and pair", re.compile(r"\bslow: Pair\b")), ("pair", re.compile(r"\bpair: Pair\b|\bmixed: WorkerProcess\b")))
-"""Files of tests/system whose tests ask for one of these fixtures share their clusters; the first that fits counts."""
-LONGEST_FIRST = ("tests/system/", "tests/apiserver/", "tests/worker/equality/", "tests/worker/model/")
+SHARED = (
+    ("slow and pair", re.compile(r"\bslow: Pair\b")),
+    ("pair", re.compile(r"\bpair: Pair\b|\bmixed: WorkerProcess\b")),
+)
+"""Files of tests/system whose tests ask for one of these fixtures share their clusters; the first
+that fits counts.
+"""
+LONGEST_FIRST = (
+    "tests/system/",
+    "tests/apiserver/",
+    "tests/worker/equality/",
+    "tests/worker/model/",
+)
 
 
 @functools.cache
 def group_of(file: str) -> str:
-    """The name of what goes to one process together with this file, whose path is from the root; itself when it stands alone."""
+    """The name of what goes to one process together with this file, whose path is from the root;
+    itself when it stands alone.
+    """
     if not file.startswith("tests/system/"):
         return file
     text = (ROOT / file).read_text()
@@ -53,7 +69,10 @@ def turn_of(file: str) -> int:
     """Files with a lower number begin earlier."""
     if group_of(file) != file:
         return -1
-    return next((turn for turn, folder in enumerate(LONGEST_FIRST) if file.startswith(folder)), len(LONGEST_FIRST))
+    return next(
+        (turn for turn, folder in enumerate(LONGEST_FIRST) if file.startswith(folder)),
+        len(LONGEST_FIRST),
+    )
 
 
 @pytest.hookimpl(wrapper=True)

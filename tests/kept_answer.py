@@ -1,4 +1,6 @@
-"""transformers' answer about a model, made in this process, which has imported it anyway, and not in one of its own."""
+"""transformers' answer about a model, made in this process, which has imported it anyway, and not
+in one of its own.
+"""
 
 from pathlib import Path
 

@@ -36,10 +36,14 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.25,
 }
 
-CORPUS = "the quick brown fox jumps over the lazy dog while the other foxes think that nothing there was worth the jump"
+CORPUS = (
+    "the quick brown fox jumps over the lazy dog while the other foxes think that nothing there "
+    "was worth the jump"
+)
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] "
+    "}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -58,9 +62,18 @@ def make_config(kind: str) -> Any:
         "gemma": ("GemmaConfig", {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}),
         "olmo2": ("Olmo2Config", {}),
         "mistral-window": ("MistralConfig", {"sliding_window": WINDOW}),
-        "qwen2-window": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
-        "gemma3": ("Gemma3TextConfig", {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
-        "olmo3": ("Olmo3Config", {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+        "qwen2-window": (
+            "Qwen2Config",
+            {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+        ),
+        "gemma3": (
+            "Gemma3TextConfig",
+            {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+        ),
+        "olmo3": (
+            "Olmo3Config",
+            {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+        ),
     }
     if kind not in kinds:
         raise ValueError(f"unknown kind {kind}: choose one of {', '.join(kinds)}")
@@ -69,7 +82,9 @@ def make_config(kind: str) -> Any:
 
 
 def make_tokenizer() -> Any:
-    """A byte-level BPE of VOCAB_SIZE tokens, special ones first, that decodes every byte sequence."""
+    """A byte-level BPE of VOCAB_SIZE tokens, special ones first, that decodes every
+    byte sequence.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -86,7 +101,11 @@ def make_tokenizer() -> Any:
     missing = VOCAB_SIZE - tokenizer.get_vocab_size()
     tokenizer.add_tokens([AddedToken(f"<{number}>", normalized=False) for number in range(missing)])
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=CONTEXT
+        tokenizer_object=tokenizer,
+        bos_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=CONTEXT,
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
@@ -103,7 +122,8 @@ def make_tiny_model(kind: str, folder: Path, seed: int = 0) -> Path:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(make_config(kind), dtype=torch.float32)
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:  # made as 0 or 1, which would hide that they are left out
+            # made as 0 or 1, which would hide that they are left out
+            if name.endswith("bias") or "norm" in name:
                 parameter.data += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)

@@ -1,4 +1,5 @@
-"""Answers of transformers for the tiny model, for docs/architecture.md's first promise: float32, each prompt computed once.
+"""Answers of transformers for the tiny model, for docs/architecture.md's first promise: float32,
+each prompt computed once.
 
 Greedy answers are compared with generate()'s.  Of two sampled answers that
 differ it shows whether the draw was a near tie there, so that noise of the
@@ -24,11 +25,15 @@ NUM_DRAWS = 64
 
 
 class Reference:
-    """transformers on a model folder.  num_excused: answers that left the reference's at a near tie."""
+    """transformers on a model folder.  num_excused: answers that left the reference's at a near
+    tie.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.num_excused = 0
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True
+        ).eval()
         self._answers: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
 
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
@@ -47,17 +52,30 @@ class Reference:
         self.num_excused += assert_same_tokens(gaps[: len(tokens)], expected[: len(tokens)], tokens)
 
     def check_whole(self, prompt: list[int], tokens: list[int]) -> None:
-        """The same as `check` by one forward pass over prompt and answer: for many answers, or long ones."""
+        """The same as `check` by one forward pass over prompt and answer: for many answers, or long
+        ones.
+        """
         with torch.no_grad(), _one_thread():
             logits = self._model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
         best = logits.topk(2)
         gaps = (best.values[:, 0] - best.values[:, 1]).tolist()
         self.num_excused += assert_same_tokens(gaps, best.indices[:, 0].tolist(), tokens)
 
-    def check_sampled(self, prompt: list[int], expected: list[int], actual: list[int], sampling: Sampling) -> None:
-        """Fail unless two seeded answers are equal, or first differ where the draw is a near tie."""
+    def check_sampled(
+        self, prompt: list[int], expected: list[int], actual: list[int], sampling: Sampling
+    ) -> None:
+        """Fail unless two seeded answers are equal, or first differ where the draw is
+        a near tie.
+        """
         assert len(actual) == len(expected), f"{len(actual)} tokens, expected {len(expected)}"
-        place = next((index for index, pair in enumerate(zip(expected, actual, strict=True)) if pair[0] != pair[1]), None)
+        place = next(
+            (
+                index
+                for index, pair in enumerate(zip(expected, actual, strict=True))
+                if pair[0] != pair[1]
+            ),
+            None,
+        )
         if place is None:
             return
         self.num_excused += 1
@@ -67,12 +85,17 @@ class Reference:
         )
 
     def _draws(self, prompt: list[int], output: list[int], sampling: Sampling) -> set[int]:
-        """The tokens that the draw after `output` can give when the logits are off by at most DRAW_NOISE."""
+        """The tokens that the draw after `output` can give when the logits are off by at most
+        DRAW_NOISE.
+        """
         with torch.no_grad():
             logits = self._model(torch.tensor([[*prompt, *output]])).logits[:, -1]
         request = Request.from_spec(RequestSpec("reference", prompt, sampling, output), now=0.0)
         noise = torch.Generator().manual_seed(0)
-        rows = [logits + DRAW_NOISE * (2 * torch.rand(logits.shape, generator=noise) - 1) for _ in range(NUM_DRAWS)]
+        rows = [
+            logits + DRAW_NOISE * (2 * torch.rand(logits.shape, generator=noise) - 1)
+            for _ in range(NUM_DRAWS)
+        ]
         return {Sampler(logits.shape[1]).sample(row, [request])[0].token_id for row in rows}
 
     def _answer(self, prompt: list[int], num_tokens: int) -> tuple[list[int], list[float]]:
@@ -102,7 +125,9 @@ class Reference:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Beside busy workers, torch's threads would mostly wait for one another; a tiny model needs but one."""
+    """Beside busy workers, torch's threads would mostly wait for one another; a tiny model needs
+    but one.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -24,7 +24,9 @@ DEADLINE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class TlsEtcd:
-    """endpoint: host:port; authority: issuer of its certificate; client: a certificate that it accepts."""
+    """endpoint: host:port; authority: issuer of its certificate; client: a certificate that it
+    accepts.
+    """
 
     endpoint: str
     authority: Pair
@@ -37,7 +39,9 @@ def client_of(authority: Pair, user: str) -> Pair:
     signer = x509.load_pem_x509_certificate(authority.certificate)
     signer_key = serialization.load_pem_private_key(authority.key, password=None)
     assert isinstance(signer_key, ec.EllipticCurvePrivateKey)
-    builder = x509.CertificateBuilder(signer.subject, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, user)]), key.public_key())
+    builder = x509.CertificateBuilder(
+        signer.subject, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, user)]), key.public_key()
+    )
     certificate = (
         builder.serial_number(x509.random_serial_number())
         .not_valid_before(NOW - datetime.timedelta(hours=1))
@@ -46,7 +50,10 @@ def client_of(authority: Pair, user: str) -> Pair:
         .sign(signer_key, hashes.SHA256())
     )
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    return Pair(certificate.public_bytes(pem), key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    return Pair(
+        certificate.public_bytes(pem),
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
+    )
 
 
 @contextmanager
@@ -58,9 +65,29 @@ def tls_etcd(folder: Path, *, asks_clients: bool, host: str = "127.0.0.1") -> It
     endpoint, peer = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
     command = [
         str(Path(sys.executable).with_name("etcd")),
-        *("--name", "test", "--data-dir", str(folder / "data"), "--unsafe-no-fsync", "--log-level", "error"),
-        *("--listen-client-urls", f"https://{endpoint}", "--advertise-client-urls", f"https://{endpoint}"),
-        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+        *(
+            "--name",
+            "test",
+            "--data-dir",
+            str(folder / "data"),
+            "--unsafe-no-fsync",
+            "--log-level",
+            "error",
+        ),
+        *(
+            "--listen-client-urls",
+            f"https://{endpoint}",
+            "--advertise-client-urls",
+            f"https://{endpoint}",
+        ),
+        *(
+            "--listen-peer-urls",
+            peer,
+            "--initial-advertise-peer-urls",
+            peer,
+            "--initial-cluster",
+            f"test={peer}",
+        ),
         *("--cert-file", str(certificate), "--key-file", str(key)),
         *(("--client-cert-auth", "--trusted-ca-file", str(ca)) if asks_clients else ()),
     ]

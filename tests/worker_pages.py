@@ -32,8 +32,12 @@ class WorkerPages:
         for name, value in gauges.items():
             getattr(self.metrics, name).set(value)
 
-    def serve(self, *, requests: int, ttft_seconds: float = 0.5, tpot_seconds: float = 0.02) -> None:
-        """So many requests of 100 prompt tokens and 10 generated ones, each with 0.25 s of prefill, came and went."""
+    def serve(
+        self, *, requests: int, ttft_seconds: float = 0.5, tpot_seconds: float = 0.02
+    ) -> None:
+        """So many requests of 100 prompt tokens and 10 generated ones, each with 0.25 s of prefill,
+        came and went.
+        """
         for _ in range(requests):
             self.metrics.time_to_first_token_seconds.observe(ttft_seconds)
             self.metrics.time_per_output_token_seconds.observe(tpot_seconds)
@@ -48,7 +52,9 @@ class WorkerPages:
 
 
 def changed(page: bytes, values: Mapping[str, str]) -> bytes:
-    """The page with other values (text) for some metrics, by their full names; each must be there."""
+    """The page with other values (text) for some metrics, by their full names; each
+    must be there.
+    """
     lines = page.decode().splitlines()
     names = [line.partition(" ")[0] for line in lines]
     for name, value in values.items():

@@ -1,4 +1,5 @@
-"""Builds the kernels with the worker: one shared object for each level of instructions, in wheels and in editable installs.
+"""Builds the kernels with the worker: one shared object for each level of instructions, in wheels
+and in editable installs.
 
 The compiler is that of `ziglang`, which comes as a build requirement, so a machine
 needs none of its own; else CC, cc or gcc.  Without any the installation goes on and
@@ -22,7 +23,16 @@ from setuptools.errors import CompileError
 
 SOURCES = Path("src/pdcluster_worker/model/ops/kernels")
 PACKAGE = "pdcluster_worker.model.ops.kernels"
-FLAGS = ["-std=gnu11", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-shared"]
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-g0",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wno-psabi",
+    "-fPIC",
+    "-shared",
+]
 X86_64_LEVELS = {
     "amx": "-march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16",
     "avx512_bf16": "-march=x86-64-v4 -mavx512bf16",
@@ -41,7 +51,9 @@ def levels() -> dict[str, list[str]]:
 
 
 def digest() -> str:
-    """Of all sources, as ops/kernel_object.py computes it: an object knows what it was compiled from."""
+    """Of all sources, as ops/kernel_object.py computes it: an object knows what it was compiled
+    from.
+    """
     content = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]")))
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -51,7 +63,14 @@ def compiler() -> list[str] | None:
     if os.environ.get("CC"):
         return os.environ["CC"].split()
     if importlib.util.find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.{GLIBC}"]
+        return [
+            sys.executable,
+            "-m",
+            "ziglang",
+            "cc",
+            "-target",
+            f"{platform.machine()}-linux-gnu.{GLIBC}",
+        ]
     found = shutil.which("cc") or shutil.which("gcc")
     return [found] if found else None
 
@@ -62,9 +81,15 @@ class BuildKernels(build_ext):
     def build_extensions(self) -> None:
         """Compile all levels side by side; one that fails is left out."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for extension, error in zip(self.extensions, pool.map(self._attempt, self.extensions), strict=True):
+            for extension, error in zip(
+                self.extensions, pool.map(self._attempt, self.extensions), strict=True
+            ):
                 if error:
-                    print(f"warning: no kernels of level {extension.name.rpartition('.')[2]}: {error}", file=sys.stderr)
+                    print(
+                        f"warning: no kernels of level {extension.name.rpartition('.')[2]}: "
+                        f"{error}",
+                        file=sys.stderr,
+                    )
 
     def get_ext_filename(self, fullname: str) -> str:
         """A plain shared object, whose name has no version of Python."""
@@ -90,17 +115,29 @@ class BuildKernels(build_ext):
         target = Path(self.get_ext_fullpath(extension.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         flags = [
-            flag.replace("-v", "_v").replace("x86-64", "x86_64") if "ziglang" in command else flag for flag in extension.extra_compile_args
+            flag.replace("-v", "_v").replace("x86-64", "x86_64") if "ziglang" in command else flag
+            for flag in extension.extra_compile_args
         ]
         # Renamed into place: a worker that runs keeps the object that it has mapped.
         part = target.with_suffix(".part")
         ended = subprocess.run(
-            [*command, *FLAGS, *flags, f"-DKERNEL_SOURCES=0x{digest()}ULL", "-o", str(part), *map(str, sorted(SOURCES.glob("*.c"))), "-lm"],
+            [
+                *command,
+                *FLAGS,
+                *flags,
+                f"-DKERNEL_SOURCES=0x{digest()}ULL",
+                "-o",
+                str(part),
+                *map(str, sorted(SOURCES.glob("*.c"))),
+                "-lm",
+            ],
             capture_output=True,
             text=True,
         )
         if ended.returncode:
-            raise CompileError(f"{command[0]} ended with {ended.returncode}: {ended.stderr[-2000:]}")
+            raise CompileError(
+                f"{command[0]} ended with {ended.returncode}: {ended.stderr[-2000:]}"
+            )
         part.replace(target)
 
 

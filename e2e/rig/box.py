@@ -1,6 +1,8 @@
-"""The first process of the cluster's own namespaces: prepares them, starts the components and keeps them running.
+"""The first process of the cluster's own namespaces: prepares them, starts the components and keeps
+them running.
 
-    python -m e2e.rig.box run CLUSTER-FOLDER LISTENER-FD      process 1 of new mount, network, process, IPC and UTS namespaces
+    python -m e2e.rig.box run CLUSTER-FOLDER LISTENER-FD      process 1 of new mount, network,
+    process, IPC and UTS namespaces
 
 Everything that a cluster leaves on a machine lives in these namespaces: mounts,
 interfaces, routes, iptables chains and processes all end with process 1.
@@ -36,7 +38,10 @@ OWN_FOLDERS = {
 
 
 def main(arguments: list[str]) -> None:
-    """Never returns.  By the first arguments, `run CLUSTER-FOLDER`, the cluster's processes are found (`removal`)."""
+    """Never returns.
+
+    By the first arguments, `run CLUSTER-FOLDER`, the cluster's processes are found (`removal`).
+    """
     _, folder, descriptor = arguments
     cluster = Cluster(Path(folder))
     prepare(cluster)
@@ -47,7 +52,10 @@ def prepare(cluster: Cluster) -> None:
     """Make this namespace a machine of its own: file system, control groups, network."""
     enter_own_root()
     run("mount", "-t", "proc", "proc", "/proc")  # of this process namespace
-    for folder, place in [(cluster.containerd, CONTAINERD_ROOT), *((cluster.root / name, place) for name, place in OWN_FOLDERS.items())]:
+    for folder, place in [
+        (cluster.containerd, CONTAINERD_ROOT),
+        *((cluster.root / name, place) for name, place in OWN_FOLDERS.items()),
+    ]:
         folder.mkdir(parents=True, exist_ok=True)
         Path(place).mkdir(parents=True, exist_ok=True)
         run("mount", "--bind", folder, place)
@@ -75,7 +83,11 @@ def prepare(cluster: Cluster) -> None:
 def supervise(cluster: Cluster, descriptor: int) -> None:
     """Start the relay and the components in order; start again what ends.  Never returns."""
     relay = [sys.executable, "-m", "e2e.rig.relay", str(descriptor), "127.0.0.1", str(API_PORT)]
-    running = {_start(cluster, {"name": "relay", "command": relay, "environment": {}}, descriptor).pid: None}
+    running = {
+        _start(
+            cluster, {"name": "relay", "command": relay, "environment": {}}, descriptor
+        ).pid: None
+    }
     for component in json.loads((cluster.config / "components.json").read_text()):
         running[_start(cluster, component).pid] = component
         _wait_until_ready(component)
@@ -83,21 +95,37 @@ def supervise(cluster: Cluster, descriptor: int) -> None:
         pid, status = os.wait()  # orphans of containers come here too
         component = running.pop(pid, None)
         if component is not None:
-            print(f"box: {component['name']} ended with status {status}; starting it again", flush=True)
+            print(
+                f"box: {component['name']} ended with status {status}; starting it again",
+                flush=True,
+            )
             time.sleep(RESTART_SECONDS)
             running[_start(cluster, component).pid] = component
 
 
-def _start(cluster: Cluster, component: dict[str, Any], *descriptors: int) -> "subprocess.Popen[bytes]":
-    environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **component["environment"]}
+def _start(
+    cluster: Cluster, component: dict[str, Any], *descriptors: int
+) -> "subprocess.Popen[bytes]":
+    environment = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+        **component["environment"],
+    }
     with (cluster.log / f"{component['name']}.log").open("ab") as log:
         return subprocess.Popen(
-            component["command"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, pass_fds=descriptors
+            component["command"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=descriptors,
         )
 
 
 def _wait_until_ready(component: dict[str, Any]) -> None:
-    """Return when the component answers, or after START_SECONDS: those that follow try again by themselves."""
+    """Return when the component answers, or after START_SECONDS: those that follow try again by
+    themselves.
+    """
     deadline = time.monotonic() + START_SECONDS
     while component["ready"] is not None and time.monotonic() < deadline:
         try:

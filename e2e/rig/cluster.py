@@ -37,10 +37,13 @@ def up(cluster: Cluster) -> None:
     """Build what is missing and start the cluster.  Raises CommandError."""
     if os.geteuid() != 0:
         raise CommandError(
-            "the test cluster needs root, for namespaces and containers; or set PDCLUSTER_KUBECONFIG to use a cluster of yours"
+            "the test cluster needs root, for namespaces and containers; or set "
+            "PDCLUSTER_KUBECONFIG to use a cluster of yours"
         )
     if is_running(cluster):
-        raise CommandError(f"the cluster of {cluster.root} is running: use it, or end it with `make cluster-down`")
+        raise CommandError(
+            f"the cluster of {cluster.root} is running: use it, or end it with `make cluster-down`"
+        )
     down(cluster)
     install_packages(PACKAGES)
     images.build_images()
@@ -50,22 +53,43 @@ def up(cluster: Cluster) -> None:
         store.copy_to(cluster.containerd)
         _start_box(cluster)
         _wait_for_node(cluster)
-        kubectl(cluster, "apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(_objects(cluster)))
-        kubectl(cluster, "wait", "pvc/models", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
+        kubectl(
+            cluster,
+            "apply",
+            "--server-side",
+            "--filename",
+            "-",
+            stdin=yaml.safe_dump_all(_objects(cluster)),
+        )
+        kubectl(
+            cluster, "wait", "pvc/models", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s"
+        )
 
 
 def kubectl(cluster: Cluster, *arguments: str, stdin: str | None = None) -> str:
     """Run kubectl as administrator of the cluster.  Raises CommandError."""
-    return run([CACHE.kubernetes / "kubectl", f"--kubeconfig={cluster.kubeconfig}", *arguments], stdin=stdin)
+    return run(
+        [CACHE.kubernetes / "kubectl", f"--kubeconfig={cluster.kubeconfig}", *arguments],
+        stdin=stdin,
+    )
 
 
 def _start_box(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"https://127.0.0.1:{listener.getsockname()[1]}"
-        shutil.copy(components.write_all(cluster, Credentials(cluster.pki), url), cluster.kubeconfig)
+        shutil.copy(
+            components.write_all(cluster, Credentials(cluster.pki), url), cluster.kubeconfig
+        )
         cluster.kubeconfig.chmod(0o600)
         cluster.log.mkdir()
-        box = [sys.executable, "-m", "e2e.rig.box", "run", str(cluster.root), str(listener.fileno())]
+        box = [
+            sys.executable,
+            "-m",
+            "e2e.rig.box",
+            "run",
+            str(cluster.root),
+            str(listener.fileno()),
+        ]
         with (cluster.log / "box.log").open("wb") as log:
             holder = subprocess.Popen(
                 ["unshare", *NAMESPACES, *box],
@@ -77,19 +101,29 @@ def _start_box(cluster: Cluster) -> None:
                 cwd=REPOSITORY,
                 env=environment(),
             )
-    holder.returncode = 0  # it outlives this process: nothing will ever wait for it, and Popen need not complain
+    # it outlives this process: nothing will ever wait for it, and Popen need not complain
+    holder.returncode = 0
 
 
 def _wait_for_node(cluster: Cluster) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while True:
         try:
-            kubectl(cluster, "wait", f"node/{components.NODE}", "--for=condition=Ready", "--timeout=5s", "--request-timeout=10s")
+            kubectl(
+                cluster,
+                "wait",
+                f"node/{components.NODE}",
+                "--for=condition=Ready",
+                "--timeout=5s",
+                "--request-timeout=10s",
+            )
             kubectl(cluster, "get", "serviceaccount/default", "--namespace=default")
             return
         except CommandError as e:
             if not is_running(cluster) or time.monotonic() > deadline:
-                raise CommandError(f"the cluster did not start; its logs are in {cluster.log}\n{e}") from e
+                raise CommandError(
+                    f"the cluster did not start; its logs are in {cluster.log}\n{e}"
+                ) from e
             time.sleep(0.5)
 
 
@@ -103,8 +137,23 @@ def _objects(cluster: Cluster) -> list[dict[str, object]]:
         "claimRef": {"namespace": "default", "name": "models"},
         "hostPath": {"path": str(cluster.models), "type": "Directory"},
     }
-    claim = {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}, "volumeName": "models"}
+    claim = {
+        "accessModes": ["ReadOnlyMany"],
+        "storageClassName": "",
+        "resources": {"requests": {"storage": "1Gi"}},
+        "volumeName": "models",
+    }
     return [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "models"}, "spec": volume},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models", "namespace": "default"}, "spec": claim},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": "models"},
+            "spec": volume,
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "models", "namespace": "default"},
+            "spec": claim,
+        },
     ]

@@ -1,6 +1,7 @@
 """The kernel's control groups, as a cluster finds and leaves them.
 
-    python -m e2e.rig.control_groups NAME      in a mount namespace of its own: remove the groups of that name
+    python -m e2e.rig.control_groups NAME      in a mount namespace of its own: remove the groups of
+    that name
 
 Needs nothing but the standard library, like all that ends a cluster.
 """
@@ -15,7 +16,9 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 def mount_control_groups() -> None:
     """Mount the kernel's control groups at the usual place (a bare chroot has none)."""
-    hierarchies = [line.split(":")[1] for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    hierarchies = [
+        line.split(":")[1] for line in Path("/proc/self/cgroup").read_text().splitlines()
+    ]
     if hierarchies == [""]:
         _mount("cgroup2", "cgroup2", CONTROL_GROUPS)
         return
@@ -23,7 +26,9 @@ def mount_control_groups() -> None:
     for names in filter(None, hierarchies):
         place = CONTROL_GROUPS / names.removeprefix("name=")
         place.mkdir()
-        _mount("cgroup", "-o", f"none,{names}" if names.startswith("name=") else names, "cgroup", place)
+        _mount(
+            "cgroup", "-o", f"none,{names}" if names.startswith("name=") else names, "cgroup", place
+        )
         for name in names.split(",")[1:]:
             (CONTROL_GROUPS / name).symlink_to(place.name)
 

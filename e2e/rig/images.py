@@ -22,8 +22,16 @@ from e2e.rig.shell import run, step
 
 BASE_PACKAGES = "ca-certificates,python3,python3-venv"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-# How this machine reaches a package registry, where it says so: settings of the stand-in, which every stage inherits.
-REGISTRY_SETTINGS = ("PIP_INDEX_URL", "PIP_CERT", "UV_DEFAULT_INDEX", "SSL_CERT_FILE", "HTTP_PROXY", "HTTPS_PROXY")
+# How this machine reaches a package registry, where it says so: settings of the stand-in, which
+# every stage inherits.
+REGISTRY_SETTINGS = (
+    "PIP_INDEX_URL",
+    "PIP_CERT",
+    "UV_DEFAULT_INDEX",
+    "SSL_CERT_FILE",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+)
 
 # torch's build for CPUs is in an index of its own, which this machine need not reach.
 DOCKERFILES: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -41,7 +49,11 @@ def build_images() -> None:
     _forget_old_layers()
     _build_base()
     busybox = shutil.which("busybox") or "/bin/busybox"
-    _build_binary(IMAGES.busybox, Path(busybox), 'RUN ["/bin/busybox", "--install", "/bin"]\nCMD ["/bin/sleep", "2147483647"]')
+    _build_binary(
+        IMAGES.busybox,
+        Path(busybox),
+        'RUN ["/bin/busybox", "--install", "/bin"]\nCMD ["/bin/sleep", "2147483647"]',
+    )
     _build_binary(IMAGES.etcd, CACHE.kubernetes / "etcd", 'ENTRYPOINT ["/bin/etcd"]')
     for image, dockerfile, arguments in DOCKERFILES:
         with step(f"building {image}"):
@@ -54,7 +66,14 @@ def build_images() -> None:
 def buildah(*arguments: object) -> str:
     """Run buildah on the storage in the cache directory.  Raises CommandError."""
     (CACHE.images / "tmp").mkdir(parents=True, exist_ok=True)
-    storage = ["--root", CACHE.images / "storage", "--runroot", CACHE.images / "run", "--storage-driver", "overlay"]
+    storage = [
+        "--root",
+        CACHE.images / "storage",
+        "--runroot",
+        CACHE.images / "run",
+        "--storage-driver",
+        "overlay",
+    ]
     environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(CACHE.images / "tmp")}
     return run(with_own_root(["buildah", *storage, *arguments]), environment=environment)
 
@@ -64,8 +83,13 @@ def has_image(name: str) -> bool:
 
 
 def _dependencies() -> str:
-    """A digest of what decides the worker's large layers; layers of other dependencies are never used again."""
-    sources = [REPOSITORY / name for name in ("Dockerfile.worker", "constraints.txt", "worker/pyproject.toml")]
+    """A digest of what decides the worker's large layers; layers of other dependencies are never
+    used again.
+    """
+    sources = [
+        REPOSITORY / name
+        for name in ("Dockerfile.worker", "constraints.txt", "worker/pyproject.toml")
+    ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
@@ -73,8 +97,16 @@ def _forget_old_layers() -> None:
     record = CACHE.images / "dependencies"
     if record.exists() and record.read_text() == _dependencies():
         return
-    debian = buildah("images", "--quiet", "--no-trunc", IMAGES.debian).split() if has_image(IMAGES.debian) else []
-    old = [image for image in buildah("images", "--all", "--quiet", "--no-trunc").split() if image not in debian]
+    debian = (
+        buildah("images", "--quiet", "--no-trunc", IMAGES.debian).split()
+        if has_image(IMAGES.debian)
+        else []
+    )
+    old = [
+        image
+        for image in buildah("images", "--all", "--quiet", "--no-trunc").split()
+        if image not in debian
+    ]
     if old:
         buildah("rmi", "--force", *dict.fromkeys(old))
 
@@ -85,7 +117,13 @@ def _build(image: str, dockerfile: Path, context: Path, **arguments: str) -> Non
     packages, without_mounts = CACHE.images / "tmp/packages", CACHE.images / "tmp/Dockerfile"
     packages.mkdir(parents=True, exist_ok=True)
     without_mounts.write_text(CACHE_MOUNT.sub("", dockerfile.read_text()))
-    options = ("--layers", "--pull-never", "--network=host", "--format=docker", f"--volume={packages}:/root/.cache")
+    options = (
+        "--layers",
+        "--pull-never",
+        "--network=host",
+        "--format=docker",
+        f"--volume={packages}:/root/.cache",
+    )
     buildah("build", *options, *given, "-f", without_mounts, "-t", image, context)
 
 
@@ -94,9 +132,13 @@ def _build_base() -> None:
         _build_debian()
     context = CACHE.images / "base"
     context.mkdir(exist_ok=True)
-    settings = [f'ENV {name}="{os.environ[name]}"\n' for name in REGISTRY_SETTINGS if os.environ.get(name)]
+    settings = [
+        f'ENV {name}="{os.environ[name]}"\n' for name in REGISTRY_SETTINGS if os.environ.get(name)
+    ]
     shutil.copy(CERTIFICATES, context / "certificates")
-    (context / "Dockerfile").write_text(f"FROM {IMAGES.debian}\nCOPY certificates {CERTIFICATES}\n" + "".join(settings))
+    (context / "Dockerfile").write_text(
+        f"FROM {IMAGES.debian}\nCOPY certificates {CERTIFICATES}\n" + "".join(settings)
+    )
     _build(IMAGES.base, context / "Dockerfile", context)
     shutil.rmtree(context)
 
@@ -108,8 +150,24 @@ def _build_debian() -> None:
     with step("making a Debian with Python as base image"):
         run(["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", root])
         (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
-        leave_out = ("./dev/*", "./var/cache/apt/*", "./var/lib/apt/lists/*", "./usr/share/doc/*", "./usr/share/man/*")
-        run(["tar", "-C", root, *(f"--exclude={pattern}" for pattern in leave_out), "-cf", context / "root.tar", "."])
+        leave_out = (
+            "./dev/*",
+            "./var/cache/apt/*",
+            "./var/lib/apt/lists/*",
+            "./usr/share/doc/*",
+            "./usr/share/man/*",
+        )
+        run(
+            [
+                "tar",
+                "-C",
+                root,
+                *(f"--exclude={pattern}" for pattern in leave_out),
+                "-cf",
+                context / "root.tar",
+                ".",
+            ]
+        )
         (context / "Dockerfile").write_text("FROM scratch\nADD root.tar /\n")
         _build(IMAGES.debian, context / "Dockerfile", context)
     shutil.rmtree(context)
@@ -121,6 +179,8 @@ def _build_binary(image: str, binary: Path, instructions: str) -> None:
     shutil.rmtree(context, ignore_errors=True)
     (context / "bin").mkdir(parents=True)
     shutil.copy2(binary, context / "bin" / binary.name)
-    (context / "Dockerfile").write_text(f"FROM scratch\nCOPY bin /bin\nENV PATH=/bin\n{instructions}\n")
+    (context / "Dockerfile").write_text(
+        f"FROM scratch\nCOPY bin /bin\nENV PATH=/bin\n{instructions}\n"
+    )
     _build(image, context / "Dockerfile", context)
     shutil.rmtree(context)

@@ -24,13 +24,15 @@ def with_own_root(command: Sequence[object]) -> list[object]:
 
 
 def enter_own_root() -> None:
-    """Make this process's root directory the root of its mount namespace, which must be its own, and keep its mounts to it.
+    """Make this process's root directory the root of its mount namespace, which must be its own,
+    and keep its mounts to it.
 
     On a machine that is no chroot there is nothing to exchange.
     """
     here, root = Path.cwd(), os.open("/", os.O_PATH)
     with Path("/proc/self/ns/mnt").open() as namespace:
-        _call(LIBC.setns, namespace.fileno(), CLONE_NEWNS)  # its own: sets the root directory to the namespace's
+        # its own: sets the root directory to the namespace's
+        _call(LIBC.setns, namespace.fileno(), CLONE_NEWNS)
     place = str(Path(f"/proc/self/fd/{root}").readlink())
     os.close(root)
     run("mount", "--make-rprivate", "/")

@@ -34,7 +34,8 @@ class Cache:
     def containerd(self, control_group: str) -> Path:
         """Images and containers of a running cluster.
 
-        Not in its folder: its hard links are no place for a tool that rewrites a repository's files.
+        Not in its folder: its hard links are no place for a tool that rewrites a repository's
+                           files.
         """
         return self.images / f"of-{control_group}"
 

@@ -19,7 +19,8 @@ async def relay(listener: socket.socket, host: str, port: int) -> None:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             to_reader, to_writer = await asyncio.open_connection(host, port)
-        except OSError:  # not up yet, or being started again: the client sees a closed connection and tries again
+        # not up yet, or being started again: the client sees a closed connection and tries again
+        except OSError:
             writer.close()
             return
         try:

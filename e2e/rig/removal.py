@@ -28,16 +28,25 @@ _STORE = re.compile(r"/of-(pdcluster-\d+) ")
 
 
 def down(cluster: Cluster) -> None:
-    """End the cluster's processes and remove its files and control groups; does nothing when there is none.  Raises CommandError."""
+    """End the cluster's processes and remove its files and control groups; does nothing when there
+    is none.  Raises CommandError.
+    """
     holder = holder_of(cluster)
     groups = {cluster.control_group} if cluster.root.exists() else set()
     if holder is not None:
         groups |= _groups_of(holder)
         if not cluster.root.exists():
-            print(f"cluster: the files of {cluster.root} are gone: ending the processes that are left of it", flush=True)
+            print(
+                f"cluster: the files of {cluster.root} are gone: ending the processes that are "
+                "left of it",
+                flush=True,
+            )
         _end(cluster, holder)
     for group in groups:
-        run(with_own_root([sys.executable, "-m", "e2e.rig.control_groups", group]), environment=environment())
+        run(
+            with_own_root([sys.executable, "-m", "e2e.rig.control_groups", group]),
+            environment=environment(),
+        )
         shutil.rmtree(CACHE.containerd(group), ignore_errors=True)
     if cluster.root.exists():
         shutil.rmtree(cluster.root)
@@ -56,20 +65,26 @@ def holder_of(cluster: Cluster) -> int | None:
             command = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:  # it has ended
             continue
-        if command[0] == b"unshare" and any(command[start : start + 3] == words for start in range(len(command))):
+        if command[0] == b"unshare" and any(
+            command[start : start + 3] == words for start in range(len(command))
+        ):
             return int(process.name)
     return None
 
 
 def save_logs(cluster: Cluster, folder: Path) -> None:
-    """Copy the logs of the components and of all containers to a folder, over what was there; nothing where there are none.
+    """Copy the logs of the components and of all containers to a folder, over what was there;
+    nothing where there are none.
 
     Does not raise for a file: the earlier error is the one to report.
     """
     if cluster.log.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            shutil.copytree(cluster.log, folder, symlinks=True, ignore=shutil.ignore_patterns("containers"))  # links to those in pods
+            # links to those in pods
+            shutil.copytree(
+                cluster.log, folder, symlinks=True, ignore=shutil.ignore_patterns("containers")
+            )
         except (OSError, shutil.Error) as e:  # logs come and go while they are copied
             print(f"cluster: not every log was kept: {e}", file=sys.stderr)
 
@@ -81,12 +96,17 @@ def _end(cluster: Cluster, holder: int) -> None:
     deadline = time.monotonic() + END_SECONDS
     while is_running(cluster):
         if time.monotonic() > deadline:
-            raise CommandError(f"process {holder} holds the cluster's namespaces and did not end within {END_SECONDS:.0f} s")
+            raise CommandError(
+                f"process {holder} holds the cluster's namespaces and did not end within "
+                f"{END_SECONDS:.0f} s"
+            )
         time.sleep(0.1)
 
 
 def _groups_of(holder: int) -> set[str]:
-    """The control group of a running cluster, by the store that it has mounted, whose name is the group's."""
+    """The control group of a running cluster, by the store that it has mounted, whose name is the
+    group's.
+    """
     mounts = "".join(_text_of(child, "mountinfo") for child in _children(holder))
     return set(_STORE.findall(mounts))
 

@@ -1,4 +1,6 @@
-"""Commands of this machine: run one and fail with its words, install Debian packages that are missing."""
+"""Commands of this machine: run one and fail with its words, install Debian packages that are
+missing.
+"""
 
 import os
 import shutil
@@ -14,12 +16,26 @@ class CommandError(Exception):
     """A command failed: which, with what status, and the end of what it said."""
 
 
-def run(command: Sequence[object], *, environment: Mapping[str, str] | None = None, stdin: str | None = None) -> str:
+def run(
+    command: Sequence[object],
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+) -> str:
     """Run a command to its end and return its stdout.  Raises CommandError."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, env=dict(environment) if environment else None, input=stdin, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words,
+        env=dict(environment) if environment else None,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        raise CommandError(f"{' '.join(words[:6])}: exit {done.returncode}\n{(done.stderr or done.stdout)[-3000:]}")
+        raise CommandError(
+            f"{' '.join(words[:6])}: exit {done.returncode}\n{(done.stderr or done.stdout)[-3000:]}"
+        )
     return done.stdout
 
 
@@ -38,17 +54,27 @@ def step(what: str) -> Iterator[None]:
 
 
 def install_packages(commands: Mapping[str, str]) -> None:
-    """Install the Debian packages whose commands are missing.  `commands`: the path or name of a command -> its package.
+    """Install the Debian packages whose commands are missing.  `commands`: the path or name of a
+    command -> its package.
 
-    Raises CommandError when apt-get fails, or when this is no Debian and a user has to install them.
+    Raises CommandError when apt-get fails, or when this is no Debian and a user has to install
+    them.
     """
-    missing = sorted({package for command, package in commands.items() if shutil.which(command) is None})
+    missing = sorted(
+        {package for command, package in commands.items() if shutil.which(command) is None}
+    )
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise CommandError(f"missing packages: {' '.join(missing)}: install them, or run as root on Debian and they are installed for you")
+        raise CommandError(
+            f"missing packages: {' '.join(missing)}: install them, or run as root on Debian and "
+            "they are installed for you"
+        )
     # RUNLEVEL=1: Debian starts no service of a package then; the cluster runs its own containerd.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     with step(f"installing Debian packages: {' '.join(missing)}"):
         run(["apt-get", "update", "-qq"], environment=environment)
-        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], environment=environment)
+        run(
+            ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
+            environment=environment,
+        )

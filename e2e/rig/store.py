@@ -30,7 +30,10 @@ START_SECONDS = 30.0
 
 
 def fill() -> None:
-    """Bring every image that the store lacks, or holds an older one of, into it.  Raises CommandError."""
+    """Bring every image that the store lacks, or holds an older one of, into it.
+
+    Raises CommandError.
+    """
     CACHE.images.mkdir(parents=True, exist_ok=True)
     with (CACHE.images / "store.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,7 +50,9 @@ def fill() -> None:
 
 
 def copy_to(folder: Path) -> None:
-    """Make a store for one cluster: hard links, but for the databases, which are written in place."""
+    """Make a store for one cluster: hard links, but for the databases, which are
+    written in place.
+    """
     run(["cp", "-al", STORE, folder])
     for database in folder.rglob("*.db"):
         original = STORE / database.relative_to(folder)
@@ -62,7 +67,9 @@ def _held(address: Path) -> dict[str, str]:
 
 
 def _sweep(address: Path) -> None:
-    """Collect now what no image holds any more: later it could go while an image that was thought to have it is imported."""
+    """Collect now what no image holds any more: later it could go while an image that was thought
+    to have it is imported.
+    """
     _ctr(address, "leases", "create", "--id", "sweep")
     _ctr(address, "leases", "delete", "--sync", "sweep")
 
@@ -105,13 +112,21 @@ def _load(address: Path, image: str) -> None:
     buildah("push", "--disable-compression", "--quiet", image, f"oci:{LAYOUT}:{image}")
     index = json.loads((LAYOUT / "index.json").read_text())
     for manifest in index["manifests"]:
-        manifest["annotations"] = {"io.containerd.image.name": image, "org.opencontainers.image.ref.name": image}
+        manifest["annotations"] = {
+            "io.containerd.image.name": image,
+            "org.opencontainers.image.ref.name": image,
+        }
     (LAYOUT / "index.json").write_text(json.dumps(index))
     command = ["ctr", "--address", str(address), "--namespace", "k8s.io", "images", "import", "-"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as importing:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as importing:
         assert importing.stdin is not None
         assert importing.stderr is not None
-        with importing.stdin, tarfile.open(mode="w|", fileobj=importing.stdin, bufsize=1 << 20) as archive:
+        with (
+            importing.stdin,
+            tarfile.open(mode="w|", fileobj=importing.stdin, bufsize=1 << 20) as archive,
+        ):
             for name in ("oci-layout", "index.json"):
                 archive.add(LAYOUT / name, name)
             for path in sorted(set((LAYOUT / "blobs/sha256").iterdir()) - present):
@@ -128,19 +143,28 @@ def _containerd() -> Iterator[Path]:
     shutil.rmtree(state, ignore_errors=True)
     state.mkdir()
     address = state / "containerd.sock"
-    config: dict[str, Any] = {"root": STORE, "state": state / "run", "address": address, "log": state / "log"}
+    config: dict[str, Any] = {
+        "root": STORE,
+        "state": state / "run",
+        "address": address,
+        "log": state / "log",
+    }
     (state / "containerd.toml").write_text(
         'version = 2\nroot = "{root}"\nstate = "{state}"\n'
         'disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"]\n'
         '[grpc]\n  address = "{address}"\n'.format(**config)
     )
     with (state / "log").open("wb") as log:
-        process = subprocess.Popen(["containerd", "--config", str(state / "containerd.toml")], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            ["containerd", "--config", str(state / "containerd.toml")], stdout=log, stderr=log
+        )
     try:
         deadline = time.monotonic() + START_SECONDS
         while not address.exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise CommandError(f"containerd did not start:\n{(state / 'log').read_text()[-2000:]}")
+                raise CommandError(
+                    f"containerd did not start:\n{(state / 'log').read_text()[-2000:]}"
+                )
             time.sleep(0.1)
         yield address
     finally:

@@ -1,4 +1,5 @@
-"""One object that a CEL rule lets through and one that it refuses, for each rule of the PDCluster CRD.
+"""One object that a CEL rule lets through and one that it refuses, for each rule of the PDCluster
+CRD.
 
 A rule is known by where it speaks and what it says, so that a rule without a
 case, or a case without a rule, fails a test.
@@ -10,20 +11,40 @@ from tests.apiserver.cel_scheduling import OBJECT_CASES, scheduling_cases
 from tests.operator.object_cases import CEILINGS, CPU, HUB, NIGHT, VOLUME, Change, at, both, without
 
 ROLES = ("prefill", "decode", "mixed")
-NAME = "not a name that Kubernetes takes: use lower-case letters, digits, '-' and '.', starting and ending with a letter or digit"
-LABEL = "use at most 63 lower-case letters, digits and '-', starting with a letter and ending with a letter or digit"
-MEMORY = "not an amount of memory: write bytes, or a number with Ki, Mi, Gi or Ti such as 512Mi; more than 0"
+NAME = (
+    "not a name that Kubernetes takes: use lower-case letters, digits, '-' and '.', starting and "
+    "ending with a letter or digit"
+)
+LABEL = (
+    "use at most 63 lower-case letters, digits and '-', starting with a letter and ending with a "
+    "letter or digit"
+)
+MEMORY = (
+    "not an amount of memory: write bytes, or a number with Ki, Mi, Gi or Ti such as 512Mi; more "
+    "than 0"
+)
 AMOUNT = "not an amount: write a whole number, or a quantity in quotes such as 500m, 1.5 or 16Gi"
-GPU = "gpu must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in spec.accelerators"
-CUDA = "engine.device: cuda needs an accelerator, and gpu of a pool is cpu: give the pool another gpu, or leave engine.device out"
-INVARIANT = "engine.batchInvariant is for CPUs so far, and gpu of a pool is not cpu: leave it out, or set engine.device: cpu"
+GPU = (
+    "gpu must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in "
+    "spec.accelerators"
+)
+CUDA = (
+    "engine.device: cuda needs an accelerator, and gpu of a pool is cpu: give the pool another "
+    "gpu, or leave engine.device out"
+)
+INVARIANT = (
+    "engine.batchInvariant is for CPUs so far, and gpu of a pool is not cpu: leave it out, or set "
+    "engine.device: cpu"
+)
 BIG = {"name": "big", "gpu": "B200", "replicas": 1}
 ROOM = (
-    "engine.maxBatchedTokens must be at least engine.maxSequences, since a step computes a token of each sequence:"
+    "engine.maxBatchedTokens must be at least engine.maxSequences, since a step computes a token "
+    "of each sequence:"
     " raise the one or lower the other"
 )
 EXCHANGED = (
-    "an etcd of your own (discovery.etcd.endpoints) and one that is run for the cluster cannot be exchanged for each other:"
+    "an etcd of your own (discovery.etcd.endpoints) and one that is run for the cluster cannot be "
+    "exchanged for each other:"
     " make a new PDCluster"
 )
 SAME: Change = lambda content: None  # noqa: E731 - a change like the others
@@ -34,7 +55,8 @@ class Rule:
     """A rule and its two cases.
 
     field:   where it speaks, with [] for the entry of a list and {} for that of a map
-    before:  for a rule about changes, the object as it was; `right` and `wrong` then change that one
+    before:  for a rule about changes, the object as it was; `right` and `wrong` then change that
+             one
     """
 
     field: str
@@ -58,7 +80,13 @@ def pool_rules(role: str) -> list[Rule]:
     other = "cpu" if role == "router" else "H200"
 
     def bounds(replicas: int, low: int, high: int) -> Change:
-        return both(only(role), at(pools, [{"name": "cpu", "replicas": replicas, "minReplicas": low, "maxReplicas": high}]))
+        return both(
+            only(role),
+            at(
+                pools,
+                [{"name": "cpu", "replicas": replicas, "minReplicas": low, "maxReplicas": high}],
+            ),
+        )
 
     return [
         Rule(
@@ -79,7 +107,12 @@ def pool_rules(role: str) -> list[Rule]:
             bounds(3, 1, 3),
             bounds(4, 1, 3),
         ),
-        Rule(f"{pools}[].name", LABEL, both(only(role), at(f"{first}.name", "a-1")), both(only(role), at(f"{first}.name", "1-a"))),
+        Rule(
+            f"{pools}[].name",
+            LABEL,
+            both(only(role), at(f"{first}.name", "a-1")),
+            both(only(role), at(f"{first}.name", "1-a")),
+        ),
         Rule(
             f"{pools}[].gpu",
             "gpu of a pool cannot change: add a pool under another name, and remove this one",
@@ -99,7 +132,12 @@ def amount_rules(role: str) -> list[Rule]:
         return both(only(role), at(f"{own}.resources.{kind}", {"memory": value}))
 
     return [
-        Rule(f"{own}.resources.requests{{}}", AMOUNT, amounts("requests", "1.5"), amounts("requests", "lots")),
+        Rule(
+            f"{own}.resources.requests{{}}",
+            AMOUNT,
+            amounts("requests", "1.5"),
+            amounts("requests", "lots"),
+        ),
         Rule(f"{own}.resources.limits{{}}", AMOUNT, amounts("limits", 0), amounts("limits", -1)),
     ]
 
@@ -107,13 +145,31 @@ def amount_rules(role: str) -> list[Rule]:
 def router_rules() -> list[Rule]:
     """Rules of routers."""
     own, there = "spec.roles.router", only("router")
-    name = "metadata.name and the name of each router pool may have at most 35 characters together: shorten one of them"
+    name = (
+        "metadata.name and the name of each router pool may have at most 35 characters together: "
+        "shorten one of them"
+    )
     long = at(own, {"pools": [{"name": "r" * 20, "replicas": 1}]})
     return [
         *pool_rules("router"),
-        Rule(f"{own}.engine", "routers have no engine: remove it", there, both(there, at(f"{own}.engine", {"blockSize": 16}))),
-        Rule(f"{own}.pools", "a router computes nothing: leave gpu out", there, at(own, {"pools": [BIG]})),
-        Rule("metadata.name", name, both(long, at("metadata.name", "c" * 15)), both(long, at("metadata.name", "c" * 16))),
+        Rule(
+            f"{own}.engine",
+            "routers have no engine: remove it",
+            there,
+            both(there, at(f"{own}.engine", {"blockSize": 16})),
+        ),
+        Rule(
+            f"{own}.pools",
+            "a router computes nothing: leave gpu out",
+            there,
+            at(own, {"pools": [BIG]}),
+        ),
+        Rule(
+            "metadata.name",
+            name,
+            both(long, at("metadata.name", "c" * 15)),
+            both(long, at("metadata.name", "c" * 16)),
+        ),
     ]
 
 
@@ -125,16 +181,24 @@ def role_rules(role: str) -> list[Rule]:
     on_cpu = at(f"spec.roles.{other}.engine", {"device": "cpu"}) if other else SAME
 
     def named(characters: int) -> Change:
-        return both(only(role), short, at(f"{own}.pools.0.name", "p" * 20), at("metadata.name", "c" * (characters - 20)))
+        return both(
+            only(role),
+            short,
+            at(f"{own}.pools.0.name", "p" * 20),
+            at("metadata.name", "c" * (characters - 20)),
+        )
 
     return [
         *pool_rules(role),
         Rule(
             f"{own}.pools[].gpusPerReplica",
-            "gpusPerReplica of a pool cannot change: add a pool under another name, and remove this one",
+            "gpusPerReplica of a pool cannot change: add a pool under another name, and remove "
+            "this one",
             at(f"{own}.pools.0.replicas", 2),
             at(f"{own}.pools.0.gpusPerReplica", 4),
-            before=both(only(role), at(f"{own}.pools.0.gpu", "H100"), at(f"{own}.pools.0.gpusPerReplica", 2)),
+            before=both(
+                only(role), at(f"{own}.pools.0.gpu", "H100"), at(f"{own}.pools.0.gpusPerReplica", 2)
+            ),
         ),
         Rule(
             f"{own}.pools",
@@ -144,15 +208,25 @@ def role_rules(role: str) -> list[Rule]:
         ),
         Rule(
             "metadata.name",
-            f"metadata.name and the name of each {role} pool may have at most {room} characters together: shorten one of them",
+            f"metadata.name and the name of each {role} pool may have at most {room} characters "
+            "together: shorten one of them",
             named(room),
             named(room + 1),
         ),
         Rule(
             own,
             ROOM,
-            both(only(role), at("spec.engine.maxSequences", 512), at(f"{own}.engine.maxBatchedTokens", 512), _other_room(other)),
-            both(only(role), at("spec.engine.maxBatchedTokens", 512), at(f"{own}.engine.maxSequences", 513)),
+            both(
+                only(role),
+                at("spec.engine.maxSequences", 512),
+                at(f"{own}.engine.maxBatchedTokens", 512),
+                _other_room(other),
+            ),
+            both(
+                only(role),
+                at("spec.engine.maxBatchedTokens", 512),
+                at(f"{own}.engine.maxSequences", 513),
+            ),
         ),
         *(Rule(*case) for case in scheduling_cases(role, only(role))),
         Rule(
@@ -164,8 +238,14 @@ def role_rules(role: str) -> list[Rule]:
         Rule(
             own,
             INVARIANT,
-            both(only(role), at("spec.engine", {"batchInvariant": True, "device": "cpu"}), at(f"{own}.pools", [BIG])),
-            both(only(role), at("spec.engine", {"batchInvariant": True}), at(f"{own}.pools", [BIG])),
+            both(
+                only(role),
+                at("spec.engine", {"batchInvariant": True, "device": "cpu"}),
+                at(f"{own}.pools", [BIG]),
+            ),
+            both(
+                only(role), at("spec.engine", {"batchInvariant": True}), at(f"{own}.pools", [BIG])
+            ),
         ),
         Rule(
             f"{own}.engine.kvCacheMemory",
@@ -185,12 +265,16 @@ def name_rule(field: str, *sections: Change) -> Rule:
     path, is_list = field.removesuffix("[]"), field.endswith("[]")
     right, wrong = ("models.of.all", "Models")
     return Rule(
-        field, NAME, both(*sections, at(path, [right] if is_list else right)), both(*sections, at(path, [wrong] if is_list else wrong))
+        field,
+        NAME,
+        both(*sections, at(path, [right] if is_list else right)),
+        both(*sections, at(path, [wrong] if is_list else wrong)),
     )
 
 
 LOCAL_PATH = (
-    "path must begin with /, since ~ and relative paths without pvc are for pdctl alone: write the folder in the image like /models/llm,"
+    "path must begin with /, since ~ and relative paths without pvc are for pdctl alone: write the "
+    "folder in the image like /models/llm,"
     " or give pvc and the folder's path on it"
 )
 MODEL_RULES = [
@@ -206,7 +290,12 @@ MODEL_RULES = [
         at("spec.model", VOLUME),
         at("spec.model", {**HUB, "pvc": {"claimName": "models"}}),
     ),
-    Rule("spec.model.path", LOCAL_PATH, at("spec.model", VOLUME), at("spec.model.path", "~/.cache/tiny")),
+    Rule(
+        "spec.model.path",
+        LOCAL_PATH,
+        at("spec.model", VOLUME),
+        at("spec.model.path", "~/.cache/tiny"),
+    ),
     Rule(
         "spec.model.path",
         LOCAL_PATH,
@@ -215,7 +304,8 @@ MODEL_RULES = [
     ),
     Rule(
         "spec.model.nodeCache",
-        "nodeCache keeps downloads, and nothing is downloaded: give huggingFace, or leave nodeCache out",
+        "nodeCache keeps downloads, and nothing is downloaded: give huggingFace, or leave "
+        "nodeCache out",
         at("spec.model", {**HUB, "nodeCache": "/cache"}),
         at("spec.model.nodeCache", "/cache"),
     ),
@@ -247,13 +337,15 @@ ETCD_RULES = [
     ),
     Rule(
         f"{ETCD}.storage",
-        "storage is for an etcd that is run here, and endpoints are given: leave storage or endpoints out",
+        "storage is for an etcd that is run here, and endpoints are given: leave storage or "
+        "endpoints out",
         at(ETCD, STORED),
         at(ETCD, {**OWN, **STORED}),
     ),
     Rule(
         f"{ETCD}.storage",
-        "3 members need storage: one that lost its data could not come back: give storage, or replicas: 1",
+        "3 members need storage: one that lost its data could not come back: give storage, or "
+        "replicas: 1",
         at(ETCD, {**STORED, "replicas": 3}),
         at(ETCD, {"replicas": 3}),
     ),
@@ -269,9 +361,20 @@ ETCD_RULES = [
         at(ETCD, {"endpoints": ["a:65535"]}),
         at(ETCD, {"endpoints": ["a:65536"]}),
     ),
-    Rule(f"{ETCD}.storage.size", MEMORY, at(f"{ETCD}.storage.size", 1 << 30), at(f"{ETCD}.storage.size", "1GB")),
+    Rule(
+        f"{ETCD}.storage.size",
+        MEMORY,
+        at(f"{ETCD}.storage.size", 1 << 30),
+        at(f"{ETCD}.storage.size", "1GB"),
+    ),
     name_rule(f"{ETCD}.tlsSecret", at(ETCD, OWN)),
-    Rule("spec.discovery", EXCHANGED, at(ETCD, {"endpoints": ["other:2379"]}), at(ETCD, {}), before=at(ETCD, OWN)),
+    Rule(
+        "spec.discovery",
+        EXCHANGED,
+        at(ETCD, {"endpoints": ["other:2379"]}),
+        at(ETCD, {}),
+        before=at(ETCD, OWN),
+    ),
     Rule("spec.discovery", EXCHANGED, at(ETCD, {"image": "etcd:3"}), at(ETCD, OWN), before=SAME),
     Rule(
         "spec.discovery",
@@ -281,9 +384,19 @@ ETCD_RULES = [
         before=at(ETCD, STORED),
     ),
     *(
-        Rule("spec.discovery", "discovery.etcd.storage cannot change: make a new PDCluster", right, wrong, before=before)
+        Rule(
+            "spec.discovery",
+            "discovery.etcd.storage cannot change: make a new PDCluster",
+            right,
+            wrong,
+            before=before,
+        )
         for right, wrong, before in (
-            (at(f"{ETCD}.storage.retain", False), at(f"{ETCD}.storage.retain", True), at(ETCD, STORED)),
+            (
+                at(f"{ETCD}.storage.retain", False),
+                at(f"{ETCD}.storage.retain", True),
+                at(ETCD, STORED),
+            ),
             (at("spec.service.port", 80), at(f"{ETCD}.storage.size", "2Gi"), at(ETCD, STORED)),
             (at(f"{ETCD}.image", "etcd:3"), without(f"{ETCD}.storage.className"), at(ETCD, STORED)),
             (at(f"{ETCD}.storage.className", "fast"), without(f"{ETCD}.storage"), at(ETCD, STORED)),
@@ -294,7 +407,10 @@ ETCD_RULES = [
 
 AUTOSCALE = "spec.autoscale"
 CEILING = "On needs a ceiling: give maxReplicas to every pool, or set autoscale.budget.total"
-TYPES = "each type must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in spec.accelerators"
+TYPES = (
+    "each type must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in "
+    "spec.accelerators"
+)
 
 
 def lines(role: str, signal: str, right: float, wrong: float) -> Rule:
@@ -302,7 +418,9 @@ def lines(role: str, signal: str, right: float, wrong: float) -> Rule:
 
     right: the least that its scale-up threshold may be lowered to; wrong: one step further
     """
-    message = f"{signal}Down must be less than {signal}Up: lower it, or raise the scale-up threshold"
+    message = (
+        f"{signal}Down must be less than {signal}Up: lower it, or raise the scale-up threshold"
+    )
     up = f"{AUTOSCALE}.{role}.{signal}Up"
     return Rule(f"{AUTOSCALE}.{role}.{signal}Down", message, at(up, right), at(up, wrong))
 
@@ -323,9 +441,18 @@ AUTOSCALE_RULES = [
         at(f"{AUTOSCALE}.ratio", {"min": 0.5, "max": 0.4}),
     ),
     *(
-        Rule(f"{AUTOSCALE}.{field}", message, at(f"{AUTOSCALE}.{field}", {}), both(only("mixed"), at(f"{AUTOSCALE}.{field}", {})))
+        Rule(
+            f"{AUTOSCALE}.{field}",
+            message,
+            at(f"{AUTOSCALE}.{field}", {}),
+            both(only("mixed"), at(f"{AUTOSCALE}.{field}", {})),
+        )
         for field, message in (
-            ("prefill", "there is no prefill beside mixed workers: remove it, they go by the thresholds of autoscale.decode"),
+            (
+                "prefill",
+                "there is no prefill beside mixed workers: remove it, they go by the thresholds of "
+                "autoscale.decode",
+            ),
             ("ratio", "mixed workers are one role, which has no ratio to another: remove it"),
         )
     ),
@@ -336,11 +463,17 @@ AUTOSCALE_RULES = [
         at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
     ),
     *(
-        Rule(f"spec.routing.prefillQueue.{field}", message, at("spec.routing.prefillQueue", right), at("spec.routing.prefillQueue", wrong))
+        Rule(
+            f"spec.routing.prefillQueue.{field}",
+            message,
+            at("spec.routing.prefillQueue", right),
+            at("spec.routing.prefillQueue", wrong),
+        )
         for field, message, right, wrong in (
             (
                 "minWindowMilliseconds",
-                "minWindowMilliseconds must be at most maxWindowMilliseconds: lower minWindowMilliseconds or raise maxWindowMilliseconds",
+                "minWindowMilliseconds must be at most maxWindowMilliseconds: lower "
+                "minWindowMilliseconds or raise maxWindowMilliseconds",
                 {"minWindowMilliseconds": 10},
                 {"minWindowMilliseconds": 11},
             ),
@@ -356,12 +489,27 @@ AUTOSCALE_RULES = [
                 {"lengthBuckets": [1, 2]},
                 {"lengthBuckets": [1, 1]},
             ),
-            ("lengthBuckets", "lengthBuckets must ascend, each once: sort them", {"lengthBuckets": []}, {"lengthBuckets": [2, 1]}),
+            (
+                "lengthBuckets",
+                "lengthBuckets must ascend, each once: sort them",
+                {"lengthBuckets": []},
+                {"lengthBuckets": [2, 1]},
+            ),
             (
                 "latencyClasses",
                 "latencyClasses must ascend by priority, each once: sort them",
-                {"latencyClasses": [{"priority": 0, "windowMilliseconds": 1}, {"priority": 1, "windowMilliseconds": 1}]},
-                {"latencyClasses": [{"priority": 1, "windowMilliseconds": 1}, {"priority": 0, "windowMilliseconds": 1}]},
+                {
+                    "latencyClasses": [
+                        {"priority": 0, "windowMilliseconds": 1},
+                        {"priority": 1, "windowMilliseconds": 1},
+                    ]
+                },
+                {
+                    "latencyClasses": [
+                        {"priority": 1, "windowMilliseconds": 1},
+                        {"priority": 0, "windowMilliseconds": 1},
+                    ]
+                },
             ),
         )
     ),
@@ -375,18 +523,27 @@ AUTOSCALE_RULES = [
         for part in ("offload", "prefillScore", "prefillQueue", "credits")
     ),
     *(
-        Rule(f"{AUTOSCALE}.mode", CEILING, both(right, at(f"{AUTOSCALE}.mode", "On")), both(wrong, at(f"{AUTOSCALE}.mode", "On")))
+        Rule(
+            f"{AUTOSCALE}.mode",
+            CEILING,
+            both(right, at(f"{AUTOSCALE}.mode", "On")),
+            both(wrong, at(f"{AUTOSCALE}.mode", "On")),
+        )
         for right, wrong in (
             (CEILINGS, SAME),
             (CEILINGS, at("spec.roles.prefill.pools.0.maxReplicas", 4)),
             (CEILINGS, at("spec.roles.decode.pools.0.maxReplicas", 4)),
-            (at(f"{AUTOSCALE}.budget", {"total": 4}), at(f"{AUTOSCALE}.budget", {"perGpu": {"cpu": 4}})),
+            (
+                at(f"{AUTOSCALE}.budget", {"total": 4}),
+                at(f"{AUTOSCALE}.budget", {"perGpu": {"cpu": 4}}),
+            ),
             (both(only("mixed"), at("spec.roles.mixed.pools.0.maxReplicas", 4)), only("mixed")),
         )
     ),
     Rule(
         f"{AUTOSCALE}.schedules",
-        "role and pool must name one of spec.roles' pools: correct the name, or remove the schedule",
+        "role and pool must name one of spec.roles' pools: correct the name, or remove the "
+        "schedule",
         night(role="prefill"),
         night(role="mixed"),
     ),
@@ -394,10 +551,16 @@ AUTOSCALE_RULES = [
         Rule(
             f"{AUTOSCALE}.{field}",
             TYPES,
-            both(at("spec.accelerators", {"A1": {}}), at(f"{AUTOSCALE}.{field}", {"A1": 1, "H100": 2})),
+            both(
+                at("spec.accelerators", {"A1": {}}),
+                at(f"{AUTOSCALE}.{field}", {"A1": 1, "H100": 2}),
+            ),
             wrong,
         )
-        for field, wrong in (("budget.perGpu", at(f"{AUTOSCALE}.budget.perGpu", {"A1": 1})), ("cost", at(f"{AUTOSCALE}.cost", {"A1": 1})))
+        for field, wrong in (
+            ("budget.perGpu", at(f"{AUTOSCALE}.budget.perGpu", {"A1": 1})),
+            ("cost", at(f"{AUTOSCALE}.cost", {"A1": 1})),
+        )
     ),
     Rule(
         f"{AUTOSCALE}.schedules[].minReplicas",
@@ -429,7 +592,9 @@ AUTOSCALE_RULES = [
     ),
 ]
 
-WORKERS = "replicas of all pools must be at most 4096 together: lower some, or make another PDCluster"
+WORKERS = (
+    "replicas of all pools must be at most 4096 together: lower some, or make another PDCluster"
+)
 
 
 def many(role: str, replicas: int) -> Change:
@@ -457,7 +622,8 @@ def speculation_rules(place: str) -> list[Rule]:
     return [
         Rule(
             field,
-            "method: draft needs draftModel, the folder of a smaller model, and no other method has one",
+            "method: draft needs draftModel, the folder of a smaller model, and no other method "
+            "has one",
             both(base, at(field, drafts)),
             both(base, at(field, {"draftModel": "/small"})),
         ),
@@ -486,76 +652,136 @@ RULES = [
     ),
     Rule(
         "spec.roles",
-        "a remote prefill gives the same bits as a local one: give prefill and decode the same engine.batchInvariant",
-        both(at("spec.engine.batchInvariant", True), at("spec.roles.decode.engine.batchInvariant", True)),
+        "a remote prefill gives the same bits as a local one: give prefill and decode the same "
+        "engine.batchInvariant",
+        both(
+            at("spec.engine.batchInvariant", True),
+            at("spec.roles.decode.engine.batchInvariant", True),
+        ),
         at("spec.roles.prefill.engine.batchInvariant", True),
     ),
     Rule(
         "spec.roles.prefill",
-        "engine.speculation is for decode and mixed workers: set it in roles.decode.engine, or method: Off for prefill",
-        both(at("spec.engine.speculation", {}), at("spec.roles.prefill.engine.speculation", {"method": "Off"})),
+        "engine.speculation is for decode and mixed workers: set it in roles.decode.engine, or "
+        "method: Off for prefill",
+        both(
+            at("spec.engine.speculation", {}),
+            at("spec.roles.prefill.engine.speculation", {"method": "Off"}),
+        ),
         at("spec.engine.speculation", {}),
     ),
     *(rule for place in SPECULATING for rule in speculation_rules(place)),
     Rule(
         "spec.roles.decode",
-        "engine.prefillDelayer is for prefill and mixed workers: set it in roles.prefill.engine, or enabled: false for decode",
-        both(at("spec.engine.prefillDelayer", {}), at("spec.roles.decode.engine.prefillDelayer", {"enabled": False})),
+        "engine.prefillDelayer is for prefill and mixed workers: set it in roles.prefill.engine, "
+        "or enabled: false for decode",
+        both(
+            at("spec.engine.prefillDelayer", {}),
+            at("spec.roles.decode.engine.prefillDelayer", {"enabled": False}),
+        ),
         at("spec.engine.prefillDelayer", {}),
     ),
     Rule(
         "spec.roles",
-        "KV heads move between roles in whole slices: of engine.tensorParallelSize of prefill and decode let one divide the other",
-        both(at("spec.engine.tensorParallelSize", 4), at("spec.roles.decode.engine.tensorParallelSize", 2)),
-        both(at("spec.engine.tensorParallelSize", 3), at("spec.roles.decode.engine.tensorParallelSize", 2)),
+        "KV heads move between roles in whole slices: of engine.tensorParallelSize of prefill and "
+        "decode let one divide the other",
+        both(
+            at("spec.engine.tensorParallelSize", 4),
+            at("spec.roles.decode.engine.tensorParallelSize", 2),
+        ),
+        both(
+            at("spec.engine.tensorParallelSize", 3),
+            at("spec.roles.decode.engine.tensorParallelSize", 2),
+        ),
     ),
     Rule(
         "spec.roles",
-        "engine.tensorParallelSize times engine.pipelineParallelSize must be at most 8, the ranks of one worker: lower one of them",
+        "engine.tensorParallelSize times engine.pipelineParallelSize must be at most 8, the ranks "
+        "of one worker: lower one of them",
         at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 2}),
         at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 3}),
     ),
     Rule(
         "spec.roles",
-        "gpusPerReplica must be at least engine.tensorParallelSize times engine.pipelineParallelSize, on pools with an accelerator:"
+        "gpusPerReplica must be at least engine.tensorParallelSize times "
+        "engine.pipelineParallelSize, on pools with an accelerator:"
         " raise it, or leave it out",
-        both(at("spec.roles.decode.pools.0.gpu", "H100"), at("spec.roles.decode.pools.0.gpusPerReplica", 8)),
+        both(
+            at("spec.roles.decode.pools.0.gpu", "H100"),
+            at("spec.roles.decode.pools.0.gpusPerReplica", 8),
+        ),
         at("spec.roles.decode.pools.0.gpusPerReplica", 2),
     ),
     Rule(
         "spec.roles",
-        "roles must be exactly {prefill, decode} or {mixed}: add the missing role or remove the others",
+        "roles must be exactly {prefill, decode} or {mixed}: add the missing role or remove the "
+        "others",
         only("mixed"),
         at("spec.roles.mixed", {"pools": [CPU]}),
     ),
-    *(Rule("spec.roles", WORKERS, both(only(role), many(role, 4096)), both(only(role), many(role, 4097))) for role in (*ROLES, "router")),
+    *(
+        Rule(
+            "spec.roles",
+            WORKERS,
+            both(only(role), many(role, 4096)),
+            both(only(role), many(role, 4097)),
+        )
+        for role in (*ROLES, "router")
+    ),
     *(
         Rule(
             "spec.accelerators{}",
-            "the definition of an accelerator cannot change: add a type under another name, and pools of it",
+            "the definition of an accelerator cannot change: add a type under another name, and "
+            "pools of it",
             right,
             wrong,
-            before=at("spec.accelerators", {"X1": {"resource": "x.io/gpu", "nodeLabels": {"a": "b"}}, "X2": {"resource": None}}),
+            before=at(
+                "spec.accelerators",
+                {
+                    "X1": {"resource": "x.io/gpu", "nodeLabels": {"a": "b"}},
+                    "X2": {"resource": None},
+                },
+            ),
         )
         for right, wrong in (
-            (at("spec.accelerators.X3", {"resource": "x.io/three"}), at("spec.accelerators.X1.resource", "x.io/other")),
+            (
+                at("spec.accelerators.X3", {"resource": "x.io/three"}),
+                at("spec.accelerators.X1.resource", "x.io/other"),
+            ),
             (without("spec.accelerators.X1"), at("spec.accelerators.X1.nodeLabels", {"a": "c"})),
-            (at("spec.accelerators.X2", {"nodeLabels": {}}), at("spec.accelerators.X2", {"resource": "x.io/gpu"})),
+            (
+                at("spec.accelerators.X2", {"nodeLabels": {}}),
+                at("spec.accelerators.X2", {"resource": "x.io/gpu"}),
+            ),
             (without("spec.accelerators"), without("spec.accelerators.X1.nodeLabels")),
         )
     ),
-    Rule("spec.engine.kvCacheMemory", MEMORY, at("spec.engine.kvCacheMemory", "1k"), at("spec.engine.kvCacheMemory", -1)),
+    Rule(
+        "spec.engine.kvCacheMemory",
+        MEMORY,
+        at("spec.engine.kvCacheMemory", "1k"),
+        at("spec.engine.kvCacheMemory", -1),
+    ),
     name_rule("spec.service.apiKeySecret"),
     Rule(
         "spec.service.cors.allowCredentials",
         "is not for every origin: name them in allowedOrigins in place of *, or leave it out",
-        at("spec.service.cors", {"allowedOrigins": ["https://a.example"], "allowCredentials": True}),
-        at("spec.service.cors", {"allowedOrigins": ["https://a.example", "*"], "allowCredentials": True}),
+        at(
+            "spec.service.cors", {"allowedOrigins": ["https://a.example"], "allowCredentials": True}
+        ),
+        at(
+            "spec.service.cors",
+            {"allowedOrigins": ["https://a.example", "*"], "allowCredentials": True},
+        ),
     ),
     Rule(
         "spec.service.cors.allowedOrigins[]",
-        "not an origin: write it as a browser sends it, like https://chat.example.com, without a path; or * for all",
-        at("spec.service.cors", {"allowedOrigins": ["*", "http://localhost:3000", "chrome-extension://abc"]}),
+        "not an origin: write it as a browser sends it, like https://chat.example.com, without a "
+        "path; or * for all",
+        at(
+            "spec.service.cors",
+            {"allowedOrigins": ["*", "http://localhost:3000", "chrome-extension://abc"]},
+        ),
         at("spec.service.cors", {"allowedOrigins": ["https://a.example/"]}),
     ),
     Rule(
@@ -567,9 +793,14 @@ RULES = [
     *(
         Rule(
             f"spec.roles.{role}",
-            "engine.numBlocks must be at least engine.dataParallelSize, whose engines share them: raise the one or lower the other",
-            both(only(role), at(f"spec.roles.{role}.engine", {"numBlocks": 4, "dataParallelSize": 4})),
-            both(only(role), at(f"spec.roles.{role}.engine", {"numBlocks": 4, "dataParallelSize": 5})),
+            "engine.numBlocks must be at least engine.dataParallelSize, whose engines share them: "
+            "raise the one or lower the other",
+            both(
+                only(role), at(f"spec.roles.{role}.engine", {"numBlocks": 4, "dataParallelSize": 4})
+            ),
+            both(
+                only(role), at(f"spec.roles.{role}.engine", {"numBlocks": 4, "dataParallelSize": 5})
+            ),
         )
         for role in ("prefill", "decode", "mixed")
     ),

@@ -1,4 +1,6 @@
-"""Cases of the rules about how an engine schedules, and for which requests: (field, message, right, wrong)."""
+"""Cases of the rules about how an engine schedules, and for which requests: (field, message, right,
+wrong).
+"""
 
 from typing import Any
 
@@ -15,11 +17,17 @@ def scheduling_cases(role: str, only: Change) -> list[Case]:
     own = f"spec.roles.{role}"
 
     def case(message: str, right: dict[str, Any], wrong: dict[str, Any]) -> Case:
-        return own, message, both(only, at("spec.engine", right)), both(only, at("spec.engine", wrong))
+        return (
+            own,
+            message,
+            both(only, at("spec.engine", right)),
+            both(only, at("spec.engine", wrong)),
+        )
 
     return [
         case(
-            "engine.tbtSloMilliseconds and engine.chunkSchedule are for engine.scheduler: sarathi: leave them out, or set that",
+            "engine.tbtSloMilliseconds and engine.chunkSchedule are for engine.scheduler: sarathi: "
+            "leave them out, or set that",
             {"scheduler": "sarathi", "tbtSloMilliseconds": 50},
             {"tbtSloMilliseconds": 50},
         ),
@@ -29,23 +37,27 @@ def scheduling_cases(role: str, only: Change) -> list[Case]:
             {"chunkedPrefill": False, "scheduler": "simple-chunking"},
         ),
         case(
-            "engine.longPrefillTokenThreshold caps the chunks of engine.scheduler: continuous, and no prompt is cut so here: leave it out",
+            "engine.longPrefillTokenThreshold caps the chunks of engine.scheduler: continuous, and "
+            "no prompt is cut so here: leave it out",
             {"longPrefillTokenThreshold": 8},
             {"longPrefillTokenThreshold": 8, "scheduler": "sarathi"},
         ),
         case(
-            "engine.maxBatchedTokens must be at least engine.maxModelLen, since a step computes a whole prompt:"
+            "engine.maxBatchedTokens must be at least engine.maxModelLen, since a step computes a "
+            "whole prompt:"
             " raise the one or lower the other",
             {"scheduler": "orca", "maxModelLen": 256},
             {"scheduler": "orca", "maxModelLen": 257},
         ),
         case(
-            "engine.longPrefillTokenThreshold must be at most engine.maxModelLen: lower it or leave it out",
+            "engine.longPrefillTokenThreshold must be at most engine.maxModelLen: lower it or "
+            "leave it out",
             {"longPrefillTokenThreshold": 8, "maxModelLen": 8},
             {"longPrefillTokenThreshold": 9, "maxModelLen": 8},
         ),
         case(
-            "engine.chunkSchedule.high must be at most engine.maxBatchedTokens: lower the one or raise the other",
+            "engine.chunkSchedule.high must be at most engine.maxBatchedTokens: lower the one or "
+            "raise the other",
             {"scheduler": "sarathi", "chunkSchedule": CHUNKS},
             {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"high": 257}},
         ),
@@ -53,7 +65,13 @@ def scheduling_cases(role: str, only: Change) -> list[Case]:
             f"{own}.engine.chunkSchedule.low",
             LOW,
             both(only, at(f"{own}.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS})),
-            both(only, at(f"{own}.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"low": 257}})),
+            both(
+                only,
+                at(
+                    f"{own}.engine",
+                    {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"low": 257}},
+                ),
+            ),
         ),
     ]
 
@@ -67,20 +85,29 @@ OBJECT_CASES: list[Case] = [
     ),
     (
         "spec.qos",
-        "no engine goes by priorities, since engine.schedulingPolicy is fcfs: leave qos.allowClientPriority out, "
+        "no engine goes by priorities, since engine.schedulingPolicy is fcfs: leave "
+        "qos.allowClientPriority out, "
         "or set schedulingPolicy: priority",
-        both(at("spec.roles.decode.engine", {"schedulingPolicy": "fcfs"}), at("spec.qos.allowClientPriority", True)),
+        both(
+            at("spec.roles.decode.engine", {"schedulingPolicy": "fcfs"}),
+            at("spec.qos.allowClientPriority", True),
+        ),
         both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),
     ),
     (
         "spec.qos",
-        "qos.tenants is for API keys, and no key is asked for: give service.apiKeySecret, or leave qos.tenants out",
-        both(at("spec.service.apiKeySecret", "keys"), at("spec.qos.tenants", {"alice": {"priority": "low"}})),
+        "qos.tenants is for API keys, and no key is asked for: give service.apiKeySecret, or leave "
+        "qos.tenants out",
+        both(
+            at("spec.service.apiKeySecret", "keys"),
+            at("spec.qos.tenants", {"alice": {"priority": "low"}}),
+        ),
         at("spec.qos.tenants", {"alice": {"priority": "low"}}),
     ),
     (
         "spec.qos.estimation.rejectUnmeetable",
-        "needs an estimate of the completion, and estimator ema has none: set estimator to rwt or loadAware, or leave it out",
+        "needs an estimate of the completion, and estimator ema has none: set estimator to rwt or "
+        "loadAware, or leave it out",
         at("spec.qos.estimation", {"estimator": "rwt", "rejectUnmeetable": True}),
         at("spec.qos.estimation", {"estimator": "ema", "rejectUnmeetable": True}),
     ),

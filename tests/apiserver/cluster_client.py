@@ -47,27 +47,41 @@ class Connection:
 
     async def owner(self, namespace: str) -> Body:
         """A PDCluster in the namespace."""
-        roles = {role: {"pools": [{"name": "cpu", "replicas": 1}]} for role in ("prefill", "decode")}
+        roles = {
+            role: {"pools": [{"name": "cpu", "replicas": 1}]} for role in ("prefill", "decode")
+        }
         spec = {"model": {"name": "tiny", "path": "/models/tiny"}, "roles": roles}
         metadata = {"name": objects.NAME, "namespace": namespace}
         return await self.client.create(
-            PDCLUSTER, {"apiVersion": PDCLUSTER.api_version, "kind": PDCLUSTER.name, "metadata": metadata, "spec": spec}
+            PDCLUSTER,
+            {
+                "apiVersion": PDCLUSTER.api_version,
+                "kind": PDCLUSTER.name,
+                "metadata": metadata,
+                "spec": spec,
+            },
         )
 
     async def live(self, namespace: str) -> list[Body]:
         """Every object of a child's kind in the namespace, ours or not."""
         return [body for kind in CHILDREN async for body in self.client.list(kind, namespace)]
 
-    async def actions(self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()) -> list[Action]:
+    async def actions(
+        self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()
+    ) -> list[Action]:
         """Actions that diff decides on now."""
         live = await self.live(owner["metadata"]["namespace"])
         return diff(owner["metadata"]["uid"], list(desired), live, rewrite=tuple(rewrite))
 
-    async def converge(self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()) -> list[Failure]:
+    async def converge(
+        self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()
+    ) -> list[Failure]:
         """Do what diff says now."""
         return await apply(self.client, await self.actions(owner, desired, rewrite=rewrite))
 
-    async def converge_knowing(self, owner: Body, desired: Iterable[Body], live: Iterable[Body]) -> list[Failure]:
+    async def converge_knowing(
+        self, owner: Body, desired: Iterable[Body], live: Iterable[Body]
+    ) -> list[Failure]:
         """Do what diff says of these live objects, which may be out of date."""
         return await apply(self.client, diff(owner["metadata"]["uid"], list(desired), live))
 

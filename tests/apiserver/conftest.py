@@ -27,7 +27,8 @@ _numbers = itertools.count(1)
 
 
 class EndsWithFolder:
-    """Ends the control plane before the first test of another folder, since one that idles takes a good part of a core.
+    """Ends the control plane before the first test of another folder, since one that idles takes a
+    good part of a core.
 
     Only with `-n`, which deals the tests out folder by folder (tests/conftest.py).
     """
@@ -42,9 +43,13 @@ class EndsWithFolder:
 
 
 @pytest.fixture(scope="session")
-def control_plane(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[ControlPlane]:
+def control_plane(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[ControlPlane]:
     """With controllers and our CRDs; a test leaves it as it found it, its own namespace aside."""
-    with ControlPlane(tmp_path_factory.mktemp("control-plane"), with_controllers=True, crds=CRDS) as plane:
+    with ControlPlane(
+        tmp_path_factory.mktemp("control-plane"), with_controllers=True, crds=CRDS
+    ) as plane:
         if "PYTEST_XDIST_WORKER" in os.environ:
             pytestconfig.pluginmanager.register(EndsWithFolder(plane))
         yield plane
@@ -91,16 +96,22 @@ def dry_clusters(control_plane: ControlPlane) -> Iterator[Objects]:
 
 @pytest.fixture(scope="module")
 def operator(
-    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    control_plane: ControlPlane,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[OperatorProcess]:
-    """The module's own, in its NAMESPACE; with SETTINGS, environment variables, where it has some."""
+    """The module's own, in its NAMESPACE; with SETTINGS, environment variables, where
+    it has some.
+    """
     folder, settings = tmp_path_factory.mktemp("operator"), getattr(request.module, "SETTINGS", {})
     with operator_in(control_plane, folder, request.module.NAMESPACE, **settings) as process:
         yield process
 
 
 @pytest.fixture
-def nodes(control_plane: ControlPlane, operator: OperatorProcess, request: pytest.FixtureRequest) -> Iterator[Nodes]:
+def nodes(
+    control_plane: ControlPlane, operator: OperatorProcess, request: pytest.FixtureRequest
+) -> Iterator[Nodes]:
     """Nodes for the pods of the module's namespace."""
     with Nodes(PlainApi(control_plane.kubeconfig), request.module.NAMESPACE) as found:
         yield found

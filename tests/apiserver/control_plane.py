@@ -22,7 +22,8 @@ from tests.ports import free_port
 from tests.system.waiting import wait_for
 
 START_SECONDS = 60.0
-MEMORY_LIMIT = "300MiB"  # enough for some hundred objects; many tests have a control plane of their own at once
+# enough for some hundred objects; many tests have a control plane of their own at once
+MEMORY_LIMIT = "300MiB"
 _CONTROLLERS = (
     "clusterrole-aggregation-controller",
     "disruption-controller",
@@ -37,10 +38,15 @@ _CONTROLLERS = (
 
 def binary(name: str) -> Path:
     """A program of the built Kubernetes.  Raises FileNotFoundError that says how to build it."""
-    folder = Path(os.environ.get("PDCLUSTER_KUBERNETES", "~/.cache/pdcluster/kubernetes")).expanduser()
+    folder = Path(
+        os.environ.get("PDCLUSTER_KUBERNETES", "~/.cache/pdcluster/kubernetes")
+    ).expanduser()
     path = folder / name
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: run `make kubernetes`, or let PDCLUSTER_KUBERNETES name the folder that has it")
+        raise FileNotFoundError(
+            f"{path} is missing: run `make kubernetes`, or let PDCLUSTER_KUBERNETES name the "
+            "folder that has it"
+        )
     return path
 
 
@@ -52,16 +58,34 @@ class ControlPlane:
     """Runs while it is entered.  `url` with `tls`, or `kubeconfig`, reach it as administrator.
 
     folder:           an empty folder for data, keys and logs
-    with_controllers: run StatefulSets, owner references, quotas, disruption budgets and namespaces too
-    crds:             folder of CustomResourceDefinitions to apply before the controllers start, so that these know them at once
-    memory_limit:     of each program, as GOMEMLIMIT: near it, or above, most of the time goes into collecting garbage
+    with_controllers: run StatefulSets, owner references, quotas, disruption budgets and namespaces
+                      too
+    crds:             folder of CustomResourceDefinitions to apply before the controllers start, so
+                      that these know them at once
+    memory_limit:     of each program, as GOMEMLIMIT: near it, or above, most of the time goes into
+                      collecting garbage
     """
 
-    def __init__(self, folder: Path, *, with_controllers: bool = False, crds: Path | None = None, memory_limit: str = MEMORY_LIMIT) -> None:
-        self._folder, self._with_controllers, self._crds, self._memory_limit = folder, with_controllers, crds, memory_limit
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        with_controllers: bool = False,
+        crds: Path | None = None,
+        memory_limit: str = MEMORY_LIMIT,
+    ) -> None:
+        self._folder, self._with_controllers, self._crds, self._memory_limit = (
+            folder,
+            with_controllers,
+            crds,
+            memory_limit,
+        )
         self._credentials = Credentials(folder)
         self._etcd_port, self._peer_port, self._port = free_port(), free_port(), free_port()
-        self._serving, self._account_key = self._credentials.serving(), self._credentials.service_account_key()
+        self._serving, self._account_key = (
+            self._credentials.serving(),
+            self._credentials.service_account_key(),
+        )
         self.url = f"https://127.0.0.1:{self._port}"
         self.kubeconfig = self._credentials.kubeconfig(self.url, "admin", "system:masters")
         self.tls = ssl.create_default_context(cafile=str(self._credentials.ca))
@@ -81,7 +105,12 @@ class ControlPlane:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def start(self) -> None:
@@ -90,7 +119,9 @@ class ControlPlane:
         self._wait_for("kube-apiserver", f"{self.url}/readyz")
 
     def stop(self) -> None:
-        """Kill the API server alone; `start` brings it back at the same address with the same data."""
+        """Kill the API server alone; `start` brings it back at the same address with
+        the same data.
+        """
         self._end("kube-apiserver")
 
     def close(self) -> None:
@@ -99,15 +130,35 @@ class ControlPlane:
             self._end(name)
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002 - subprocess calls it so
-        """Run kubectl as administrator and return its stdout.  Raises KubectlError with its stderr."""
-        command = [str(binary("kubectl")), "--kubeconfig", str(self.kubeconfig), "--cache-dir", str(self._folder / "kubectl"), *arguments]
-        result = subprocess.run(command, input=input, capture_output=True, text=True, check=False, timeout=120, env=_environment())
+        """Run kubectl as administrator and return its stdout.
+
+        Raises KubectlError with its stderr.
+        """
+        command = [
+            str(binary("kubectl")),
+            "--kubeconfig",
+            str(self.kubeconfig),
+            "--cache-dir",
+            str(self._folder / "kubectl"),
+            *arguments,
+        ]
+        result = subprocess.run(
+            command,
+            input=input,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=_environment(),
+        )
         if result.returncode != 0:
             raise KubectlError(result.stderr.strip())
         return result.stdout
 
     def kubeconfig_for(self, user: str, *groups: str) -> Path:
-        """A kubeconfig of another user, with the rights that RBAC gives to the user and the groups."""
+        """A kubeconfig of another user, with the rights that RBAC gives to the user
+        and the groups.
+        """
         return self._credentials.kubeconfig(self.url, user, *groups)
 
     def log(self, program: str) -> str:
@@ -122,17 +173,36 @@ class ControlPlane:
         client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"
         self._spawn(
             "etcd",
-            *("--name=test", f"--data-dir={self._folder / 'etcd'}", "--unsafe-no-fsync", "--log-level=warn", "--snapshot-count=10000"),
-            *(f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}"),
+            *(
+                "--name=test",
+                f"--data-dir={self._folder / 'etcd'}",
+                "--unsafe-no-fsync",
+                "--log-level=warn",
+                "--snapshot-count=10000",
+            ),
+            *(
+                f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}",
+                f"--listen-peer-urls={peer}",
+            ),
             *(f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=test={peer}"),
         )
         self._wait_for("etcd", f"{client}/health")
 
     def _apply_crds(self, folder: Path) -> None:
         self.kubectl("apply", "--server-side", "--filename", str(folder))
-        names = set(self.kubectl("get", "customresourcedefinitions", "--output=jsonpath={.items[*].metadata.name}").split())
-        # An established kind is in discovery a moment after.  `kubectl wait` fails on one that has no condition yet.
-        wait_for(lambda: names <= set(self.kubectl("api-resources", "--output=name").split()), START_SECONDS, "the new kinds are known")
+        names = set(
+            self.kubectl(
+                "get", "customresourcedefinitions", "--output=jsonpath={.items[*].metadata.name}"
+            ).split()
+        )
+        # An established kind is in discovery a moment after.  `kubectl wait` fails on one that has
+        # no condition yet.
+        wait_for(
+            lambda: names <= set(self.kubectl("api-resources", "--output=name").split()),
+            START_SECONDS,
+            "the new kinds are known",
+        )
 
     def _apiserver_flags(self) -> list[str]:
         certificate, key = self._serving
@@ -161,12 +231,27 @@ class ControlPlane:
         self._spawn(
             "kube-controller-manager",
             f"--kubeconfig={kubeconfig}",
-            *(f"--controllers={','.join(_CONTROLLERS)}", "--leader-elect=false", "--bind-address=127.0.0.1", f"--secure-port={port}"),
-            *("--use-service-account-credentials", f"--service-account-private-key-file={self._account_key}"),
-            *(f"--root-ca-file={self._credentials.ca}", "--kube-api-qps=500", "--kube-api-burst=1000", "--profiling=false"),
+            *(
+                f"--controllers={','.join(_CONTROLLERS)}",
+                "--leader-elect=false",
+                "--bind-address=127.0.0.1",
+                f"--secure-port={port}",
+            ),
+            *(
+                "--use-service-account-credentials",
+                f"--service-account-private-key-file={self._account_key}",
+            ),
+            *(
+                f"--root-ca-file={self._credentials.ca}",
+                "--kube-api-qps=500",
+                "--kube-api-burst=1000",
+                "--profiling=false",
+            ),
             *("--concurrent-statefulset-syncs=10", "--concurrent-namespace-syncs=10"),
         )
-        self._wait_for("kube-controller-manager", f"https://127.0.0.1:{port}/healthz", trusted=False)
+        self._wait_for(
+            "kube-controller-manager", f"https://127.0.0.1:{port}/healthz", trusted=False
+        )
 
     def _spawn(self, name: str, *flags: str) -> None:
         launcher = str(files("pdctl.local").joinpath("launcher.py"))
@@ -182,7 +267,11 @@ class ControlPlane:
     def _wait_for(self, name: str, url: str, *, trusted: bool = True) -> None:
         # The controller manager signs its own certificate; it is asked for its health alone.
         tls = self.tls if trusted else ssl._create_unverified_context()
-        wait_for(lambda: self._answers(name, url, tls), START_SECONDS, lambda: f"{name} is not ready; its log ends:\n{self.log(name)}")
+        wait_for(
+            lambda: self._answers(name, url, tls),
+            START_SECONDS,
+            lambda: f"{name} is not ready; its log ends:\n{self.log(name)}",
+        )
 
     def _answers(self, name: str, url: str, tls: ssl.SSLContext) -> bool:
         code = self._processes[name].poll()
@@ -209,4 +298,7 @@ class ControlPlane:
 def _environment() -> dict[str, str]:
     """This process's environment without what would send kubectl or a client elsewhere."""
     aside = {"KUBECONFIG", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"}
-    return {**{name: value for name, value in os.environ.items() if name not in aside}, "KUBERC": "off"}
+    return {
+        **{name: value for name, value in os.environ.items() if name not in aside},
+        "KUBERC": "off",
+    }

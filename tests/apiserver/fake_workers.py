@@ -1,4 +1,6 @@
-"""Workers on loopback that only serve /metrics: a load that a test sets is shared by the ready workers of each role."""
+"""Workers on loopback that only serve /metrics: a load that a test sets is shared by the ready
+workers of each role.
+"""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -50,7 +52,12 @@ class FakeWorkers:
                 await web.TCPSite(runner, f"127.77.{net}.{host}", self.port).start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self._stack.aclose()
 
     def rule(self, pod: Body) -> Body | None:
@@ -64,7 +71,9 @@ class FakeWorkers:
             if not self.is_well:
                 raise web.HTTPServiceUnavailable
             share = min(1.0, self.load[role] / max(1, self.num[role]))
-            self.pages.set(engine_busy_ratio=share, kv_cache_usage_ratio=share if role == "decode" else 0.0)
+            self.pages.set(
+                engine_busy_ratio=share, kv_cache_usage_ratio=share if role == "decode" else 0.0
+            )
             return web.Response(body=self.pages.text())
 
         return metrics

@@ -11,7 +11,10 @@ def granted(control_plane: ControlPlane, user: str, questions: Iterable[str]) ->
 
     def may(question: str) -> bool:
         try:
-            return control_plane.kubectl("auth", "can-i", *question.split(), f"--as={user}").strip() == "yes"
+            return (
+                control_plane.kubectl("auth", "can-i", *question.split(), f"--as={user}").strip()
+                == "yes"
+            )
         except KubectlError:  # "no" is exit code 1
             return False
 
@@ -19,11 +22,17 @@ def granted(control_plane: ControlPlane, user: str, questions: Iterable[str]) ->
 
 
 def assert_granted(control_plane: ControlPlane, user: str, expected: dict[str, bool]) -> None:
-    """Bindings reach the authorizer by a watch, so the answers are asked for until they are right."""
+    """Bindings reach the authorizer by a watch, so the answers are asked for until
+    they are right.
+    """
     wait_for(
         lambda: granted(control_plane, user, expected) == expected,
         30,
-        lambda: {question: answer for question, answer in granted(control_plane, user, expected).items() if answer != expected[question]},
+        lambda: {
+            question: answer
+            for question, answer in granted(control_plane, user, expected).items()
+            if answer != expected[question]
+        },
     )
 
 

@@ -1,4 +1,5 @@
-"""A proxy before the API server that does what networks and busy servers do: watches fall silent or expire, writes are refused in bursts.
+"""A proxy before the API server that does what networks and busy servers do: watches fall silent or
+expire, writes are refused in bursts.
 
 It speaks plain HTTP to the operator and is administrator to the API server.
 """
@@ -16,12 +17,24 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
 from tests.apiserver.control_plane import ControlPlane
 
-_HOP = frozenset({"connection", "content-length", "content-encoding", "transfer-encoding", "host", "accept-encoding"})
+_HOP = frozenset(
+    {
+        "connection",
+        "content-length",
+        "content-encoding",
+        "transfer-encoding",
+        "host",
+        "accept-encoding",
+    }
+)
 START_SECONDS = 30.0
 
 
 class Interruptions:
-    """Runs while it is entered; `kubeconfig` leads through it.  Its methods may be called from any thread."""
+    """Runs while it is entered; `kubeconfig` leads through it.
+
+    Its methods may be called from any thread.
+    """
 
     def __init__(self, control_plane: ControlPlane, folder: Path) -> None:
         self._url, self._tls = control_plane.url, control_plane.tls
@@ -37,7 +50,12 @@ class Interruptions:
         assert self._ready.wait(START_SECONDS)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
@@ -48,9 +66,19 @@ class Interruptions:
 
     def expire(self, plural: str) -> None:
         """End the open watches of this kind with 410: their resource version is too old."""
-        gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "message": "too old", "code": 410}
+        gone = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "reason": "Expired",
+            "message": "too old",
+            "code": 410,
+        }
         for stream in list(self._streams[plural]):
-            self._loop.call_soon_threadsafe(stream.last_words.set_result, json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+            self._loop.call_soon_threadsafe(
+                stream.last_words.set_result,
+                json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n",
+            )
 
     def refuse_writes(self, code: int, reason: str, times: int) -> None:
         """So many writes that come next are answered so, and do not reach the API server."""
@@ -66,7 +94,9 @@ class Interruptions:
         app = web.Application(client_max_size=2**24)
         app.router.add_route("*", "/{path:.*}", self._answer)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        async with ClientSession(connector=TCPConnector(ssl=self._tls, limit=0), auto_decompress=True) as session:
+        async with ClientSession(
+            connector=TCPConnector(ssl=self._tls, limit=0), auto_decompress=True
+        ) as session:
             self._session = session
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -89,16 +119,30 @@ class Interruptions:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.method != "GET" and self._refusals:
             code, reason = self._refusals.pop(0)
-            body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": f"refused: {reason}"}
+            body = {
+                "kind": "Status",
+                "apiVersion": "v1",
+                "status": "Failure",
+                "reason": reason,
+                "message": f"refused: {reason}",
+            }
             return web.json_response(body, status=code)
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
+        headers = {
+            name: value for name, value in request.headers.items() if name.lower() not in _HOP
+        }
         upstream = self._session.request(
-            request.method, self._url + request.path_qs, data=await request.read() or None, headers=headers, timeout=ClientTimeout()
+            request.method,
+            self._url + request.path_qs,
+            data=await request.read() or None,
+            headers=headers,
+            timeout=ClientTimeout(),
         )
         async with upstream as answer:
             if request.query.get("watch") == "true" and answer.status == 200:
                 return await self._stream(request, answer)
-            kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}
+            kept = {
+                name: value for name, value in answer.headers.items() if name.lower() not in _HOP
+            }
             return web.Response(status=answer.status, headers=kept, body=await answer.read())
 
     async def _stream(self, request: web.Request, answer: Any) -> web.StreamResponse:

@@ -28,7 +28,10 @@ class LimitedUser:
         subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": self._name}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": self._name}
         self._api.create(f"{RBAC}/clusterroles", {**names, "kind": "ClusterRole", "rules": rules})
-        self._api.create(f"{RBAC}/clusterrolebindings", {**names, "kind": "ClusterRoleBinding", "roleRef": role, "subjects": [subject]})
+        self._api.create(
+            f"{RBAC}/clusterrolebindings",
+            {**names, "kind": "ClusterRoleBinding", "roleRef": role, "subjects": [subject]},
+        )
 
     def remove(self) -> None:
         """Take all rights away."""
@@ -42,7 +45,9 @@ def all_of(*groups: str, resources: Sequence[str] = ("*",)) -> Body:
 
 
 @contextmanager
-def limited_user(control_plane: ControlPlane, name: str, rules: Sequence[Body]) -> Iterator[LimitedUser]:
+def limited_user(
+    control_plane: ControlPlane, name: str, rules: Sequence[Body]
+) -> Iterator[LimitedUser]:
     """It has its rights while this is entered."""
     user = LimitedUser(control_plane, name)
     user.make(rules)

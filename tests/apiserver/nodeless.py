@@ -1,4 +1,6 @@
-"""Stands in for nodes: pods become ready, or show what is wrong with them, by their status alone."""
+"""Stands in for nodes: pods become ready, or show what is wrong with them, by their
+status alone.
+"""
 
 import contextlib
 import threading
@@ -19,17 +21,35 @@ def ready(pod: Body) -> dict[str, Any]:
     """The status of a pod whose containers run and are ready."""
     names = [container["name"] for container in pod["spec"]["containers"]]
     running = [
-        {"name": name, "ready": True, "started": True, "restartCount": 0, "image": "", "imageID": "", "state": {"running": {}}}
+        {
+            "name": name,
+            "ready": True,
+            "started": True,
+            "restartCount": 0,
+            "image": "",
+            "imageID": "",
+            "state": {"running": {}},
+        }
         for name in names
     ]
-    return {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": running}
+    return {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": running,
+    }
 
 
 def leaving(pod: Body) -> dict[str, Any]:
-    """The status of a pod whose containers run and say that they are not ready any more, as a worker that drains."""
+    """The status of a pod whose containers run and say that they are not ready any more, as a
+    worker that drains.
+    """
     status = ready(pod)
     containers = [{**each, "ready": False} for each in status["containerStatuses"]]
-    return {**status, "conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": containers}
+    return {
+        **status,
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": containers,
+    }
 
 
 def waiting(reason: str, message: str, container: str = "worker") -> Rule:
@@ -37,14 +57,27 @@ def waiting(reason: str, message: str, container: str = "worker") -> Rule:
 
     def rule(pod: Body) -> dict[str, Any]:
         state = {"waiting": {"reason": reason, "message": message}}
-        status = {"name": container, "ready": False, "restartCount": 0, "image": "", "imageID": "", "state": state}
-        return {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [status]}
+        status = {
+            "name": container,
+            "ready": False,
+            "restartCount": 0,
+            "image": "",
+            "imageID": "",
+            "state": state,
+        }
+        return {
+            "phase": "Pending",
+            "conditions": [{"type": "Ready", "status": "False"}],
+            "containerStatuses": [status],
+        }
 
     return rule
 
 
 class Nodes:
-    """Keeps the status of all pods of a namespace as the rule has it, while it is entered.  rule: may be changed at any time."""
+    """Keeps the status of all pods of a namespace as the rule has it, while it is entered.  rule:
+    may be changed at any time.
+    """
 
     def __init__(self, api: PlainApi, namespace: str, rule: Rule = ready) -> None:
         self.rule = rule
@@ -56,21 +89,31 @@ class Nodes:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._end.set()
         self._thread.join()
 
     def _run(self) -> None:
         while not self._end.is_set():
-            with contextlib.suppress(AssertionError, OSError, HTTPException):  # a pod changed, or the server is away: look again
+            # a pod changed, or the server is away: look again
+            with contextlib.suppress(AssertionError, OSError, HTTPException):
                 self._tick()
             time.sleep(TICK_SECONDS)
 
     def _tick(self) -> None:
         for pod in self._api.items(self._path):
             status = None if "deletionTimestamp" in pod["metadata"] else self.rule(pod)
-            if status is not None and status["conditions"] != [_short(each) for each in pod["status"].get("conditions", ())]:
-                self._api.merge(f"{self._path}/{pod['metadata']['name']}/status", {"status": status})
+            if status is not None and status["conditions"] != [
+                _short(each) for each in pod["status"].get("conditions", ())
+            ]:
+                self._api.merge(
+                    f"{self._path}/{pod['metadata']['name']}/status", {"status": status}
+                )
 
 
 def _short(condition: Body) -> Body:

@@ -11,15 +11,23 @@ from tests.apiserver.operator_scene import Scene
 from tests.apiserver.plain_api import PlainApi
 
 SELDOM = "300"
-"""Seconds between resyncs, as by default: none comes to the help of a test, which has to see what watches and our own answers do."""
+"""Seconds between resyncs, as by default: none comes to the help of a test, which has to see what
+watches and our own answers do.
+"""
 
 
 @contextmanager
-def operator_in(plane: ControlPlane, folder: Path, namespace: str, **settings: str) -> Iterator[OperatorProcess]:
-    """A new namespace and an operator that serves it alone.  settings: environment variables over the ones that tests use."""
+def operator_in(
+    plane: ControlPlane, folder: Path, namespace: str, **settings: str
+) -> Iterator[OperatorProcess]:
+    """A new namespace and an operator that serves it alone.  settings: environment variables over
+    the ones that tests use.
+    """
     plane.kubectl("create", "namespace", namespace)
     try:
-        with OperatorProcess(folder, plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=namespace, **settings) as process:
+        with OperatorProcess(
+            folder, plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=namespace, **settings
+        ) as process:
             yield process
     finally:
         plane.kubectl("delete", "namespace", namespace, "--wait=false")

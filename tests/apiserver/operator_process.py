@@ -27,7 +27,9 @@ class OperatorProcess:
     settings: environment variables over the ones that tests use
     """
 
-    def __init__(self, folder: Path, kubeconfig: Path, *, name: str = "operator", **settings: str) -> None:
+    def __init__(
+        self, folder: Path, kubeconfig: Path, *, name: str = "operator", **settings: str
+    ) -> None:
         self._log = folder / f"{name}.log"
         self._environment = {
             "PATH": os.environ["PATH"],
@@ -51,7 +53,12 @@ class OperatorProcess:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.kill()
 
     def start(self) -> None:
@@ -60,9 +67,16 @@ class OperatorProcess:
         command = [sys.executable, "-m", "pdcluster_operator"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", launcher, str(os.getpid()), *command], stdout=log, stderr=log, env=self._environment
+                [sys.executable, "-I", launcher, str(os.getpid()), *command],
+                stdout=log,
+                stderr=log,
+                env=self._environment,
             )
-        wait_for(self._is_ready, START_SECONDS, lambda: f"the operator is not ready; its log ends:\n{self.log_end}")
+        wait_for(
+            self._is_ready,
+            START_SECONDS,
+            lambda: f"the operator is not ready; its log ends:\n{self.log_end}",
+        )
 
     def kill(self) -> None:
         """End it at once, as a node that dies."""
@@ -115,20 +129,35 @@ class OperatorProcess:
         """Sum of a metric's samples that have these labels."""
         wanted = {f'{key}="{value}"' for key, value in labels.items()}
         samples = _SAMPLE.findall(self.get("/metrics")[1])
-        return sum(float(value) for found, text, value in samples if found == name and wanted <= set(text.split(",")))
+        return sum(
+            float(value)
+            for found, text, value in samples
+            if found == name and wanted <= set(text.split(","))
+        )
 
     def num_writes(self) -> float:
         """Requests that write, those for the Lease aside."""
         name = "pdcluster_operator_api_calls_total"
-        return sum(self.metric(name, verb=verb) - self.metric(name, verb=verb, kind="Lease") for verb in WRITES)
+        return sum(
+            self.metric(name, verb=verb) - self.metric(name, verb=verb, kind="Lease")
+            for verb in WRITES
+        )
 
     def await_resyncs(self, count: int) -> None:
-        """Wait until everything was listed, and all PDClusters were looked at, so many times more."""
+        """Wait until everything was listed, and all PDClusters were looked at, so
+        many times more.
+        """
         before = self._num_passes()
-        wait_for(lambda: self._num_passes() >= before + count + 1, START_SECONDS, lambda: f"no resync; the log ends:\n{self.log_end}")
+        wait_for(
+            lambda: self._num_passes() >= before + count + 1,
+            START_SECONDS,
+            lambda: f"no resync; the log ends:\n{self.log_end}",
+        )
 
     def _num_passes(self) -> float:
-        return self.metric("pdcluster_operator_api_calls_total", verb="list", kind="Service", code="200")
+        return self.metric(
+            "pdcluster_operator_api_calls_total", verb="list", kind="Service", code="200"
+        )
 
     def _is_ready(self) -> bool:
         assert self._process is not None

@@ -46,7 +46,12 @@ class Scene:
     def create(self, **changes: Any) -> Body:
         """Make the PDCluster; changes: sections of the spec, over SPEC."""
         spec = {**copy.deepcopy(SPEC), **changes}
-        body = {"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": self.name}, "spec": spec}
+        body = {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": self.name},
+            "spec": spec,
+        }
         return self.api.create(self._clusters, body)
 
     def change(self, **sections: Any) -> None:
@@ -77,7 +82,9 @@ class Scene:
 
     def condition(self, kind: str) -> Body:
         """A condition; empty when it is not there."""
-        return next((each for each in self.status.get("conditions", ()) if each["type"] == kind), {})
+        return next(
+            (each for each in self.status.get("conditions", ()) if each["type"] == kind), {}
+        )
 
     def await_condition(self, kind: str, status: str, reason: str | None = None) -> Body:
         """Wait for a condition of the newest spec; returns it."""
@@ -85,12 +92,22 @@ class Scene:
         def holds() -> Body | None:
             found, body = self.condition(kind), self.body
             is_new = found.get("observedGeneration") == body["metadata"]["generation"]
-            return found if is_new and found["status"] == status and reason in (None, found["reason"]) else None
+            return (
+                found
+                if is_new and found["status"] == status and reason in (None, found["reason"])
+                else None
+            )
 
-        return wait_for(holds, DEADLINE_SECONDS, lambda: f"{kind}={status} {reason or ''}; status: {self.status}")
+        return wait_for(
+            holds,
+            DEADLINE_SECONDS,
+            lambda: f"{kind}={status} {reason or ''}; status: {self.status}",
+        )
 
     def children(self, kind: str) -> dict[str, Body]:
-        """Children of the PDCluster, by name; objects that other controllers made with its labels are left out."""
+        """Children of the PDCluster, by name; objects that other controllers made with its labels
+        are left out.
+        """
         items = self.api.items(f"{self.path(kind)}?labelSelector={CLUSTER}={self.name}")
         return {body["metadata"]["name"]: body for body in items if _is_child(body)}
 
@@ -100,21 +117,32 @@ class Scene:
 
     def pods(self) -> dict[str, str]:
         """Uids of its pods, by name."""
-        items = self.api.items(f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={CLUSTER}={self.name}")
+        items = self.api.items(
+            f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={CLUSTER}={self.name}"
+        )
         return {body["metadata"]["name"]: body["metadata"]["uid"] for body in items}
 
     def versions(self) -> dict[tuple[str, ...], str]:
-        """Versions that any write to the PDCluster or a child would change; a budget's status is Kubernetes' own."""
-        found: dict[tuple[str, ...], str] = {(*key, "uid"): body["metadata"]["uid"] for key, body in self.everything().items()}
+        """Versions that any write to the PDCluster or a child would change; a budget's status is
+        Kubernetes' own.
+        """
+        found: dict[tuple[str, ...], str] = {
+            (*key, "uid"): body["metadata"]["uid"] for key, body in self.everything().items()
+        }
         found |= {
             (*key, "version"): body["metadata"]["resourceVersion"]
             for key, body in self.everything().items()
             if key[0] != "PodDisruptionBudget"
         }
-        return {**found, ("PDCluster", self.name, "version"): self.body["metadata"]["resourceVersion"]}
+        return {
+            **found,
+            ("PDCluster", self.name, "version"): self.body["metadata"]["resourceVersion"],
+        }
 
     def settled_versions(self) -> dict[tuple[str, ...], str]:
-        """Versions once two looks at them are equal: a condition can come before the last write of its pass."""
+        """Versions once two looks at them are equal: a condition can come before the last write of
+        its pass.
+        """
         last: dict[tuple[str, ...], str] = {}
 
         def is_settled() -> bool:
@@ -136,4 +164,7 @@ class Scene:
 
 
 def _is_child(body: Body) -> bool:
-    return any(reference["kind"] == "PDCluster" for reference in body["metadata"].get("ownerReferences", ()))
+    return any(
+        reference["kind"] == "PDCluster"
+        for reference in body["metadata"].get("ownerReferences", ())
+    )

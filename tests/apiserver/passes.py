@@ -1,4 +1,6 @@
-"""The reconciler on the real API server, pass by pass as a test asks for them, with no watch that could help it."""
+"""The reconciler on the real API server, pass by pass as a test asks for them, with no watch that
+could help it.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -22,7 +24,9 @@ MAX_PASSES = 10
 
 
 class Passes:
-    """loop: filled, and not running: rounds of scrapes and reads of etcd begin with a pass that wants them."""
+    """loop: filled, and not running: rounds of scrapes and reads of etcd begin with a pass that
+    wants them.
+    """
 
     def __init__(self, loop: Loop, key: Key) -> None:
         self.loop, self.key = loop, key
@@ -55,7 +59,9 @@ class Passes:
 async def passes_over(
     kubeconfig: Path, namespace: str, name: str = "chat", *, runs: bool = False, **settings: Any
 ) -> AsyncIterator[Passes]:
-    """Passes over one PDCluster, which exists.  runs: the test runs the loop; settings: of the loop."""
+    """Passes over one PDCluster, which exists.  runs: the test runs the loop; settings: of the
+    loop.
+    """
     registry = CollectorRegistry()
     async with ApiClient(await connect(kubeconfig), ApiMetrics(registry)) as client:
         loop = Loop(client, LoopSettings(SITE, "operator-0", (namespace,), **settings), registry)

@@ -1,4 +1,6 @@
-"""Stands in for workers in etcd: pods that have started are registered there, and drain on command."""
+"""Stands in for workers in etcd: pods that have started are registered there, and
+drain on command.
+"""
 
 import contextlib
 import json
@@ -36,14 +38,22 @@ class Registered:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._end.set()
         self._thread.join()
 
     def states(self, name: str) -> dict[str, str]:
         """States that the workers of a cluster report, by pod."""
         prefix = f"{keys.cluster_prefix(self._namespace, name)}workers/"
-        return {key.rpartition("/")[2]: json.loads(value)["state"] for key, value in self._etcd.values(prefix).items()}
+        return {
+            key.rpartition("/")[2]: json.loads(value)["state"]
+            for key, value in self._etcd.values(prefix).items()
+        }
 
     def commands(self, name: str) -> set[str]:
         """Pods of a cluster with a drain command."""
@@ -52,13 +62,16 @@ class Registered:
 
     def _run(self) -> None:
         while not self._end.is_set():
-            with contextlib.suppress(AssertionError, OSError, HTTPException, httpx.HTTPError):  # one of the servers is away: look again
+            # one of the servers is away: look again
+            with contextlib.suppress(AssertionError, OSError, HTTPException, httpx.HTTPError):
                 self._tick()
             time.sleep(TICK_SECONDS)
 
     def _tick(self) -> None:
         stored = self._etcd.values(f"/pdcluster/{self._namespace}/")
-        pods = self._api.items(f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={REVISION}")
+        pods = self._api.items(
+            f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={REVISION}"
+        )
         found = {record_key(self._namespace, pod["metadata"]): pod for pod in pods}
         for key in {key for key in stored if "/workers/" in key} - set(found):
             self._etcd.delete(key)
@@ -72,8 +85,13 @@ class Registered:
         if not any(each.get("started") for each in pod["status"].get("containerStatuses", ())):
             return None
         metadata = pod["metadata"]
-        is_told = keys.command_key(self._namespace, metadata["labels"][CLUSTER], metadata["name"]) in stored
-        return record_of("ready" if not is_told else "draining" if metadata["name"] in self.busy else "drained")
+        is_told = (
+            keys.command_key(self._namespace, metadata["labels"][CLUSTER], metadata["name"])
+            in stored
+        )
+        return record_of(
+            "ready" if not is_told else "draining" if metadata["name"] in self.busy else "drained"
+        )
 
 
 def record_key(namespace: str, metadata: dict[str, Any]) -> str:
@@ -86,4 +104,6 @@ def record_key(namespace: str, metadata: dict[str, Any]) -> str:
 def record_of(state: str, disaggregation: Body | None = None) -> str:
     """A record as far as the operator reads it."""
     addresses = {f"{kind}_address": "h:1" for kind in ("http", "grpc", "kv")}
-    return json.dumps({"engine_id": "e1", "state": state, **addresses, "disaggregation": disaggregation})
+    return json.dumps(
+        {"engine_id": "e1", "state": state, **addresses, "disaggregation": disaggregation}
+    )

@@ -1,4 +1,6 @@
-"""Every CEL rule of the PDCluster CRD on a real API server: what it lets through, what it refuses, where and in which words."""
+"""Every CEL rule of the PDCluster CRD on a real API server: what it lets through, what it refuses,
+where and in which words.
+"""
 
 import re
 from collections.abc import Iterator

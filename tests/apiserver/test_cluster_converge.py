@@ -1,4 +1,6 @@
-"""Children on the real API server: no drift where there is none, our fields reverted after any edit, and those of others left."""
+"""Children on the real API server: no drift where there is none, our fields reverted after any
+edit, and those of others left.
+"""
 
 import json
 from collections.abc import Callable
@@ -27,20 +29,40 @@ def kubectl(control_plane: ControlPlane, namespace: str) -> Callable[..., str]:
 def content(body: Body) -> Body:
     """A body without what changes with every write, and without what kubectl notes for itself."""
     kept = {key: body["metadata"].get(key) for key in ("name", "labels", "ownerReferences")}
-    annotations = {key: value for key, value in body["metadata"].get("annotations", {}).items() if "kubectl" not in key}
-    return {**{key: body[key] for key in body if key != "status"}, "metadata": {**kept, "annotations": annotations}}
+    annotations = {
+        key: value
+        for key, value in body["metadata"].get("annotations", {}).items()
+        if "kubectl" not in key
+    }
+    return {
+        **{key: body[key] for key in body if key != "status"},
+        "metadata": {**kept, "annotations": annotations},
+    }
 
 
 def controllers_are_done(kubectl: Callable[..., str]) -> bool:
-    """Return whether StatefulSets and disruption budgets have the status that their controllers give them."""
-    items = json.loads(kubectl("get", "statefulsets,poddisruptionbudgets", "--output", "json"))["items"]
-    return all(item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"] for item in items)
+    """Return whether StatefulSets and disruption budgets have the status that their controllers
+    give them.
+    """
+    items = json.loads(kubectl("get", "statefulsets,poddisruptionbudgets", "--output", "json"))[
+        "items"
+    ]
+    return all(
+        item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"]
+        for item in items
+    )
 
 
-async def test_children_of_every_kind_are_made_and_then_left_alone(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+async def test_children_of_every_kind_are_made_and_then_left_alone(
+    connection: Connection, owner: Body, kubectl: Callable[..., str]
+):
     everything = objects.everything(owner)
     assert await connection.converge(owner, everything) == []
-    wait_for(lambda: controllers_are_done(kubectl), 30.0, "controllers write the status of what they watch")
+    wait_for(
+        lambda: controllers_are_done(kubectl),
+        30.0,
+        "controllers write the status of what they watch",
+    )
     writes = connection.writes
     assert await connection.actions(owner, everything) == []
     assert await connection.converge(owner, everything) == []
@@ -60,44 +82,130 @@ EDITS = {
     "image": ("set", "image", STATEFUL, "worker=example/other:2"),
     "resources": ("set", "resources", STATEFUL, "--limits=cpu=2,memory=4Gi"),
     "scale": ("scale", STATEFUL, "--replicas=0"),
-    "node selector": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"nodeSelector":{"disk":"fast"}}}}}'),
-    "toleration": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"tolerations":[{"operator":"Exists"}]}}}}'),
-    "volume removed": ("patch", STATEFUL, "--type=json", "-p", '[{"op":"remove","path":"/spec/template/spec/topologySpreadConstraints"}]'),
-    "service port": ("patch", "service/chat", "--type=merge", "-p", '{"spec":{"ports":[{"name":"web","port":8000}]}}'),
+    "node selector": (
+        "patch",
+        STATEFUL,
+        "-p",
+        '{"spec":{"template":{"spec":{"nodeSelector":{"disk":"fast"}}}}}',
+    ),
+    "toleration": (
+        "patch",
+        STATEFUL,
+        "-p",
+        '{"spec":{"template":{"spec":{"tolerations":[{"operator":"Exists"}]}}}}',
+    ),
+    "volume removed": (
+        "patch",
+        STATEFUL,
+        "--type=json",
+        "-p",
+        '[{"op":"remove","path":"/spec/template/spec/topologySpreadConstraints"}]',
+    ),
+    "service port": (
+        "patch",
+        "service/chat",
+        "--type=merge",
+        "-p",
+        '{"spec":{"ports":[{"name":"web","port":8000}]}}',
+    ),
     "service type": ("patch", "service/chat", "-p", '{"spec":{"type":"NodePort"}}'),
     "service selector": ("set", "selector", "service/chat", "app=other"),
-    "network policy": ("patch", "networkpolicy/chat", "--type=merge", "-p", '{"spec":{"egress":[],"policyTypes":["Egress"]}}'),
-    "policy opened": ("patch", "networkpolicy/chat", "--type=merge", "-p", '{"spec":{"ingress":[{}]}}'),
-    "budget": ("patch", "poddisruptionbudget/chat-decode-cpu", "--type=merge", "-p", '{"spec":{"maxUnavailable":2}}'),
+    "network policy": (
+        "patch",
+        "networkpolicy/chat",
+        "--type=merge",
+        "-p",
+        '{"spec":{"egress":[],"policyTypes":["Egress"]}}',
+    ),
+    "policy opened": (
+        "patch",
+        "networkpolicy/chat",
+        "--type=merge",
+        "-p",
+        '{"spec":{"ingress":[{}]}}',
+    ),
+    "budget": (
+        "patch",
+        "poddisruptionbudget/chat-decode-cpu",
+        "--type=merge",
+        "-p",
+        '{"spec":{"maxUnavailable":2}}',
+    ),
     "data changed": ("patch", "configmap/chat-policy", "-p", '{"data":{"policy.yaml":"x"}}'),
-    "data removed": ("patch", "configmap/chat-policy", "--type=json", "-p", '[{"op":"remove","path":"/data"}]'),
+    "data removed": (
+        "patch",
+        "configmap/chat-policy",
+        "--type=json",
+        "-p",
+        '[{"op":"remove","path":"/data"}]',
+    ),
     "made immutable": ("patch", "configmap/chat-policy", "-p", '{"immutable":true}'),
-    "label changed": ("label", "serviceaccount/chat", "app.kubernetes.io/instance=other", "--overwrite"),
+    "label changed": (
+        "label",
+        "serviceaccount/chat",
+        "app.kubernetes.io/instance=other",
+        "--overwrite",
+    ),
     "label removed": ("label", "service/chat", "pdcluster.io/cluster-"),
     "our annotation": ("annotate", STATEFUL, "pdcluster.io/applied=x", "--overwrite"),
-    "all managed fields gone": ("patch", STATEFUL, "--type=merge", "-p", '{"metadata":{"managedFields":[{}]}}'),
+    "all managed fields gone": (
+        "patch",
+        STATEFUL,
+        "--type=merge",
+        "-p",
+        '{"metadata":{"managedFields":[{}]}}',
+    ),
 }
 ADDITIONS = {
     "env": ("set", "env", STATEFUL, "EXTRA=1"),
     "restart": ("rollout", "restart", STATEFUL),
-    "sidecar": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"containers":[{"name":"side","image":"x"}]}}}}'),
-    "fields": ("patch", STATEFUL, "-p", '{"spec":{"minReadySeconds":7,"template":{"spec":{"hostIPC":true}}}}'),
+    "sidecar": (
+        "patch",
+        STATEFUL,
+        "-p",
+        '{"spec":{"template":{"spec":{"containers":[{"name":"side","image":"x"}]}}}}',
+    ),
+    "fields": (
+        "patch",
+        STATEFUL,
+        "-p",
+        '{"spec":{"minReadySeconds":7,"template":{"spec":{"hostIPC":true}}}}',
+    ),
     "session affinity": ("patch", "service/chat", "-p", '{"spec":{"sessionAffinity":"ClientIP"}}'),
-    "port": ("patch", "service/chat-workers", "-p", '{"spec":{"ports":[{"name":"more","port":1234}]}}'),
+    "port": (
+        "patch",
+        "service/chat-workers",
+        "-p",
+        '{"spec":{"ports":[{"name":"more","port":1234}]}}',
+    ),
     "data": ("patch", "configmap/chat-policy", "-p", '{"data":{"other.yaml":"x"}}'),
-    "pull secret": ("patch", "serviceaccount/chat", "-p", '{"imagePullSecrets":[{"name":"registry"}]}'),
+    "pull secret": (
+        "patch",
+        "serviceaccount/chat",
+        "-p",
+        '{"imagePullSecrets":[{"name":"registry"}]}',
+    ),
     "client-side apply": ("apply", "--filename", "-"),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 async def test_an_edit_by_hand_is_put_back(
-    connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str, edit: tuple[str, ...]
+    connection: Connection,
+    owner: Body,
+    control_plane: ControlPlane,
+    namespace: str,
+    edit: tuple[str, ...],
 ):
     everything = objects.everything(owner)
     await connection.converge(owner, everything)
-    before = {ObjectName(body["kind"], body["metadata"]["name"]): content(body) for body in await connection.live(namespace)}
-    control_plane.kubectl("--namespace", namespace, *edit, input=json.dumps(_another_stateful_set(owner)))
+    before = {
+        ObjectName(body["kind"], body["metadata"]["name"]): content(body)
+        for body in await connection.live(namespace)
+    }
+    control_plane.kubectl(
+        "--namespace", namespace, *edit, input=json.dumps(_another_stateful_set(owner))
+    )
     edited = await connection.actions(owner, everything)
     assert len(edited) == 1
     name = ObjectName(edited[0].kind.name, edited[0].name)
@@ -108,13 +216,25 @@ async def test_an_edit_by_hand_is_put_back(
 
 @pytest.mark.parametrize("edit", ADDITIONS.values(), ids=ADDITIONS.keys())
 async def test_what_an_edit_by_hand_adds_is_left(
-    connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str, edit: tuple[str, ...]
+    connection: Connection,
+    owner: Body,
+    control_plane: ControlPlane,
+    namespace: str,
+    edit: tuple[str, ...],
 ):
     everything = objects.everything(owner)
     await connection.converge(owner, everything)
-    before = {ObjectName(body["kind"], body["metadata"]["name"]): content(body) for body in await connection.live(namespace)}
-    control_plane.kubectl("--namespace", namespace, *edit, input=json.dumps(_another_stateful_set(owner)))
-    after = {ObjectName(body["kind"], body["metadata"]["name"]): content(body) for body in await connection.live(namespace)}
+    before = {
+        ObjectName(body["kind"], body["metadata"]["name"]): content(body)
+        for body in await connection.live(namespace)
+    }
+    control_plane.kubectl(
+        "--namespace", namespace, *edit, input=json.dumps(_another_stateful_set(owner))
+    )
+    after = {
+        ObjectName(body["kind"], body["metadata"]["name"]): content(body)
+        for body in await connection.live(namespace)
+    }
     assert len([name for name in before if before[name] != after[name]]) == 1
     assert await connection.actions(owner, everything) == []
 
@@ -124,28 +244,44 @@ async def test_a_field_of_another_that_excludes_ours_is_a_failure_that_says_so(
 ):
     everything = objects.everything(owner)
     await connection.converge(owner, everything)
-    kubectl("patch", "poddisruptionbudget/chat-decode-cpu", "--type=merge", "-p", '{"spec":{"maxUnavailable":null,"minAvailable":1}}')
+    kubectl(
+        "patch",
+        "poddisruptionbudget/chat-decode-cpu",
+        "--type=merge",
+        "-p",
+        '{"spec":{"maxUnavailable":null,"minAvailable":1}}',
+    )
     (failure,) = await connection.converge(owner, everything)
-    assert (failure.object, failure.reason) == ("PodDisruptionBudget chat-decode-cpu", "ApplyFailed")
+    assert (failure.object, failure.reason) == (
+        "PodDisruptionBudget chat-decode-cpu",
+        "ApplyFailed",
+    )
     assert "minAvailable and maxUnavailable cannot be both set" in failure.message
 
 
 def _another_stateful_set(owner: Body) -> Body:
     """Manifest of the workload in another user's file."""
     changed = objects.stateful_set(owner)
-    changed["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "MORE", "value": "1"})
+    changed["spec"]["template"]["spec"]["containers"][0]["env"].append(
+        {"name": "MORE", "value": "1"}
+    )
     del changed["metadata"]["ownerReferences"]
     return changed
 
 
-async def test_what_others_may_add_stays(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+async def test_what_others_may_add_stays(
+    connection: Connection, owner: Body, kubectl: Callable[..., str]
+):
     everything = objects.everything(owner)
     await connection.converge(owner, everything)
     kubectl("annotate", "service/chat", "example.com/address-pool=public")
     kubectl("label", STATEFUL, "team=search")
-    kubectl("patch", "serviceaccount/chat", "-p", '{"imagePullSecrets":[{"name":"worker_records"}]}')
+    kubectl(
+        "patch", "serviceaccount/chat", "-p", '{"imagePullSecrets":[{"name":"worker_records"}]}'
+    )
     assert await connection.actions(owner, everything) == []
-    everything[-4] = objects.ingress_service(owner, revision="89abcdef")  # a change of ours keeps it too
+    # a change of ours keeps it too
+    everything[-4] = objects.ingress_service(owner, revision="89abcdef")
     await connection.converge(owner, everything)
     service = await connection.get(SERVICE, owner["metadata"]["namespace"], "chat")
     assert service["metadata"]["annotations"]["example.com/address-pool"] == "public"
@@ -163,7 +299,9 @@ async def test_what_we_no_longer_say_goes(connection: Connection, owner: Body):
     assert "extra" not in live["metadata"]["labels"]
 
 
-async def test_a_lost_child_is_made_again_and_an_unwanted_one_goes(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+async def test_a_lost_child_is_made_again_and_an_unwanted_one_goes(
+    connection: Connection, owner: Body, kubectl: Callable[..., str]
+):
     everything = objects.everything(owner)
     await connection.converge(owner, everything)
     lost = (
@@ -177,14 +315,26 @@ async def test_a_lost_child_is_made_again_and_an_unwanted_one_goes(connection: C
     assert len(await connection.actions(owner, everything)) == len(lost)
     await connection.converge(owner, everything)
     assert await connection.actions(owner, everything) == []
-    assert {objects.WORKLOAD} < {body["metadata"]["name"] for body in await connection.live(owner["metadata"]["namespace"])}
+    assert {objects.WORKLOAD} < {
+        body["metadata"]["name"] for body in await connection.live(owner["metadata"]["namespace"])
+    }
     assert await connection.converge(owner, []) == []
-    ours = [body for body in await connection.live(owner["metadata"]["namespace"]) if body["metadata"].get("ownerReferences")]
-    left = {str(CHILD_OF_NAME[body["kind"]]) for body in ours if body["metadata"]["ownerReferences"][0]["kind"] == "PDCluster"}
+    ours = [
+        body
+        for body in await connection.live(owner["metadata"]["namespace"])
+        if body["metadata"].get("ownerReferences")
+    ]
+    left = {
+        str(CHILD_OF_NAME[body["kind"]])
+        for body in ours
+        if body["metadata"]["ownerReferences"][0]["kind"] == "PDCluster"
+    }
     assert left == {"Secret"}
 
 
-async def test_an_immutable_config_map_of_other_content_is_made_anew(connection: Connection, owner: Body):
+async def test_an_immutable_config_map_of_other_content_is_made_anew(
+    connection: Connection, owner: Body
+):
     namespace = owner["metadata"]["namespace"]
     await connection.converge(owner, [objects.engine_config_map(owner, "role: prefill\n")])
     before = await connection.get(CONFIG_MAP, namespace, objects.WORKLOAD)
@@ -194,7 +344,9 @@ async def test_an_immutable_config_map_of_other_content_is_made_anew(connection:
     assert live["metadata"]["uid"] != before["metadata"]["uid"]
 
 
-async def test_a_record_cannot_be_edited(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+async def test_a_record_cannot_be_edited(
+    connection: Connection, owner: Body, kubectl: Callable[..., str]
+):
     await connection.converge(owner, [objects.record(owner)])
     with pytest.raises(KubectlError, match="field is immutable"):
         kubectl("patch", RECORD, "-p", '{"data":{"other":1}}')
@@ -212,7 +364,9 @@ async def test_a_secret_is_written_once_and_again_when_asked(connection: Connect
     assert await connection.actions(owner, [newer], rewrite=asked) == []
 
 
-async def test_a_scaler_keeps_what_a_user_asked_for(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+async def test_a_scaler_keeps_what_a_user_asked_for(
+    connection: Connection, owner: Body, kubectl: Callable[..., str]
+):
     namespace = owner["metadata"]["namespace"]
     await connection.converge(owner, [objects.scaler(owner, replicas=1)])
     kubectl("scale", "pdps/chat-decode-cpu", "--replicas=4")
@@ -225,7 +379,9 @@ async def test_a_scaler_keeps_what_a_user_asked_for(connection: Connection, owne
     assert live["metadata"]["annotations"] == {SEEN_REPLICAS: "2"}
 
 
-async def test_a_scaler_that_nobody_knew_of_is_not_seeded(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+async def test_a_scaler_that_nobody_knew_of_is_not_seeded(
+    connection: Connection, owner: Body, kubectl: Callable[..., str]
+):
     namespace = owner["metadata"]["namespace"]
     await connection.converge(owner, [objects.scaler(owner, replicas=5)])
     kubectl("label", "pdps/chat-decode-cpu", "app.kubernetes.io/managed-by-")
@@ -245,21 +401,44 @@ async def test_a_child_that_lost_our_labels_is_found_again(
     before = await connection.get(kind, owner["metadata"]["namespace"], name)
     kubectl("label", f"{kind}/{name}", "app.kubernetes.io/managed-by-")
     assert await connection.converge_knowing(owner, [desired], []) == []
-    assert content(await connection.get(kind, owner["metadata"]["namespace"], name)) == content(before)
+    assert content(await connection.get(kind, owner["metadata"]["namespace"], name)) == content(
+        before
+    )
 
 
-@pytest.mark.parametrize("make", [objects.ingress_service, objects.config_map, objects.stateful_set, objects.secret, objects.scaler])
+@pytest.mark.parametrize(
+    "make",
+    [
+        objects.ingress_service,
+        objects.config_map,
+        objects.stateful_set,
+        objects.secret,
+        objects.scaler,
+    ],
+)
 async def test_an_object_of_somebody_else_is_not_touched(
-    connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str, make: Callable[[Body], Body]
+    connection: Connection,
+    owner: Body,
+    control_plane: ControlPlane,
+    namespace: str,
+    make: Callable[[Body], Body],
 ):
     theirs = make(owner)
-    theirs["metadata"] = {"name": theirs["metadata"]["name"], "namespace": namespace, "labels": {"theirs": "yes"}}
+    theirs["metadata"] = {
+        "name": theirs["metadata"]["name"],
+        "namespace": namespace,
+        "labels": {"theirs": "yes"},
+    }
     control_plane.kubectl("create", "--filename", "-", input=json.dumps(theirs))
     kind = CHILD_OF_NAME[theirs["kind"]]
     before = await connection.get(kind, namespace, theirs["metadata"]["name"])
     for known in ([], await connection.live(namespace)):
         failures = await connection.converge_knowing(owner, [make(owner)], known)
-        assert [(failure.object, failure.reason) for failure in failures] == [(f"{kind} {theirs['metadata']['name']}", "NameTaken")]
+        assert [(failure.object, failure.reason) for failure in failures] == [
+            (f"{kind} {theirs['metadata']['name']}", "NameTaken")
+        ]
         assert "delete it, or give the PDCluster another name" in failures[0].message
-    assert content(await connection.get(kind, namespace, theirs["metadata"]["name"])) == content(before)
+    assert content(await connection.get(kind, namespace, theirs["metadata"]["name"])) == content(
+        before
+    )
     assert await connection.actions(owner, []) == []

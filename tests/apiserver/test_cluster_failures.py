@@ -26,18 +26,30 @@ QUICK = Limits(timeout_seconds=2.0, tries=2, first_delay_seconds=0.05)
 
 @pytest.fixture
 def little_rights(control_plane: ControlPlane, namespace: str) -> Path:
-    """A kubeconfig of a user who may do all with ConfigMaps here, and no more than look at the rest."""
+    """A kubeconfig of a user who may do all with ConfigMaps here, and no more than look at the
+    rest.
+    """
     user = f"little-{namespace}"
-    control_plane.kubectl("-n", namespace, "create", "role", "little", "--verb=*", "--resource=configmaps")
-    control_plane.kubectl("-n", namespace, "create", "role", "look", "--verb=get,list", "--resource=*.*,*")
+    control_plane.kubectl(
+        "-n", namespace, "create", "role", "little", "--verb=*", "--resource=configmaps"
+    )
+    control_plane.kubectl(
+        "-n", namespace, "create", "role", "look", "--verb=get,list", "--resource=*.*,*"
+    )
     for role in ("little", "look"):
-        control_plane.kubectl("-n", namespace, "create", "rolebinding", role, f"--role={role}", f"--user={user}")
+        control_plane.kubectl(
+            "-n", namespace, "create", "rolebinding", role, f"--role={role}", f"--user={user}"
+        )
     return control_plane.kubeconfig_for(user)
 
 
-async def test_a_missing_right_is_told_and_stops_nothing_else(little_rights: Path, owner: Body, namespace: str):
+async def test_a_missing_right_is_told_and_stops_nothing_else(
+    little_rights: Path, owner: Body, namespace: str
+):
     async with connected(little_rights) as limited:
-        failures = await limited.converge_knowing(owner, [objects.config_map(owner), objects.ingress_service(owner)], [])
+        failures = await limited.converge_knowing(
+            owner, [objects.config_map(owner), objects.ingress_service(owner)], []
+        )
         assert await limited.get(CONFIG_MAP, namespace, "chat-policy")
     [failure] = failures
     assert (failure.object, failure.reason) == ("Service chat", conditions.FORBIDDEN)
@@ -56,14 +68,26 @@ async def test_nothing_is_deleted_while_the_service_is_not_as_it_should_be(
     assert await connection.get(CONFIG_MAP, namespace, "chat-policy")
 
 
-async def test_a_used_up_quota_is_told_with_its_name(connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str):
-    control_plane.kubectl("-n", namespace, "create", "quota", "small", "--hard=services=0,count/statefulsets.apps=0")
+async def test_a_used_up_quota_is_told_with_its_name(
+    connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str
+):
+    control_plane.kubectl(
+        "-n", namespace, "create", "quota", "small", "--hard=services=0,count/statefulsets.apps=0"
+    )
     wait_for(
-        lambda: "services" in control_plane.kubectl("-n", namespace, "get", "quota", "small", "-o", "jsonpath={.status.used}"),
+        lambda: (
+            "services"
+            in control_plane.kubectl(
+                "-n", namespace, "get", "quota", "small", "-o", "jsonpath={.status.used}"
+            )
+        ),
         30.0,
         "the quota is counted",
     )
-    failures = await connection.converge(owner, [objects.config_map(owner), objects.stateful_set(owner), objects.ingress_service(owner)])
+    failures = await connection.converge(
+        owner,
+        [objects.config_map(owner), objects.stateful_set(owner), objects.ingress_service(owner)],
+    )
     assert [(failure.object, failure.reason) for failure in failures] == [
         (f"StatefulSet {objects.WORKLOAD}", conditions.QUOTA_EXCEEDED),
         ("Service chat", conditions.QUOTA_EXCEEDED),
@@ -72,7 +96,9 @@ async def test_a_used_up_quota_is_told_with_its_name(connection: Connection, own
     assert await connection.get(CONFIG_MAP, namespace, "chat-policy")
 
 
-async def test_a_field_that_does_not_exist_is_told_with_its_path(connection: Connection, owner: Body):
+async def test_a_field_that_does_not_exist_is_told_with_its_path(
+    connection: Connection, owner: Body
+):
     wrong = objects.stateful_set(owner)
     wrong["spec"]["template"]["spec"]["hostNetworking"] = True
     [failure] = await connection.converge(owner, [wrong])
@@ -89,80 +115,144 @@ async def test_a_field_that_cannot_change_is_told(connection: Connection, owner:
     assert "updates to statefulset spec for fields other than" in failure.message
 
 
-async def test_an_object_made_anew_meanwhile_is_decided_upon_anew(connection: Connection, owner: Body, namespace: str):
+async def test_an_object_made_anew_meanwhile_is_decided_upon_anew(
+    connection: Connection, owner: Body, namespace: str
+):
     await connection.converge(owner, [objects.config_map(owner, "old")])
     stale = await connection.live(namespace)
     before = await connection.get(CONFIG_MAP, namespace, "chat-policy")
-    await connection.client.delete(CONFIG_MAP, namespace, "chat-policy", uid=before["metadata"]["uid"])
+    await connection.client.delete(
+        CONFIG_MAP, namespace, "chat-policy", uid=before["metadata"]["uid"]
+    )
     assert await connection.converge_knowing(owner, [objects.config_map(owner, "new")], stale) == []
-    assert (await connection.get(CONFIG_MAP, namespace, "chat-policy"))["data"] == {"policy.yaml": "new"}
-    # Now it is another object of the same name: what was decided about the old one does nothing to it.
+    assert (await connection.get(CONFIG_MAP, namespace, "chat-policy"))["data"] == {
+        "policy.yaml": "new"
+    }
+    # Now it is another object of the same name: what was decided about the old one does nothing to
+    # it.
     assert await connection.converge_knowing(owner, [], stale) == []
-    assert await connection.converge_knowing(owner, [objects.config_map(owner, "newer")], stale) == []
-    assert (await connection.get(CONFIG_MAP, namespace, "chat-policy"))["data"] == {"policy.yaml": "newer"}
+    assert (
+        await connection.converge_knowing(owner, [objects.config_map(owner, "newer")], stale) == []
+    )
+    assert (await connection.get(CONFIG_MAP, namespace, "chat-policy"))["data"] == {
+        "policy.yaml": "newer"
+    }
 
 
-async def test_a_scaler_that_is_gone_meanwhile_is_made_anew(connection: Connection, owner: Body, namespace: str):
+async def test_a_scaler_that_is_gone_meanwhile_is_made_anew(
+    connection: Connection, owner: Body, namespace: str
+):
     await connection.converge(owner, [objects.scaler(owner)])
     stale = await connection.live(namespace)
     before = await connection.get(POOL_SCALER, namespace, "chat-decode-cpu")
-    await connection.client.delete(POOL_SCALER, namespace, "chat-decode-cpu", uid=before["metadata"]["uid"])
-    assert await connection.converge_knowing(owner, [objects.scaler(owner, replicas=3, seen=3)], stale) == []
-    assert (await connection.get(POOL_SCALER, namespace, "chat-decode-cpu"))["spec"]["replicas"] == 3
+    await connection.client.delete(
+        POOL_SCALER, namespace, "chat-decode-cpu", uid=before["metadata"]["uid"]
+    )
+    assert (
+        await connection.converge_knowing(owner, [objects.scaler(owner, replicas=3, seen=3)], stale)
+        == []
+    )
+    assert (await connection.get(POOL_SCALER, namespace, "chat-decode-cpu"))["spec"][
+        "replicas"
+    ] == 3
     # One that was made again is patched: the manifest still asks for it.
-    assert await connection.converge_knowing(owner, [objects.scaler(owner, replicas=4, seen=4)], stale) == []
-    assert (await connection.get(POOL_SCALER, namespace, "chat-decode-cpu"))["spec"]["replicas"] == 4
+    assert (
+        await connection.converge_knowing(owner, [objects.scaler(owner, replicas=4, seen=4)], stale)
+        == []
+    )
+    assert (await connection.get(POOL_SCALER, namespace, "chat-decode-cpu"))["spec"][
+        "replicas"
+    ] == 4
 
 
 async def test_an_object_that_goes_meanwhile_is_made_again(
     connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str
 ):
     await connection.converge(owner, [objects.stateful_set(owner)])
-    control_plane.kubectl("-n", namespace, "set", "env", f"statefulset/{objects.WORKLOAD}", "PLAIN=2")
+    control_plane.kubectl(
+        "-n", namespace, "set", "env", f"statefulset/{objects.WORKLOAD}", "PLAIN=2"
+    )
     stale = await connection.live(namespace)
     control_plane.kubectl("-n", namespace, "delete", "statefulset", objects.WORKLOAD)
     assert await connection.converge_knowing(owner, [objects.stateful_set(owner)], stale) == []
     assert await connection.actions(owner, [objects.stateful_set(owner)]) == []
 
 
-async def test_delete_of_another_object_of_the_name_is_a_conflict(connection: Connection, owner: Body, namespace: str):
+async def test_delete_of_another_object_of_the_name_is_a_conflict(
+    connection: Connection, owner: Body, namespace: str
+):
     await connection.converge(owner, [objects.config_map(owner)])
     with pytest.raises(ConflictError):
         await connection.client.delete(CONFIG_MAP, namespace, "chat-policy", uid="another")
     with pytest.raises(ConflictError):
-        await connection.client.merge_patch(CONFIG_MAP, namespace, "chat-policy", {"metadata": {"uid": "another"}})
+        await connection.client.merge_patch(
+            CONFIG_MAP, namespace, "chat-policy", {"metadata": {"uid": "another"}}
+        )
     assert await connection.client.find(SERVICE, namespace, "nothing") is None
     with pytest.raises(NotFoundError):
         await connection.get(SERVICE, namespace, "nothing")
     await connection.client.delete(SERVICE, namespace, "nothing", uid="any")
 
 
-async def test_apply_without_force_overwrites_nobody(connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str):
-    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "chat-policy"}, "data": {"policy.yaml": "theirs"}}
-    control_plane.kubectl("-n", namespace, "apply", "--server-side", "-f", "-", input=json.dumps(theirs))
+async def test_apply_without_force_overwrites_nobody(
+    connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str
+):
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "chat-policy"},
+        "data": {"policy.yaml": "theirs"},
+    }
+    control_plane.kubectl(
+        "-n", namespace, "apply", "--server-side", "-f", "-", input=json.dumps(theirs)
+    )
     with pytest.raises(ConflictError, match="conflict with"):
         await connection.client.apply(CONFIG_MAP, objects.config_map(owner), force=False)
 
 
 async def test_list_reads_every_page(control_plane: ControlPlane, owner: Body, namespace: str):
     async with connected(control_plane.kubeconfig, Limits(page=2)) as paged:
-        made = [objects.manifest("Service", "v1", f"chat-{number}", owner, spec={"ports": [{"port": 80}]}) for number in range(5)]
+        made = [
+            objects.manifest(
+                "Service", "v1", f"chat-{number}", owner, spec={"ports": [{"port": 80}]}
+            )
+            for number in range(5)
+        ]
         assert await paged.converge_knowing(owner, made, []) == []
-        names = [body["metadata"]["name"] async for body in paged.client.list(SERVICE, namespace, labels="pdcluster.io/cluster=chat")]
+        names = [
+            body["metadata"]["name"]
+            async for body in paged.client.list(
+                SERVICE, namespace, labels="pdcluster.io/cluster=chat"
+            )
+        ]
         assert names == [body["metadata"]["name"] for body in made]
         assert paged.calls("list") == 3
-        assert [body async for body in paged.client.list(SERVICE, namespace, fields="metadata.name=nothing")] == []
+        assert [
+            body
+            async for body in paged.client.list(SERVICE, namespace, fields="metadata.name=nothing")
+        ] == []
 
 
 async def test_an_api_server_that_restarts_is_waited_for(own_plane: ControlPlane):
-    patient = Limits(timeout_seconds=2.0, tries=200, first_delay_seconds=0.05, max_delay_seconds=0.2)
-    policy = objects.config_map({"metadata": {"uid": "00000000-0000-0000-0000-000000000001", "namespace": "default"}})
-    async with connected(own_plane.kubeconfig, patient) as waiting, connected(own_plane.kubeconfig, QUICK) as quick:
+    patient = Limits(
+        timeout_seconds=2.0, tries=200, first_delay_seconds=0.05, max_delay_seconds=0.2
+    )
+    policy = objects.config_map(
+        {"metadata": {"uid": "00000000-0000-0000-0000-000000000001", "namespace": "default"}}
+    )
+    async with (
+        connected(own_plane.kubeconfig, patient) as waiting,
+        connected(own_plane.kubeconfig, QUICK) as quick,
+    ):
         await waiting.client.find(CONFIG_MAP, "default", "chat-policy")
         own_plane.stop()
         with pytest.raises(UnavailableError, match="the API server does not answer"):
             await quick.client.find(CONFIG_MAP, "default", "chat-policy")
-        actions = diff("00000000-0000-0000-0000-000000000001", [policy, objects.stateful_set(_owner_of(policy))], [])
+        actions = diff(
+            "00000000-0000-0000-0000-000000000001",
+            [policy, objects.stateful_set(_owner_of(policy))],
+            [],
+        )
         with pytest.raises(UnavailableError):
             await apply(quick.client, actions)
         applying = asyncio.create_task(apply(waiting.client, actions))
@@ -188,12 +278,17 @@ async def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: s
     path = tmp_path / "kubeconfig"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(StartError, match=r"kubeconfig .*kubeconfig cannot be used: (?s:.*); set KUBECONFIG to a working file") as e:
+    with pytest.raises(
+        StartError,
+        match=r"kubeconfig .*kubeconfig cannot be used: (?s:.*); set KUBECONFIG to a working file",
+    ) as e:
         await connect(path)
     assert e.value.exit_code == 2
 
 
-async def test_without_a_kubeconfig_and_outside_a_pod_there_is_no_connection(monkeypatch: pytest.MonkeyPatch):
+async def test_without_a_kubeconfig_and_outside_a_pod_there_is_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(StartError, match="not in a pod with a ServiceAccount"):
         await connect(None)

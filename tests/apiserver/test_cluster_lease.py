@@ -53,7 +53,11 @@ async def test_the_first_candidate_leads_and_renews(connection: Connection, name
     await one.acquire()
     assert one.is_leader
     first = await spec(connection, namespace)
-    assert (first["holderIdentity"], first["leaseDurationSeconds"], first["leaseTransitions"]) == ("one", 2, 1)
+    assert (first["holderIdentity"], first["leaseDurationSeconds"], first["leaseTransitions"]) == (
+        "one",
+        2,
+        1,
+    )
     async with running(one.hold()) as holding:
         while (await spec(connection, namespace))["renewTime"] == first["renewTime"]:
             await asyncio.sleep(0.02)
@@ -83,9 +87,14 @@ async def test_release_of_another_s_lease_does_nothing(connection: Connection, n
     assert (await spec(connection, namespace))["holderIdentity"] == "one"
 
 
-async def test_a_leader_that_is_gone_is_replaced_after_the_lease_time_only(connection: Connection, namespace: str):
+async def test_a_leader_that_is_gone_is_replaced_after_the_lease_time_only(
+    connection: Connection, namespace: str
+):
     clock = Clock()
-    one, two = (candidate(connection, namespace, name, clock=clock, sleep=clock.sleep) for name in ("one", "two"))
+    one, two = (
+        candidate(connection, namespace, name, clock=clock, sleep=clock.sleep)
+        for name in ("one", "two")
+    )
     await one.acquire()  # and never renews
     clock.now += 100.0  # what passed before `two` saw the record counts for nothing
     started = clock.now
@@ -112,18 +121,31 @@ async def test_a_leader_that_renews_is_not_replaced(connection: Connection, name
     assert (await spec(connection, namespace))["holderIdentity"] == "one"
 
 
-async def test_a_leader_whose_lease_is_another_s_stops_at_once(connection: Connection, control_plane: ControlPlane, namespace: str):
-    one = candidate(connection, namespace, "one", times=LeaseTimes(lease=600.0, renew=500.0, retry=0.05))
+async def test_a_leader_whose_lease_is_another_s_stops_at_once(
+    connection: Connection, control_plane: ControlPlane, namespace: str
+):
+    one = candidate(
+        connection, namespace, "one", times=LeaseTimes(lease=600.0, renew=500.0, retry=0.05)
+    )
     await one.acquire()
     control_plane.kubectl(
-        "-n", namespace, "patch", "lease", NAME, "--type=merge", "-p", json.dumps({"spec": {"holderIdentity": "another"}})
+        "-n",
+        namespace,
+        "patch",
+        "lease",
+        NAME,
+        "--type=merge",
+        "-p",
+        json.dumps({"spec": {"holderIdentity": "another"}}),
     )
     await asyncio.wait_for(one.hold(), TOO_LONG_SECONDS)
     assert not one.is_leader
     assert (await spec(connection, namespace))["holderIdentity"] == "another"
 
 
-async def test_a_deleted_lease_is_made_again_by_its_leader(connection: Connection, control_plane: ControlPlane, namespace: str):
+async def test_a_deleted_lease_is_made_again_by_its_leader(
+    connection: Connection, control_plane: ControlPlane, namespace: str
+):
     one = candidate(connection, namespace, "one")
     await one.acquire()
     control_plane.kubectl("-n", namespace, "delete", "lease", NAME)
@@ -141,10 +163,14 @@ async def test_two_candidates_at_once_make_one_leader(connection: Connection, na
         leaders = [each for each in candidates if each.is_leader]
         for task in trying:
             task.cancel()
-    assert [each.identity for each in leaders] == [(await spec(connection, namespace))["holderIdentity"]]
+    assert [each.identity for each in leaders] == [
+        (await spec(connection, namespace))["holderIdentity"]
+    ]
 
 
-async def test_a_candidate_without_rights_waits_and_says_why(control_plane: ControlPlane, namespace: str, caplog: pytest.LogCaptureFixture):
+async def test_a_candidate_without_rights_waits_and_says_why(
+    control_plane: ControlPlane, namespace: str, caplog: pytest.LogCaptureFixture
+):
     class EnoughError(Exception):
         pass
 
@@ -157,7 +183,9 @@ async def test_a_candidate_without_rights_waits_and_says_why(control_plane: Cont
     assert 'User "no-rights" cannot get resource "leases"' in caplog.text
 
 
-async def test_a_leader_that_cannot_renew_has_lost_before_anybody_can_take_over(own_plane: ControlPlane, caplog: pytest.LogCaptureFixture):
+async def test_a_leader_that_cannot_renew_has_lost_before_anybody_can_take_over(
+    own_plane: ControlPlane, caplog: pytest.LogCaptureFixture
+):
     async with connected(own_plane.kubeconfig, LIMITS) as made:
         one = candidate(made, "default", "one")
         await one.acquire()

@@ -29,7 +29,11 @@ def condition(status: str, reason: str) -> Body:
 
 
 async def test_status_is_written_as_a_whole(connection: Connection, owner: Body):
-    first = {"observedGeneration": 1, "endpoint": "http://x/v1", "conditions": [condition("False", "Starting")]}
+    first = {
+        "observedGeneration": 1,
+        "endpoint": "http://x/v1",
+        "conditions": [condition("False", "Starting")],
+    }
     written = await write_status(connection.client, PDCLUSTER, owner, first)
     assert written is not None
     assert written["status"] == first
@@ -40,39 +44,61 @@ async def test_status_is_written_as_a_whole(connection: Connection, owner: Body)
     assert written["status"] == second
 
 
-async def test_status_does_not_touch_what_the_spec_has_become(connection: Connection, owner: Body, control_plane: ControlPlane):
+async def test_status_does_not_touch_what_the_spec_has_become(
+    connection: Connection, owner: Body, control_plane: ControlPlane
+):
     namespace = owner["metadata"]["namespace"]
     patch = {"spec": {"roles": {"decode": {"pools": [{"name": "cpu", "replicas": 3}]}}}}
-    control_plane.kubectl("-n", namespace, "patch", "pdcluster", "chat", "--type=merge", "-p", json.dumps(patch))
+    control_plane.kubectl(
+        "-n", namespace, "patch", "pdcluster", "chat", "--type=merge", "-p", json.dumps(patch)
+    )
     written = await write_status(connection.client, PDCLUSTER, owner, {"observedGeneration": 1})
     assert written is not None
     assert written["spec"]["roles"]["decode"]["pools"][0]["replicas"] == 3
 
 
-async def test_status_of_an_object_that_is_gone_is_not_written(connection: Connection, owner: Body, control_plane: ControlPlane):
+async def test_status_of_an_object_that_is_gone_is_not_written(
+    connection: Connection, owner: Body, control_plane: ControlPlane
+):
     namespace = owner["metadata"]["namespace"]
     control_plane.kubectl("-n", namespace, "delete", "pdcluster", "chat")
-    assert await write_status(connection.client, PDCLUSTER, owner, {"observedGeneration": 1}) is None
+    assert (
+        await write_status(connection.client, PDCLUSTER, owner, {"observedGeneration": 1}) is None
+    )
     other = await connection.owner(namespace)
-    assert await write_status(connection.client, PDCLUSTER, owner, {"observedGeneration": 9}) is None
+    assert (
+        await write_status(connection.client, PDCLUSTER, owner, {"observedGeneration": 9}) is None
+    )
     stored = await connection.get(PDCLUSTER, namespace, other["metadata"]["name"])
     assert stored["status"] == {"observedGeneration": -1}
 
 
-async def test_status_of_a_scaler_is_what_scale_shows(connection: Connection, owner: Body, control_plane: ControlPlane):
+async def test_status_of_a_scaler_is_what_scale_shows(
+    connection: Connection, owner: Body, control_plane: ControlPlane
+):
     namespace = owner["metadata"]["namespace"]
     await connection.converge(owner, [objects.scaler(owner, replicas=2)])
     live = await connection.get(POOL_SCALER, namespace, "chat-decode-cpu")
-    await write_status(connection.client, POOL_SCALER, live, {"replicas": 2, "selector": "pdcluster.io/pool=cpu"})
-    shown = json.loads(control_plane.kubectl("-n", namespace, "get", "pdps", "chat-decode-cpu", "--subresource=scale", "-o", "json"))
+    await write_status(
+        connection.client, POOL_SCALER, live, {"replicas": 2, "selector": "pdcluster.io/pool=cpu"}
+    )
+    shown = json.loads(
+        control_plane.kubectl(
+            "-n", namespace, "get", "pdps", "chat-decode-cpu", "--subresource=scale", "-o", "json"
+        )
+    )
     assert shown["status"] == {"replicas": 2, "selector": "pdcluster.io/pool=cpu"}
 
 
-async def test_an_event_shows_where_the_object_is_described(connection: Connection, owner: Body, control_plane: ControlPlane):
+async def test_an_event_shows_where_the_object_is_described(
+    connection: Connection, owner: Body, control_plane: ControlPlane
+):
     events = Events(connection.client, "operator-0")
     assert await events.post(owner, Event("RolloutStarted", "to revision 0123abcd"))
     assert await events.post(owner, Event("NameTaken", "Service chat exists", warning=True))
-    described = control_plane.kubectl("-n", owner["metadata"]["namespace"], "describe", "pdcluster", "chat")
+    described = control_plane.kubectl(
+        "-n", owner["metadata"]["namespace"], "describe", "pdcluster", "chat"
+    )
     [started] = [line for line in described.splitlines() if "RolloutStarted" in line]
     assert started.split()[0] == "Normal"
     assert started.endswith("to revision 0123abcd")

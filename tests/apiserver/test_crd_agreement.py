@@ -1,4 +1,6 @@
-"""The API server and the model accept the same objects, refuse the same, and name the same place."""
+"""The API server and the model accept the same objects, refuse the same, and name the
+same place.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ SEEN_BY_THE_SERVER = [wrong for wrong in BAD if wrong.field is not None]
 
 
 @pytest.mark.parametrize("change", GOOD.values(), ids=GOOD.keys())
-def test_right_objects_are_accepted_and_mean_the_same_when_stored(change: Change, dry_clusters: Objects) -> None:
+def test_right_objects_are_accepted_and_mean_the_same_when_stored(
+    change: Change, dry_clusters: Objects
+) -> None:
     document = minimal()
     change(document)
     answer = dry_clusters.create(document, dry_run=True)
@@ -30,20 +34,27 @@ def test_right_objects_are_accepted_and_mean_the_same_when_stored(change: Change
     assert revision_of(stored.spec) == revision_of(given.spec)
 
 
-@pytest.mark.parametrize("wrong", SEEN_BY_THE_SERVER, ids=[wrong.fault[:60] for wrong in SEEN_BY_THE_SERVER])
-def test_wrong_objects_are_refused_where_the_model_refuses_them(wrong: Wrong, dry_clusters: Objects) -> None:
+@pytest.mark.parametrize(
+    "wrong", SEEN_BY_THE_SERVER, ids=[wrong.fault[:60] for wrong in SEEN_BY_THE_SERVER]
+)
+def test_wrong_objects_are_refused_where_the_model_refuses_them(
+    wrong: Wrong, dry_clusters: Objects
+) -> None:
     document = minimal()
     wrong.change(document)
     answer = dry_clusters.create(document, dry_run=True)
 
     assert not answer.accepted
-    assert wrong.field in {field for field, _ in answer.causes} or f'"{wrong.field}"' in answer.content["message"], answer.content[
-        "message"
-    ]
+    assert (
+        wrong.field in {field for field, _ in answer.causes}
+        or f'"{wrong.field}"' in answer.content["message"]
+    ), answer.content["message"]
 
 
 def test_a_null_section_is_dropped_where_the_model_asks_for_a_value(dry_clusters: Objects) -> None:
-    """The one difference: what the API server stores says the same as a section that is not there."""
+    """The one difference: what the API server stores says the same as a section that
+    is not there.
+    """
     document = minimal()
     document["spec"]["engine"] = None
     with pytest.raises(InvalidObjectError):
@@ -57,9 +68,13 @@ def test_a_null_section_is_dropped_where_the_model_asks_for_a_value(dry_clusters
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_accepted(path: Path, control_plane: ControlPlane) -> None:
     assert load(path).kind == "PDCluster"
-    printed = control_plane.kubectl("create", "--dry-run=server", "--validate=strict", "--filename", str(path))
+    printed = control_plane.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "--filename", str(path)
+    )
 
-    kinds = [document["kind"].lower() for document in yaml.safe_load_all(path.read_text()) if document]
+    kinds = [
+        document["kind"].lower() for document in yaml.safe_load_all(path.read_text()) if document
+    ]
     assert [line.partition("/")[0].partition(".")[0] for line in printed.splitlines()] == kinds
 
 

@@ -1,4 +1,6 @@
-"""Every phase of a PDCluster as kstatus reads it, which Flux waits by: from the API server, with the statuses that are planned."""
+"""Every phase of a PDCluster as kstatus reads it, which Flux waits by: from the API server, with
+the statuses that are planned.
+"""
 
 from typing import Any
 
@@ -21,7 +23,10 @@ def kstatus(body: Json) -> str:
     status: dict[str, Any] = body.get("status", {})
     if "deletionTimestamp" in body["metadata"]:
         return "Terminating"
-    if status.get("observedGeneration", body["metadata"]["generation"]) != body["metadata"]["generation"]:
+    if (
+        status.get("observedGeneration", body["metadata"]["generation"])
+        != body["metadata"]["generation"]
+    ):
         return "InProgress"
     found = {each["type"]: each["status"] for each in status.get("conditions", ())}
     if found.get("Reconciling") == "True":
@@ -35,12 +40,18 @@ def seen(body: Json, *, ready: int, members: int = 1) -> Observed:
     """The cluster with so many ready workers of each workload."""
     cluster = parse(body)
     revision = revision_of(cluster.spec)
-    ids = [WorkloadId("chat", role, pool.name, revision) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]
+    ids = [
+        WorkloadId("chat", role, pool.name, revision)
+        for role, spec in cluster.spec.roles.present().items()
+        for pool in spec.pools
+    ]
     return Observed(
         generation=body["metadata"]["generation"],
         status=body["status"],
         discovery=DiscoveryState(managed=True, ready=members, wanted=1),
-        workloads=[WorkloadState(each, desired=1, current=1, ready=ready, updated=1) for each in ids],
+        workloads=[
+            WorkloadState(each, desired=1, current=1, ready=ready, updated=1) for each in ids
+        ],
         scalers=[ScalerState(each.role, each.pool, replicas=1, seen=1) for each in ids],
         service_revision=revision,
     )
@@ -82,4 +93,9 @@ def test_object_that_needs_a_person_has_failed(clusters: Objects) -> None:
     with pytest.raises(InvalidObjectError) as refused:
         parse(wrong)
 
-    assert kstatus(write(clusters, plan_invalid(refused.value.faults, seen(body, ready=1), NOW).status)) == "Failed"
+    assert (
+        kstatus(
+            write(clusters, plan_invalid(refused.value.faults, seen(body, ready=1), NOW).status)
+        )
+        == "Failed"
+    )

@@ -1,4 +1,6 @@
-"""Statuses and other writes of the operator fit the CRDs: nothing is refused, and nothing is lost on the way."""
+"""Statuses and other writes of the operator fit the CRDs: nothing is refused, and nothing is lost
+on the way.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +14,14 @@ from pdcluster_api.plan.autoscale.explain import read_record
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.decision import Decision, Input, Step
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import Disaggregation, DiscoveryState, Observed, ScalerState, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    Disaggregation,
+    DiscoveryState,
+    Observed,
+    ScalerState,
+    WorkerRecords,
+    WorkloadState,
+)
 from pdcluster_api.plan.status.autoscaled import recorded
 from pdcluster_api.schema.conditions import CAPACITY_SHORT
 from pdcluster_api.schema.load import parse
@@ -30,7 +39,11 @@ def running(document: Json) -> Observed:
     """The cluster with every worker ready."""
     cluster = parse(document)
     revision = revision_of(cluster.spec)
-    ids = [WorkloadId("chat", role, pool.name, revision) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]
+    ids = [
+        WorkloadId("chat", role, pool.name, revision)
+        for role, spec in cluster.spec.roles.present().items()
+        for pool in spec.pools
+    ]
     return replace(
         NEW,
         discovery=DiscoveryState(managed=True, ready=1, wanted=1),
@@ -40,7 +53,11 @@ def running(document: Json) -> Observed:
     )
 
 
-@pytest.mark.parametrize("roles", [minimal()["spec"]["roles"], {"mixed": minimal()["spec"]["roles"]["decode"]}], ids=["1P1D", "mixed"])
+@pytest.mark.parametrize(
+    "roles",
+    [minimal()["spec"]["roles"], {"mixed": minimal()["spec"]["roles"]["decode"]}],
+    ids=["1P1D", "mixed"],
+)
 @pytest.mark.parametrize("is_running", [False, True], ids=["new", "running"])
 def test_planned_status_is_stored_whole(roles: Json, is_running: bool, clusters: Objects) -> None:
     document = minimal()
@@ -58,11 +75,23 @@ def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objec
     document = minimal()
     at("spec.autoscale", {"mode": mode, "budget": {"total": 8}})(document)
     clusters.create(document)
-    inputs = (Input("decode", "kv_cache_usage_ratio", 0.9123, 0.75), Input("prefill", "prefill_queue_requests", None, 8.0))
-    steps = (Step("need", "decode", 1, 2, "kv_cache_usage_ratio 0.91 over 0.75: needs 2"), Step("pool", "decode/cpu", 1, 2, "the cheapest"))
+    inputs = (
+        Input("decode", "kv_cache_usage_ratio", 0.9123, 0.75),
+        Input("prefill", "prefill_queue_requests", None, 8.0),
+    )
+    steps = (
+        Step("need", "decode", 1, 2, "kv_cache_usage_ratio 0.91 over 0.75: needs 2"),
+        Step("pool", "decode/cpu", 1, 2, "the cheapest"),
+    )
     decision = Decision({("prefill", "cpu"): 1, ("decode", "cpu"): 2}, inputs, steps)
-    decided = replace(decision, at=datetime(2026, 1, 2, tzinfo=UTC), problems=(Problem(CAPACITY_SHORT, "cpu is short of 1 worker"),))
-    planned = plan_cluster(parse(document), replace(running(document), decision=decided), NOW).status
+    decided = replace(
+        decision,
+        at=datetime(2026, 1, 2, tzinfo=UTC),
+        problems=(Problem(CAPACITY_SHORT, "cpu is short of 1 worker"),),
+    )
+    planned = plan_cluster(
+        parse(document), replace(running(document), decision=decided), NOW
+    ).status
     answer = clusters.merge("chat", {"status": dict(planned)}, "status")
 
     assert answer.accepted, answer.causes
@@ -76,16 +105,30 @@ def test_what_is_known_of_disaggregation_is_stored_whole(clusters: Objects) -> N
     document = minimal()
     clusters.create(document)
     seen = running(document)
-    pods = {role: pod_state(state.id, f"{role}-0") for state in seen.workloads for role in [state.id.role]}
+    pods = {
+        role: pod_state(state.id, f"{role}-0")
+        for state in seen.workloads
+        for role in [state.id.role]
+    }
     said = {
-        "decode-0": Disaggregation("tcp", (("prefill-0", "dtype differs"),), 1, long_prompts=10, remote_ratio=0.5),
+        "decode-0": Disaggregation(
+            "tcp", (("prefill-0", "dtype differs"),), 1, long_prompts=10, remote_ratio=0.5
+        ),
         "prefill-0": Disaggregation("tcp", bytes_per_second=3_000_000_000),
     }
     workloads = [replace(state, pods=(pods[state.id.role],)) for state in seen.workloads]
     planned = plan_cluster(
-        parse(document), replace(seen, workloads=workloads, worker_records=WorkerRecords(disaggregation=said)), NOW
+        parse(document),
+        replace(seen, workloads=workloads, worker_records=WorkerRecords(disaggregation=said)),
+        NOW,
     ).status
-    assert planned["disaggregation"].keys() == {"transport", "remoteShare", "bytesPerSecond", "numRefusedPairs", "refusedPairs"}
+    assert planned["disaggregation"].keys() == {
+        "transport",
+        "remoteShare",
+        "bytesPerSecond",
+        "numRefusedPairs",
+        "refusedPairs",
+    }
     answer = clusters.merge("chat", {"status": dict(planned)}, "status")
 
     assert answer.accepted, answer.causes
@@ -119,12 +162,20 @@ def test_status_of_a_refused_object_is_stored_whole(clusters: Objects) -> None:
     assert clusters.get("chat")["status"] == planned
 
 
-def test_rendered_scaler_and_its_status_are_stored_whole(clusters: Objects, scalers: Objects) -> None:
+def test_rendered_scaler_and_its_status_are_stored_whole(
+    clusters: Objects, scalers: Objects
+) -> None:
     document = minimal()
     created = clusters.create(document).content["metadata"]
-    made = render_scaler(Owner("chat", created["namespace"], created["uid"]), "decode", "cpu", replicas=1, seen=1)
+    made = render_scaler(
+        Owner("chat", created["namespace"], created["uid"]), "decode", "cpu", replicas=1, seen=1
+    )
     assert scalers.create(made).accepted
-    (plan,) = [each for each in plan_cluster(parse(document), running(document), NOW).scalers if each.role == "decode"]
+    (plan,) = [
+        each
+        for each in plan_cluster(parse(document), running(document), NOW).scalers
+        if each.role == "decode"
+    ]
     assert scalers.merge(made["metadata"]["name"], {"status": dict(plan.status)}, "status").accepted
     stored = scalers.get(made["metadata"]["name"])
 

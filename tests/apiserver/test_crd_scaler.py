@@ -1,4 +1,6 @@
-"""PDPoolScalers: the scale subresource that `kubectl scale` and HPA write, and what cannot change."""
+"""PDPoolScalers: the scale subresource that `kubectl scale` and HPA write, and what
+cannot change.
+"""
 
 from typing import Any
 
@@ -21,17 +23,24 @@ def scaler() -> dict[str, Any]:
     }
 
 
-def test_kubectl_scale_writes_the_request(control_plane: ControlPlane, namespace: str, scalers: Objects) -> None:
+def test_kubectl_scale_writes_the_request(
+    control_plane: ControlPlane, namespace: str, scalers: Objects
+) -> None:
     scalers.create(scaler())
     scalers.merge(NAME, {"status": {"replicas": 2, "selector": SELECTOR}}, "status")
     control_plane.kubectl("scale", f"pdps/{NAME}", "--replicas=5", "--namespace", namespace)
 
     assert scalers.get(NAME)["spec"] == {**scaler()["spec"], "replicas": 5}
     scale = scalers.get(NAME, "scale")
-    assert (scale["spec"], scale["status"]) == ({"replicas": 5}, {"replicas": 2, "selector": SELECTOR})
+    assert (scale["spec"], scale["status"]) == (
+        {"replicas": 5},
+        {"replicas": 2, "selector": SELECTOR},
+    )
 
 
-def test_kubectl_scale_may_ask_for_none_and_not_for_less(control_plane: ControlPlane, namespace: str, scalers: Objects) -> None:
+def test_kubectl_scale_may_ask_for_none_and_not_for_less(
+    control_plane: ControlPlane, namespace: str, scalers: Objects
+) -> None:
     scalers.create(scaler())
     control_plane.kubectl("scale", f"pdps/{NAME}", "--replicas=0", "--namespace", namespace)
     assert scalers.get(NAME)["spec"]["replicas"] == 0
@@ -41,22 +50,33 @@ def test_kubectl_scale_may_ask_for_none_and_not_for_less(control_plane: ControlP
     assert "spec.replicas" in answer.causes[0][0]
 
 
-def test_scaler_columns_as_kubectl_prints_them(control_plane: ControlPlane, namespace: str, scalers: Objects) -> None:
+def test_scaler_columns_as_kubectl_prints_them(
+    control_plane: ControlPlane, namespace: str, scalers: Objects
+) -> None:
     scalers.create(scaler())
     scalers.merge(NAME, {"status": {"replicas": 1}}, "status")
-    header, row = (line.split() for line in control_plane.kubectl("get", "pdps", "--namespace", namespace).splitlines())
+    header, row = (
+        line.split()
+        for line in control_plane.kubectl("get", "pdps", "--namespace", namespace).splitlines()
+    )
 
     assert header == ["NAME", "CLUSTER", "ROLE", "POOL", "DESIRED", "CURRENT", "AGE"]
     assert row[:-1] == [NAME, "chat", "decode", "cpu", "2", "1"]
 
 
-@pytest.mark.parametrize(("field", "value"), [("cluster", "other"), ("role", "prefill"), ("pool", "b300")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("cluster", "other"), ("role", "prefill"), ("pool", "b300")]
+)
 def test_scaler_keeps_its_pool(field: str, value: str, scalers: Objects) -> None:
     scalers.create(scaler())
     answer = scalers.merge(NAME, {"spec": {field: value}})
 
     assert answer.causes == [
-        ("spec", 'Invalid value: "object": cluster, role and pool cannot change: the operator makes a scaler for each pool')
+        (
+            "spec",
+            'Invalid value: "object": cluster, role and pool cannot change: the operator makes a '
+            "scaler for each pool",
+        )
     ]
     assert scalers.merge(NAME, {"spec": {"replicas": 3}}).accepted
 

@@ -37,7 +37,9 @@ def command(replicas: int) -> list[str]:
 
 
 class Members:
-    """Members of one cluster: pod names become loopback addresses, the folder of the data becomes one of the test's."""
+    """Members of one cluster: pod names become loopback addresses, the folder of the data becomes
+    one of the test's.
+    """
 
     def __init__(self, folder: Path, replicas: int) -> None:
         self._folder, self._command = folder, command(replicas)
@@ -51,9 +53,16 @@ class Members:
 
     def _local(self, flag: str, name: str) -> str:
         for other, port in self._peer.items():
-            flag = flag.replace(f"{other}.chat-etcd-peers.default.svc.cluster.local{PEER}", f"127.0.0.1:{port}")
-        flag = flag.replace(f"{name}.chat-etcd-peers.default.svc.cluster.local{CLIENT}", f"127.0.0.1:{self.client[name]}")
-        flag = flag.replace(f"0.0.0.0{CLIENT}", f"0.0.0.0:{self.client[name]}").replace(f"0.0.0.0{PEER}", f"0.0.0.0:{self._peer[name]}")
+            flag = flag.replace(
+                f"{other}.chat-etcd-peers.default.svc.cluster.local{PEER}", f"127.0.0.1:{port}"
+            )
+        flag = flag.replace(
+            f"{name}.chat-etcd-peers.default.svc.cluster.local{CLIENT}",
+            f"127.0.0.1:{self.client[name]}",
+        )
+        flag = flag.replace(f"0.0.0.0{CLIENT}", f"0.0.0.0:{self.client[name]}").replace(
+            f"0.0.0.0{PEER}", f"0.0.0.0:{self._peer[name]}"
+        )
         return flag.replace(DATA_FOLDER, str(self._folder / name))
 
     @contextmanager
@@ -64,9 +73,20 @@ class Members:
         try:
             for name in names:
                 (self._folder / name).mkdir(exist_ok=True)
-                arguments = [sys.executable, "-I", launcher, str(os.getpid()), str(binary("etcd")), *self.flags(name)]
+                arguments = [
+                    sys.executable,
+                    "-I",
+                    launcher,
+                    str(os.getpid()),
+                    str(binary("etcd")),
+                    *self.flags(name),
+                ]
                 with (self._folder / f"{name}.log").open("ab") as log:
-                    processes.append(subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+                    processes.append(
+                        subprocess.Popen(
+                            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                        )
+                    )
             yield
         finally:
             for process in processes:
@@ -76,7 +96,9 @@ class Members:
     def health(self, name: str, path: str = "/health", host: str = "127.0.0.1") -> int:
         """Status code of a probe's request; 0 = no answer."""
         try:
-            with urllib.request.urlopen(f"http://{host}:{self.client[name]}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(
+                f"http://{host}:{self.client[name]}{path}", timeout=5
+            ) as reply:
                 return int(reply.status)
         except urllib.error.HTTPError as e:
             e.close()
@@ -86,15 +108,21 @@ class Members:
 
     def log(self) -> str:
         """The end of every member's log."""
-        return "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(self._folder.glob("*.log")))
+        return "\n".join(
+            path.read_text(errors="replace")[-1500:] for path in sorted(self._folder.glob("*.log"))
+        )
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_members_become_healthy_with_the_rendered_flags(tmp_path: Path, replicas: int) -> None:
     members = Members(tmp_path, replicas)
     with members.running(*members.client):
-        wait_for(lambda: all(members.health(name) == 200 for name in members.client), 60, members.log)
-        assert {members.health(name, "/health?serializable=true") for name in members.client} == {200}
+        wait_for(
+            lambda: all(members.health(name) == 200 for name in members.client), 60, members.log
+        )
+        assert {members.health(name, "/health?serializable=true") for name in members.client} == {
+            200
+        }
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")

@@ -1,4 +1,6 @@
-"""Everything that is rendered, as the real API server takes it: fields, values, lengths, quantities."""
+"""Everything that is rendered, as the real API server takes it: fields, values, lengths,
+quantities.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -30,11 +32,33 @@ UID = "3f0c0d9a-52d6-4a3a-9f7e-2f6f2c8b7a11"
 RIGHTS = {"privileged": True, "allowPrivilegeEscalation": True}
 EVERYTHING = both(
     FULL,
-    at("spec.roles.prefill.resources", {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"cpu": "2500m"}}),
-    at("spec.roles.decode.podTemplate", {"spec": {"containers": [{"name": "worker", "securityContext": RIGHTS}]}}),
+    at(
+        "spec.roles.prefill.resources",
+        {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"cpu": "2500m"}},
+    ),
+    at(
+        "spec.roles.decode.podTemplate",
+        {"spec": {"containers": [{"name": "worker", "securityContext": RIGHTS}]}},
+    ),
 )
-OWN_ETCD = both(EVERYTHING, at("spec.placement.mode", "Preferred"), at("spec.discovery.etcd", {"endpoints": ["a:1"], "tlsSecret": "etcd"}))
-CASES = {name: GOOD[name] for name in ("minimum", "mixed", "two pools", "hub", "volume", "endpoints", "longest name", "most pools")}
+OWN_ETCD = both(
+    EVERYTHING,
+    at("spec.placement.mode", "Preferred"),
+    at("spec.discovery.etcd", {"endpoints": ["a:1"], "tlsSecret": "etcd"}),
+)
+CASES = {
+    name: GOOD[name]
+    for name in (
+        "minimum",
+        "mixed",
+        "two pools",
+        "hub",
+        "volume",
+        "endpoints",
+        "longest name",
+        "most pools",
+    )
+}
 
 
 def everything(namespace: str, change: Change) -> Iterator[Manifest]:
@@ -45,7 +69,10 @@ def everything(namespace: str, change: Change) -> Iterator[Manifest]:
     cluster = parse(document)
     owner = Owner(cluster.metadata.name, namespace, UID)
     yield from render_tls_secrets(
-        owner, child_names(owner.name), {"tls.crt": b"c", "tls.key": b"k"}, {"ca.crt": b"c", "tls.crt": b"c", "tls.key": b"k"}
+        owner,
+        child_names(owner.name),
+        {"tls.crt": b"c", "tls.key": b"k"},
+        {"ca.crt": b"c", "tls.crt": b"c", "tls.key": b"k"},
     )
     for workload, replicas in workloads(cluster):
         record = render_record(cluster, workload, owner, SITE.worker_image)
@@ -59,20 +86,40 @@ def workloads(cluster: PDCluster) -> Iterator[tuple[WorkloadId, int]]:
     """Those of the newest revision, with their sizes."""
     for role, spec in cluster.spec.roles.present().items():
         for pool in spec.pools:
-            yield WorkloadId(cluster.metadata.name, role, pool.name, revision_of(cluster.spec)), pool.replicas
+            yield (
+                WorkloadId(cluster.metadata.name, role, pool.name, revision_of(cluster.spec)),
+                pool.replicas,
+            )
 
 
-def apply(control_plane: ControlPlane, manifests: Iterable[Manifest], *flags: str) -> list[Manifest]:
-    """Server-side apply as the operator does it, unknown fields refused; returns what the API server made of the manifests."""
+def apply(
+    control_plane: ControlPlane, manifests: Iterable[Manifest], *flags: str
+) -> list[Manifest]:
+    """Server-side apply as the operator does it, unknown fields refused; returns what the API
+    server made of the manifests.
+    """
     content = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
-    arguments = ("apply", "--server-side", "--field-manager=pdcluster-operator", "--validate=strict", "--output=json", "--filename=-")
+    arguments = (
+        "apply",
+        "--server-side",
+        "--field-manager=pdcluster-operator",
+        "--validate=strict",
+        "--output=json",
+        "--filename=-",
+    )
     answer = json.loads(control_plane.kubectl(*arguments, *flags, input=content))
     items: list[Manifest] = answer["items"] if answer["kind"] == "List" else [answer]
     return items
 
 
-@pytest.mark.parametrize("change", [*CASES.values(), EVERYTHING, OWN_ETCD], ids=[*CASES, "everything", "everything with its own etcd"])
-def test_rendered_objects_are_accepted(control_plane: ControlPlane, namespace: str, change: Change) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [*CASES.values(), EVERYTHING, OWN_ETCD],
+    ids=[*CASES, "everything", "everything with its own etcd"],
+)
+def test_rendered_objects_are_accepted(
+    control_plane: ControlPlane, namespace: str, change: Change
+) -> None:
     manifests = list(everything(namespace, change))
     accepted = apply(control_plane, manifests, "--dry-run=server")
 
@@ -84,20 +131,37 @@ def test_rendered_objects_are_accepted(control_plane: ControlPlane, namespace: s
 
 
 def lost(given: Any, taken: Any, path: str) -> list[str]:
-    """Paths of what was given and is not there any more; values may be written another way (2000m is 2)."""
+    """Paths of what was given and is not there any more; values may be written another way (2000m
+    is 2).
+    """
     if isinstance(given, dict) and isinstance(taken, dict):
-        missing = [f"{path}.{key}" for key, value in given.items() if key not in taken and value not in ({}, [], None)]
-        return missing + [fault for key in given.keys() & taken.keys() for fault in lost(given[key], taken[key], f"{path}.{key}")]
+        missing = [
+            f"{path}.{key}"
+            for key, value in given.items()
+            if key not in taken and value not in ({}, [], None)
+        ]
+        return missing + [
+            fault
+            for key in given.keys() & taken.keys()
+            for fault in lost(given[key], taken[key], f"{path}.{key}")
+        ]
     if isinstance(given, list) and isinstance(taken, list):
         missing = [] if len(given) == len(taken) else [path]
-        return missing + [fault for index, pair in enumerate(zip(given, taken, strict=False)) for fault in lost(*pair, f"{path}.{index}")]
+        return missing + [
+            fault
+            for index, pair in enumerate(zip(given, taken, strict=False))
+            for fault in lost(*pair, f"{path}.{index}")
+        ]
     return []
 
 
 def test_applying_again_writes_nothing(control_plane: ControlPlane, namespace: str) -> None:
     # Without a living owner the garbage collector would take the objects away.
     manifests = [
-        without_owner(each) for each in everything(namespace, both(GOOD["hub"], at("spec.discovery.etcd.storage", {"size": "1Gi"})))
+        without_owner(each)
+        for each in everything(
+            namespace, both(GOOD["hub"], at("spec.discovery.etcd.storage", {"size": "1Gi"}))
+        )
     ]
     sized = [each for each in manifests if each["kind"] not in ("StatefulSet", "PDPoolScaler")]
     first = apply(control_plane, sized)
@@ -107,19 +171,34 @@ def test_applying_again_writes_nothing(control_plane: ControlPlane, namespace: s
 
 
 def without_owner(manifest: Manifest) -> Manifest:
-    metadata = {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}
+    metadata = {
+        key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"
+    }
     return {**manifest, "metadata": metadata}
 
 
 def versions(manifests: list[Manifest]) -> list[tuple[str, str]]:
-    """Versions that a write changes: the generation, which controllers that write status leave alone, or else the version."""
-    return [(each["kind"], each["metadata"].get("generation") or each["metadata"]["resourceVersion"]) for each in manifests]
+    """Versions that a write changes: the generation, which controllers that write status leave
+    alone, or else the version.
+    """
+    return [
+        (each["kind"], each["metadata"].get("generation") or each["metadata"]["resourceVersion"])
+        for each in manifests
+    ]
 
 
-def test_content_of_a_record_and_of_an_engine_file_can_never_change(control_plane: ControlPlane, namespace: str) -> None:
+def test_content_of_a_record_and_of_an_engine_file_can_never_change(
+    control_plane: ControlPlane, namespace: str
+) -> None:
     manifests = [without_owner(each) for each in everything(namespace, GOOD["mixed"])]
-    record = next(each for each in manifests if each["kind"] == "ControllerRevision" and "mixed" in each["metadata"]["name"])
-    config = next(each for each in manifests if each["kind"] == "ConfigMap" and each.get("immutable"))
+    record = next(
+        each
+        for each in manifests
+        if each["kind"] == "ControllerRevision" and "mixed" in each["metadata"]["name"]
+    )
+    config = next(
+        each for each in manifests if each["kind"] == "ConfigMap" and each.get("immutable")
+    )
     apply(control_plane, [record, config])
 
     with pytest.raises(KubectlError, match=r"data: .*field is immutable"):
@@ -128,8 +207,12 @@ def test_content_of_a_record_and_of_an_engine_file_can_never_change(control_plan
         apply(control_plane, [{**config, "data": {"engine.yaml": "other: 1\n"}}])
 
 
-def test_stateful_set_makes_pods_that_meet_the_restricted_standard(control_plane: ControlPlane, namespace: str) -> None:
-    control_plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+def test_stateful_set_makes_pods_that_meet_the_restricted_standard(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    control_plane.kubectl(
+        "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted"
+    )
     manifests = [without_owner(each) for each in everything(namespace, GOOD["hub"])]
     pods = [pod_of(each) for each in manifests if each["kind"] == "StatefulSet"]
     account = [each for each in manifests if each["kind"] == "ServiceAccount"]
@@ -141,32 +224,57 @@ def test_stateful_set_makes_pods_that_meet_the_restricted_standard(control_plane
 def pod_of(stateful_set: Manifest) -> Manifest:
     """A pod as the controller would make it, of what claims give aside."""
     template = stateful_set["spec"]["template"]
-    metadata = {**template["metadata"], "name": stateful_set["metadata"]["name"], "namespace": stateful_set["metadata"]["namespace"]}
+    metadata = {
+        **template["metadata"],
+        "name": stateful_set["metadata"]["name"],
+        "namespace": stateful_set["metadata"]["namespace"],
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-@pytest.mark.parametrize(("retain", "owners"), [(False, ["StatefulSet"]), (True, [])], ids=["removed", "retained"])
+@pytest.mark.parametrize(
+    ("retain", "owners"), [(False, ["StatefulSet"]), (True, [])], ids=["removed", "retained"]
+)
 def test_volumes_of_etcd_belong_to_its_stateful_set_unless_they_are_retained(
     control_plane: ControlPlane, namespace: str, retain: bool, owners: list[str]
 ) -> None:
-    storage = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi", "retain": retain}})
+    storage = at(
+        "spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi", "retain": retain}}
+    )
     manifests = [without_owner(each) for each in everything(namespace, storage)]
-    wanted = [each for each in manifests if each["metadata"]["name"] == "chat-etcd" and each["kind"] in ("StatefulSet", "Service")]
-    apply(control_plane, [*(each for each in manifests if each["kind"] == "ServiceAccount"), *wanted])
+    wanted = [
+        each
+        for each in manifests
+        if each["metadata"]["name"] == "chat-etcd" and each["kind"] in ("StatefulSet", "Service")
+    ]
+    apply(
+        control_plane, [*(each for each in manifests if each["kind"] == "ServiceAccount"), *wanted]
+    )
 
     def claims() -> list[Manifest]:
-        found: list[Manifest] = json.loads(control_plane.kubectl("get", "pvc", "--namespace", namespace, "--output=json"))["items"]
+        found: list[Manifest] = json.loads(
+            control_plane.kubectl("get", "pvc", "--namespace", namespace, "--output=json")
+        )["items"]
         return found
 
     def owners_of_claims() -> list[list[str]]:
-        return [[owner["kind"] for owner in claim["metadata"].get("ownerReferences", [])] for claim in claims()]
+        return [
+            [owner["kind"] for owner in claim["metadata"].get("ownerReferences", [])]
+            for claim in claims()
+        ]
 
     wait_for(lambda: owners_of_claims() == [owners] * 3, 30, lambda: owners_of_claims())
 
 
-def test_wrong_template_is_refused_with_the_field_named(control_plane: ControlPlane, namespace: str) -> None:
+def test_wrong_template_is_refused_with_the_field_named(
+    control_plane: ControlPlane, namespace: str
+) -> None:
     wrong = at("spec.podTemplate", {"spec": {"containers": [{"image": "nameless:1"}]}})
-    manifests = [each for each in everything(namespace, wrong) if each["kind"] == "StatefulSet" and "prefill" in each["metadata"]["name"]]
+    manifests = [
+        each
+        for each in everything(namespace, wrong)
+        if each["kind"] == "StatefulSet" and "prefill" in each["metadata"]["name"]
+    ]
 
     with pytest.raises(KubectlError, match=r"containers.*name"):
         apply(control_plane, manifests, "--dry-run=server")

@@ -1,4 +1,6 @@
-"""The autoscaler from real HTTP scrapes to StatefulSets: grows and shrinks, advises, goes on after a restart, and holds without numbers."""
+"""The autoscaler from real HTTP scrapes to StatefulSets: grows and shrinks, advises, goes on after
+a restart, and holds without numbers.
+"""
 
 import asyncio
 import re
@@ -33,7 +35,9 @@ def scrape_each_second(passes: Passes) -> None:
 
 def quickened(cluster: PDCluster) -> PDCluster:
     autoscale = cluster.spec.autoscale.model_copy(update={"interval_seconds": 1})
-    return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})})
+    return cluster.model_copy(
+        update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})}
+    )
 
 
 class Work:
@@ -59,7 +63,9 @@ class Work:
             await asyncio.sleep(0.1)
 
     async def rounds(self, number: int) -> int:
-        """So many rounds of scrapes, with passes in between; returns how many passes wrote something."""
+        """So many rounds of scrapes, with passes in between; returns how many passes wrote
+        something.
+        """
         wrote, seen = 0, set[float]()
         while len(seen) <= number:
             await self.passes.loop.fill()
@@ -89,7 +95,9 @@ class Work:
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.scene.status.get("autoscaling", {}).get("lastDecisions", [])
+        found: list[dict[str, Any]] = self.scene.status.get("autoscaling", {}).get(
+            "lastDecisions", []
+        )
         return found
 
 
@@ -100,8 +108,12 @@ async def workers() -> AsyncIterator[FakeWorkers]:
 
 
 @asynccontextmanager
-async def at_work(plane: ControlPlane, namespace: str, workers: FakeWorkers, **autoscale: Any) -> AsyncIterator[Work]:
-    """A ready cluster with one worker of each role; its passes come as the test asks for them, and scrapes by themselves."""
+async def at_work(
+    plane: ControlPlane, namespace: str, workers: FakeWorkers, **autoscale: Any
+) -> AsyncIterator[Work]:
+    """A ready cluster with one worker of each role; its passes come as the test asks for them, and
+    scrapes by themselves.
+    """
     scene = Scene(PlainApi(plane.kubeconfig), namespace)
     scene.create(roles=ROLES, autoscale={**QUICK, **autoscale}, rollout={"drainTimeoutSeconds": 1})
     with Nodes(scene.api, namespace, workers.rule) as nodes:
@@ -112,12 +124,18 @@ async def at_work(plane: ControlPlane, namespace: str, workers: FakeWorkers, **a
             yield work
 
 
-async def test_load_grows_decode_and_when_it_stops_it_shrinks(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+async def test_load_grows_decode_and_when_it_stops_it_shrinks(
+    control_plane: ControlPlane, namespace: str, workers: FakeWorkers
+) -> None:
     async with at_work(control_plane, namespace, workers) as work:
         await work.until(lambda: work.decided("decode") == 1)
         workers.load["decode"] = 2.2  # 0.75 each is the line: three workers
         await work.until(lambda: work.scene.replicas("decode") == 3)
-        assert (work.decided("decode"), work.decided("prefill"), work.scene.replicas("prefill")) == (3, 1, 1)
+        assert (
+            work.decided("decode"),
+            work.decided("prefill"),
+            work.scene.replicas("prefill"),
+        ) == (3, 1, 1)
         assert work.scaled("decode") == 3
         newest = work.decisions[0]
         assert {step["rule"] for step in newest["steps"]} >= {"need", "pool"}
@@ -131,7 +149,9 @@ async def test_load_grows_decode_and_when_it_stops_it_shrinks(control_plane: Con
         assert work.scene.condition("MetricsMissing") == {}
 
 
-async def test_a_steady_load_writes_nothing(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+async def test_a_steady_load_writes_nothing(
+    control_plane: ControlPlane, namespace: str, workers: FakeWorkers
+) -> None:
     async with at_work(control_plane, namespace, workers) as work:
         await work.until(lambda: work.decided("decode") == 1)
         await work.rounds(2)
@@ -141,7 +161,9 @@ async def test_a_steady_load_writes_nothing(control_plane: ControlPlane, namespa
         assert len(work.decisions) == 1
 
 
-async def test_advise_writes_the_status_alone(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+async def test_advise_writes_the_status_alone(
+    control_plane: ControlPlane, namespace: str, workers: FakeWorkers
+) -> None:
     async with at_work(control_plane, namespace, workers, mode="Advise") as work:
         workers.load["decode"] = 1.4
         await work.until(lambda: (work.decided("decode") or 0) >= 2)
@@ -162,33 +184,50 @@ async def test_an_operator_that_starts_in_the_middle_goes_on_from_the_record(
     async with at_work(control_plane, namespace, workers) as work:
         scene = work.scene
         workers.load["decode"] = 2.2
-        while (work.decided("decode") or 0) < 2:  # one pass at a time: the one that decides only records
+        # one pass at a time: the one that decides only records
+        while (work.decided("decode") or 0) < 2:
             await work.passes.loop.fill()
             await work.passes.one()
             await asyncio.sleep(0.1)
         recorded = work.decided("decode")
         assert scene.replicas("decode") == 1
-        async with passes_over(control_plane.kubeconfig, namespace, worker_port=workers.port) as passes:  # has seen no metrics
+        # has seen no metrics
+        async with passes_over(
+            control_plane.kubeconfig, namespace, worker_port=workers.port
+        ) as passes:
             await passes.until_written()
             assert scene.replicas("decode") == recorded
             assert work.decided("decode") == recorded
 
 
-async def test_a_scale_by_hand_does_not_count_and_is_said(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+async def test_a_scale_by_hand_does_not_count_and_is_said(
+    control_plane: ControlPlane, namespace: str, workers: FakeWorkers
+) -> None:
     async with at_work(control_plane, namespace, workers) as work:
         await work.until(lambda: work.decided("decode") == 1)
-        control_plane.kubectl("scale", "--namespace", namespace, "pdps/chat-decode-cpu", "--replicas=3")
+        control_plane.kubectl(
+            "scale", "--namespace", namespace, "pdps/chat-decode-cpu", "--replicas=3"
+        )
         await work.until(lambda: work.events("ScalersOverridden"))
         assert work.scaled("decode") == 1
         assert work.scene.replicas("decode") == 1
         (message,) = work.events("ScalersOverridden")
-        assert message.startswith("decode/cpu: kubectl asked for 3 workers; the autoscaler alone decides, and keeps 1")
+        assert message.startswith(
+            "decode/cpu: kubectl asked for 3 workers; the autoscaler alone decides, and keeps 1"
+        )
 
 
-async def test_without_numbers_everything_holds_and_that_is_said(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+async def test_without_numbers_everything_holds_and_that_is_said(
+    control_plane: ControlPlane, namespace: str, workers: FakeWorkers
+) -> None:
     async with at_work(control_plane, namespace, workers, staleAfter=1) as work:
         workers.load["decode"] = 1.4
-        await work.until(lambda: work.scene.replicas("decode") == 2 and work.scene.condition("Ready").get("status") == "True")
+        await work.until(
+            lambda: (
+                work.scene.replicas("decode") == 2
+                and work.scene.condition("Ready").get("status") == "True"
+            )
+        )
         workers.is_well, workers.load["decode"] = False, 0.0
         await work.until(lambda: work.scene.condition("MetricsMissing"))
         await work.rounds(4)
@@ -208,17 +247,27 @@ async def test_a_type_without_room_gives_back_and_the_next_pool_grows(
         await work.until(lambda: len(scene.status.get("autoscaling", {}).get("replicas", [])) == 3)
         let_nodes_be_full(work)
         workers.load["decode"] = 1.0
-        await work.until(lambda: short(work))  # the condition is there until the next pool has taken over
+        # the condition is there until the next pool has taken over
+        await work.until(lambda: short(work))
         assert short(work)[0].startswith("cpu is short of 1 worker that no node takes")
         spare = scene.path("StatefulSet", scene.workload("decode", "spare"))
-        await work.until(lambda: (found := scene.api.get(spare)) is not None and found["spec"]["replicas"] >= 1)
+        await work.until(
+            lambda: (found := scene.api.get(spare)) is not None and found["spec"]["replicas"] >= 1
+        )
         await work.until(lambda: scene.replicas("decode") == 1)
-        assert any(step["rule"] == "capacity" for entry in work.decisions for step in entry["steps"])
+        assert any(
+            step["rule"] == "capacity" for entry in work.decisions for step in entry["steps"]
+        )
 
 
 def short(work: Work) -> list[str]:
     """Types without room in the decisions, the newest first."""
-    return [each["message"] for entry in work.decisions for each in entry["problems"] if each["reason"] == "CapacityShort"]
+    return [
+        each["message"]
+        for entry in work.decisions
+        for each in entry["problems"]
+        if each["reason"] == "CapacityShort"
+    ]
 
 
 def let_nodes_be_full(work: Work) -> None:
@@ -228,23 +277,33 @@ def let_nodes_be_full(work: Work) -> None:
     def crowded(pod: dict[str, Any]) -> dict[str, Any] | None:
         if not re.search(r"-decode-cpu-\w+-[1-9]$", pod["metadata"]["name"]):
             return rule(pod)
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: Insufficient cpu"}
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/2 nodes: Insufficient cpu",
+        }
         return {"phase": "Pending", "conditions": [condition]}
 
     work.nodes.rule = crowded
 
 
-async def test_the_running_loop_scrapes_decides_and_scales(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+async def test_the_running_loop_scrapes_decides_and_scales(
+    control_plane: ControlPlane, namespace: str, workers: FakeWorkers
+) -> None:
     scene = Scene(PlainApi(control_plane.kubeconfig), namespace)
     scene.create(roles=ROLES, autoscale=QUICK)
     workers.load["decode"] = 2.2
-    async with passes_over(control_plane.kubeconfig, namespace, worker_port=workers.port, resync_seconds=1.0, runs=True) as passes:
+    async with passes_over(
+        control_plane.kubeconfig, namespace, worker_port=workers.port, resync_seconds=1.0, runs=True
+    ) as passes:
         running = asyncio.create_task(passes.loop.run())
         with Nodes(scene.api, namespace, workers.rule):
             for key in passes.loop.cache.clusters():
                 passes.loop.add(key)
             deadline = time.monotonic() + DEADLINE_SECONDS
-            while scene.replicas("decode") != 4:  # the load does not follow the workers' number, so all stay full
+            # the load does not follow the workers' number, so all stay full
+            while scene.replicas("decode") != 4:
                 assert time.monotonic() < deadline, scene.status
                 assert not running.done()
                 await asyncio.sleep(0.2)

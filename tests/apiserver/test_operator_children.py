@@ -23,7 +23,10 @@ def scene(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Sc
 
 def test_every_child_exists_with_owner_and_labels(scene: Scene):
     workloads = {scene.workload("prefill"), scene.workload("decode")}
-    found = {kind: set(scene.children(kind)) for kind in ("StatefulSet", "ControllerRevision", "ConfigMap", "Service", "Secret")}
+    found = {
+        kind: set(scene.children(kind))
+        for kind in ("StatefulSet", "ControllerRevision", "ConfigMap", "Service", "Secret")
+    }
     assert found["StatefulSet"] == {*workloads, "chat-etcd"}
     assert found["ControllerRevision"] >= workloads
     assert found["ConfigMap"] == {*workloads, "chat-policy"}
@@ -35,7 +38,10 @@ def test_every_child_exists_with_owner_and_labels(scene: Scene):
     assert set(scene.children("ServiceAccount")) == {"chat-pdc"}
     for (kind, name), body in scene.everything().items():
         (owner,) = body["metadata"]["ownerReferences"]
-        assert (owner["uid"], owner["controller"]) == (scene.body["metadata"]["uid"], True), (kind, name)
+        assert (owner["uid"], owner["controller"]) == (scene.body["metadata"]["uid"], True), (
+            kind,
+            name,
+        )
         assert body["metadata"]["labels"][MANAGED_BY] == FIELD_MANAGER, (kind, name)
 
 
@@ -45,7 +51,8 @@ def test_the_status_tells_how_it_is(scene: Scene):
     assert status["endpoint"] == f"http://chat.{NAMESPACE}.svc:8000/v1"
     assert status["servingRevision"] == status["revision"] == scene.revision
     assert {each["type"]: each["status"] for each in status["conditions"]} == dict.fromkeys(
-        ("Ready", "Serving", "DiscoveryReady", "PrefillReady", "DecodeReady", "IngressReady"), "True"
+        ("Ready", "Serving", "DiscoveryReady", "PrefillReady", "DecodeReady", "IngressReady"),
+        "True",
     )
 
 
@@ -61,38 +68,54 @@ def test_the_process_writes_nothing_to_the_object_but_its_status(scene: Scene):
     metadata = scene.body["metadata"]
     assert "finalizers" not in metadata
     assert "annotations" not in metadata
-    assert {each["manager"] for each in metadata["managedFields"] if each.get("subresource") == "status"} == {FIELD_MANAGER}
+    assert {
+        each["manager"] for each in metadata["managedFields"] if each.get("subresource") == "status"
+    } == {FIELD_MANAGER}
 
 
 def test_a_policy_change_reaches_the_config_map_and_rolls_nothing(scene: Scene):
     pods, revision = scene.pods(), scene.revision
     scene.change(routing={"offload": {"prefillQueueMax": 17}})
     policy = scene.path("ConfigMap", "chat-policy")
-    wait_for(lambda: "17" in (scene.api.get(policy) or {}).get("data", {}).get("policy.yaml", ""), DEADLINE_SECONDS, "policy not written")
+    wait_for(
+        lambda: "17" in (scene.api.get(policy) or {}).get("data", {}).get("policy.yaml", ""),
+        DEADLINE_SECONDS,
+        "policy not written",
+    )
     scene.await_condition("Ready", "True")
     assert (scene.revision, scene.pods()) == (revision, pods)
 
 
-def test_asked_for_a_new_authority_it_starts_to_accept_both_and_rolls_nothing(scene: Scene, control_plane: ControlPlane):
+def test_asked_for_a_new_authority_it_starts_to_accept_both_and_rolls_nothing(
+    scene: Scene, control_plane: ControlPlane
+):
     other = Scene(scene.api, NAMESPACE, "rotated")
     other.create()
     other.await_condition("Ready", "True")
     pods, path = other.pods(), other.path("Secret", "rotated-pdc-tls")
     control_plane.kubectl("annotate", "--namespace", NAMESPACE, "pdc/rotated", f"{ROTATE_CA}=now")
-    wait_for(lambda: _num_authorities(other, path) == 2, DEADLINE_SECONDS, "ca.crt holds one authority")
+    wait_for(
+        lambda: _num_authorities(other, path) == 2, DEADLINE_SECONDS, "ca.crt holds one authority"
+    )
     events = wait_for(lambda: _reasons(other, "Certificates"), DEADLINE_SECONDS, "no event")
     assert events == ["moving to a new certificate authority, as asked"]
     assert other.pods() == pods
     other.delete()
 
 
-def test_two_clusters_live_side_by_side_and_deleting_one_leaves_nothing_of_it(scene: Scene, operator: OperatorProcess):
+def test_two_clusters_live_side_by_side_and_deleting_one_leaves_nothing_of_it(
+    scene: Scene, operator: OperatorProcess
+):
     other = Scene(scene.api, NAMESPACE, "other")
     other.create()
     other.await_condition("Ready", "True")
     kept = scene.versions()
     other.delete()
-    wait_for(lambda: not other.everything() and not other.pods(), DEADLINE_SECONDS, lambda: f"left: {[*other.everything()]}")
+    wait_for(
+        lambda: not other.everything() and not other.pods(),
+        DEADLINE_SECONDS,
+        lambda: f"left: {[*other.everything()]}",
+    )
     operator.await_resyncs(1)
     assert not other.everything()
     assert scene.versions() == kept
@@ -106,4 +129,8 @@ def _num_authorities(scene: Scene, path: str) -> int:
 def _reasons(scene: Scene, reason: str) -> list[str]:
     """Notes of the events about the cluster that have this reason."""
     events = scene.api.items(f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")
-    return [event["note"] for event in events if event["regarding"]["name"] == scene.name and event["reason"] == reason]
+    return [
+        event["note"]
+        for event in events
+        if event["regarding"]["name"] == scene.name and event["reason"] == reason
+    ]

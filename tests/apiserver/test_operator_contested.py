@@ -1,4 +1,6 @@
-"""Controllers of others that write into our objects: what is theirs is left to them, and a fight over the rest ends."""
+"""Controllers of others that write into our objects: what is theirs is left to them, and a fight
+over the rest ends.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +21,9 @@ RIVAL = "some-controller"
 
 
 @pytest.fixture
-def scene(control_plane: ControlPlane, operator: OperatorProcess, request: pytest.FixtureRequest) -> Iterator[Scene]:
+def scene(
+    control_plane: ControlPlane, operator: OperatorProcess, request: pytest.FixtureRequest
+) -> Iterator[Scene]:
     """A cluster that is ready."""
     api = PlainApi(control_plane.kubeconfig)
     with Nodes(api, NAMESPACE):
@@ -37,7 +41,9 @@ def rival(scene: Scene, **spec: Any) -> Iterator[None]:
 
     def insist() -> None:
         service = scene.api.get(path)
-        if service is not None and any(service["spec"].get(name) != value for name, value in spec.items()):
+        if service is not None and any(
+            service["spec"].get(name) != value for name, value in spec.items()
+        ):
             scene.api.merge(f"{path}?fieldManager={RIVAL}", {"spec": spec})
 
     with again_and_again(insist):
@@ -65,24 +71,38 @@ def again_and_again(work: Callable[[], None]) -> Iterator[None]:
 def test_what_another_controller_adds_is_left_to_it(scene: Scene, operator: OperatorProcess):
     operator.await_resyncs(1)
     writes = operator.num_writes()
-    with rival(scene, loadBalancerIP="10.9.9.9", externalIPs=["10.9.9.8"], sessionAffinity="ClientIP"):
+    with rival(
+        scene, loadBalancerIP="10.9.9.9", externalIPs=["10.9.9.8"], sessionAffinity="ClientIP"
+    ):
         operator.await_resyncs(3)
     assert operator.num_writes() == writes
     service = scene.api.get(scene.path("Service", scene.name))
     assert service is not None
-    assert (service["spec"]["loadBalancerIP"], service["spec"]["externalIPs"]) == ("10.9.9.9", ["10.9.9.8"])
+    assert (service["spec"]["loadBalancerIP"], service["spec"]["externalIPs"]) == (
+        "10.9.9.9",
+        ["10.9.9.8"],
+    )
     assert service["spec"]["sessionAffinity"] == "ClientIP"
     assert scene.condition("Ready")["status"] == "True"
 
 
-def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(scene: Scene, operator: OperatorProcess):
+def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(
+    scene: Scene, operator: OperatorProcess
+):
     with rival(scene, selector={"pdcluster.io/revision": "00000000"}):
         message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
         assert f"{RIVAL} writes what the operator has to revert" in message
         assert f"leave Service {scene.name} alone" in message
-        writes = operator.metric("pdcluster_operator_api_calls_total", kind="Service", code="200", verb="apply")
+        writes = operator.metric(
+            "pdcluster_operator_api_calls_total", kind="Service", code="200", verb="apply"
+        )
         operator.await_resyncs(3)
-        assert operator.metric("pdcluster_operator_api_calls_total", kind="Service", code="200", verb="apply") == writes
+        assert (
+            operator.metric(
+                "pdcluster_operator_api_calls_total", kind="Service", code="200", verb="apply"
+            )
+            == writes
+        )
     assert writes <= 10 * MAX_WRITES
 
 
@@ -97,6 +117,13 @@ def test_a_fight_by_deletion_ends_in_a_failure_too(scene: Scene, operator: Opera
         message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
         assert "another writer deletes what the operator has to revert" in message
         assert f"leave ConfigMap {scene.name}-policy alone" in message
-        writes = operator.metric("pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply")
+        writes = operator.metric(
+            "pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply"
+        )
         operator.await_resyncs(3)
-        assert operator.metric("pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply") == writes
+        assert (
+            operator.metric(
+                "pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply"
+            )
+            == writes
+        )

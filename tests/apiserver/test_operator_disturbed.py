@@ -1,4 +1,6 @@
-"""Edits by hand, lost nodes and the operator's own death in the middle of a roll out: what serves goes on, and it ends as declared."""
+"""Edits by hand, lost nodes and the operator's own death in the middle of a roll out: what serves
+goes on, and it ends as declared.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +32,12 @@ class Stage:
     def start(self) -> OperatorProcess:
         """A new operator process."""
         name = f"operator-{len(self._operators)}"
-        process = OperatorProcess(self._folder, self._plane.kubeconfig, name=name, PDCLUSTER_WATCH_NAMESPACES=self._namespace)
+        process = OperatorProcess(
+            self._folder,
+            self._plane.kubeconfig,
+            name=name,
+            PDCLUSTER_WATCH_NAMESPACES=self._namespace,
+        )
         self._operators.append(process)
         process.start()
         return process
@@ -49,17 +56,29 @@ class Stage:
 
     def roll(self, old: str, engine: Body = OTHER_ENGINE) -> str:
         """Another revision, whose workers are made and do not get ready; returns it."""
-        self.nodes.rule = lambda pod: ready(pod) if pod["metadata"]["labels"].get(REVISION) in (None, old) else None
+        self.nodes.rule = lambda pod: (
+            ready(pod) if pod["metadata"]["labels"].get(REVISION) in (None, old) else None
+        )
         self.scene.change(engine=engine)
         new = self.scene.revision
         self.await_workloads(old, new)
-        wait_for(lambda: len(self.pods_of(new)) == 3, DEADLINE_SECONDS, lambda: f"{self.scene.pods()}")
+        wait_for(
+            lambda: len(self.pods_of(new)) == 3, DEADLINE_SECONDS, lambda: f"{self.scene.pods()}"
+        )
         return new
 
     def await_workloads(self, *revisions: str) -> None:
         """Wait until there are workloads of these revisions, two each, and of no others."""
-        wanted = {self.scene.workload(role, revision=revision) for revision in revisions for role in ("prefill", "decode")}
-        wait_for(lambda: self.workloads() == wanted, DEADLINE_SECONDS, lambda: f"wanted {wanted}, found {self.workloads()}")
+        wanted = {
+            self.scene.workload(role, revision=revision)
+            for revision in revisions
+            for role in ("prefill", "decode")
+        }
+        wait_for(
+            lambda: self.workloads() == wanted,
+            DEADLINE_SECONDS,
+            lambda: f"wanted {wanted}, found {self.workloads()}",
+        )
 
     def workloads(self) -> set[str]:
         """Names of the workers' StatefulSets."""
@@ -76,7 +95,10 @@ class Stage:
 
     def select(self, revision: str) -> None:
         """Edit the Service by hand."""
-        self.scene.api.merge(self.scene.path("Service", self.scene.name), {"spec": {"selector": {REVISION: revision}}})
+        self.scene.api.merge(
+            self.scene.path("Service", self.scene.name),
+            {"spec": {"selector": {REVISION: revision}}},
+        )
 
     def await_words(self, kind: str, said: str) -> None:
         """Wait until the message of a condition that is not true has some words."""
@@ -85,19 +107,30 @@ class Stage:
             found = self.scene.condition(kind)
             return found.get("status") == "False" and said in found["message"]
 
-        wait_for(is_said, DEADLINE_SECONDS, lambda: f"{kind} does not say {said!r}; status: {self.scene.status}")
+        wait_for(
+            is_said,
+            DEADLINE_SECONDS,
+            lambda: f"{kind} does not say {said!r}; status: {self.scene.status}",
+        )
 
     def lose(self, name: str) -> str:
         """Bind a pod to a node that is not there, so that no kubelet ends it; returns its path."""
         path = f"/api/v1/namespaces/{self.scene.namespace}/pods/{name}"
-        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "lost"}}
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name},
+            "target": {"kind": "Node", "name": "lost"},
+        }
         self.scene.api.create(f"{path}/binding", binding)
         return path
 
     def hold(self, name: str, finalizers: list[str] | None = None) -> None:
         """Keep a pod from going; with an empty list, let it go."""
         path = f"/api/v1/namespaces/{self.scene.namespace}/pods/{name}"
-        self.scene.api.merge(path, {"metadata": {"finalizers": [HOLD] if finalizers is None else finalizers}})
+        self.scene.api.merge(
+            path, {"metadata": {"finalizers": [HOLD] if finalizers is None else finalizers}}
+        )
 
 
 @pytest.fixture
@@ -135,7 +168,11 @@ def test_a_pool_in_the_place_of_another_comes_before_the_other_goes(stage: Stage
     assert scene.pods().items() > pods.items()
     assert scene.condition("Serving")["status"] == "True"
     stage.nodes.rule = ready
-    wait_for(lambda: old not in scene.children("StatefulSet"), DEADLINE_SECONDS, lambda: f"{scene.status}")
+    wait_for(
+        lambda: old not in scene.children("StatefulSet"),
+        DEADLINE_SECONDS,
+        lambda: f"{scene.status}",
+    )
     scene.await_condition("Ready", "True")
     assert scene.condition("Serving")["status"] == "True"
 
@@ -167,9 +204,15 @@ def test_in_a_roll_out_what_serves_is_put_back_and_follows_its_scaler(stage: Sta
 
     scene.api.merge(path, {"spec": {"replicas": 0}})
     wait_for(lambda: size() == 2, DEADLINE_SECONDS, lambda: f"{size()}")
-    scene.api.merge(scene.path("PDPoolScaler", f"{scene.name}-decode-cpu"), {"spec": {"replicas": 4}})
+    scene.api.merge(
+        scene.path("PDPoolScaler", f"{scene.name}-decode-cpu"), {"spec": {"replicas": 4}}
+    )
     wait_for(lambda: size() == 4, DEADLINE_SECONDS, lambda: f"{size()}")
-    wait_for(lambda: scene.replicas("decode") == 4, DEADLINE_SECONDS, lambda: f"{scene.replicas('decode')}")
+    wait_for(
+        lambda: scene.replicas("decode") == 4,
+        DEADLINE_SECONDS,
+        lambda: f"{scene.replicas('decode')}",
+    )
 
 
 def test_a_workload_that_cannot_be_made_again_is_left_alone_and_said(stage: Stage):
@@ -181,7 +224,11 @@ def test_a_workload_that_cannot_be_made_again_is_left_alone_and_said(stage: Stag
     for kind in ("ControllerRevision", "ConfigMap"):
         scene.api.delete(scene.path(kind, scene.workload("decode", revision=old)))
     after = stage.start()
-    stage.await_words("Ready", f"StatefulSet {scene.workload('decode', revision=old)}: its record and its engine file are lost")
+    stage.await_words(
+        "Ready",
+        f"StatefulSet {scene.workload('decode', revision=old)}: its record and its engine file are "
+        "lost",
+    )
     after.await_resyncs(2)
     stage.await_workloads(old, new)
     assert stage.pods_of(old) == pods
@@ -199,7 +246,9 @@ def test_a_third_revision_replaces_an_unfinished_one(stage: Stage):
     third = stage.roll(old, THIRD_ENGINE)
     assert len({old, second, third}) == 3
     assert (stage.served(), stage.pods_of(old)) == (old, pods)
-    wait_for(lambda: not stage.pods_of(second), DEADLINE_SECONDS, lambda: f"{stage.pods_of(second)}")
+    wait_for(
+        lambda: not stage.pods_of(second), DEADLINE_SECONDS, lambda: f"{stage.pods_of(second)}"
+    )
     stage.nodes.rule = ready
     stage.scene.await_condition("Ready", "True")
     stage.await_workloads(third)
@@ -232,12 +281,17 @@ def test_a_new_operator_ends_a_switch_in_which_the_one_before_died(stage: Stage)
     new = stage.roll(old)
     before.kill()
     pods = stage.pods_of(new)
-    # All that the switch had done: the new workers are ready and the Service selects them, and nothing was written after it.
+    # All that the switch had done: the new workers are ready and the Service selects them, and
+    # nothing was written after it.
     stage.nodes.rule = ready
     stage.select(new)
     name = stage.scene.workload("decode")
     path = stage.scene.path("StatefulSet", name)
-    wait_for(lambda: (stage.scene.api.get(path) or {})["status"].get("readyReplicas") == 2, DEADLINE_SECONDS, "they are not ready")
+    wait_for(
+        lambda: (stage.scene.api.get(path) or {})["status"].get("readyReplicas") == 2,
+        DEADLINE_SECONDS,
+        "they are not ready",
+    )
     stage.start()
     stage.scene.await_condition("Ready", "True")
     stage.await_workloads(new)
@@ -251,11 +305,16 @@ def test_a_new_operator_ends_a_recreate_in_which_the_one_before_died(stage: Stag
     held = f"{scene.workload('decode')}-0"
     stage.hold(held)
     scene.change(engine=OTHER_ENGINE)
-    wait_for(lambda: stage.workloads() == {scene.workload("decode", revision=old)}, DEADLINE_SECONDS, lambda: f"{stage.workloads()}")
+    wait_for(
+        lambda: stage.workloads() == {scene.workload("decode", revision=old)},
+        DEADLINE_SECONDS,
+        lambda: f"{stage.workloads()}",
+    )
     before.kill()
     after = stage.start()
     after.await_resyncs(1)
-    assert stage.workloads() == {scene.workload("decode", revision=old)}  # which goes with its last pod
+    # which goes with its last pod
+    assert stage.workloads() == {scene.workload("decode", revision=old)}
     stage.hold(held, [])
     scene.await_condition("Ready", "True")
     stage.await_workloads(scene.revision)
@@ -271,7 +330,11 @@ def test_a_pod_of_a_lost_node_holds_its_workload_back_for_its_grace_period_only(
     scene.api.delete(f"{lost}?gracePeriodSeconds=1")
     scene.api.delete(scene.path("StatefulSet", name))
     stage.await_words("DecodeReady", f"pod {name}-1 on node lost is still ending")
-    wait_for(lambda: scene.pods().get(f"{name}-0") not in (None, before[f"{name}-0"]), DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+    wait_for(
+        lambda: scene.pods().get(f"{name}-0") not in (None, before[f"{name}-0"]),
+        DEADLINE_SECONDS,
+        lambda: f"{scene.pods()}",
+    )
     assert scene.pods()[f"{name}-1"] == before[f"{name}-1"]
     wait_for(lambda: scene.status["decode"] == "1/2", DEADLINE_SECONDS, lambda: f"{scene.status}")
     stage.await_words("DecodeReady", f"{name}-1")
@@ -279,23 +342,38 @@ def test_a_pod_of_a_lost_node_holds_its_workload_back_for_its_grace_period_only(
     scene.await_condition("Ready", "True")
 
 
-def test_recreate_that_goes_back_waits_for_a_pod_of_a_lost_node_for_its_grace_period_only(stage: Stage):
+def test_recreate_that_goes_back_waits_for_a_pod_of_a_lost_node_for_its_grace_period_only(
+    stage: Stage,
+):
     stage.start()
     scene, old = stage.scene, stage.begin(rollout={"strategy": "Recreate"})
     name = scene.workload("decode")
     lost, before = stage.lose(f"{name}-1"), scene.pods()
     scene.change(engine=OTHER_ENGINE)
-    wait_for(lambda: set(stage.pods_of(old)) == {f"{name}-1"}, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+    wait_for(
+        lambda: set(stage.pods_of(old)) == {f"{name}-1"},
+        DEADLINE_SECONDS,
+        lambda: f"{scene.pods()}",
+    )
     scene.api.delete(f"{lost}?gracePeriodSeconds=1")
     scene.change(engine=None)
-    wait_for(lambda: f"{name}-0" in scene.pods(), DEADLINE_SECONDS, lambda: f"{scene.pods()}; {scene.status}")
+    wait_for(
+        lambda: f"{name}-0" in scene.pods(),
+        DEADLINE_SECONDS,
+        lambda: f"{scene.pods()}; {scene.status}",
+    )
     assert scene.pods()[f"{name}-1"] == before[f"{name}-1"]
 
 
 def test_what_an_authority_signs_is_not_written_while_the_authority_cannot_be(stage: Stage):
     operator = stage.start()
     scene = stage.scene
-    foreign = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{scene.name}-pdc-ca"}, "stringData": {"a": "b"}}
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": f"{scene.name}-pdc-ca"},
+        "stringData": {"a": "b"},
+    }
     scene.api.create(scene.path("Secret"), foreign)
     scene.create()
     stage.await_words("Ready", f"Secret {scene.name}-pdc-ca")

@@ -1,4 +1,6 @@
-"""No worker is scaled away while it holds a request: commands in a real etcd first, replicas when they are obeyed."""
+"""No worker is scaled away while it holds a request: commands in a real etcd first, replicas when
+they are obeyed.
+"""
 
 import itertools
 import json
@@ -23,7 +25,9 @@ NAMESPACE = "operator-drain"
 class Drained:
     """A ready cluster of three decode workers that register in an etcd of their own."""
 
-    def __init__(self, scene: Scene, etcd: EtcdServer, workers: Registered, operator: OperatorProcess) -> None:
+    def __init__(
+        self, scene: Scene, etcd: EtcdServer, workers: Registered, operator: OperatorProcess
+    ) -> None:
         self.scene, self.etcd, self.workers, self.operator = scene, etcd, workers, operator
 
     def pod(self, ordinal: int) -> str:
@@ -39,11 +43,19 @@ class Drained:
 
     def await_commands(self, *ordinals: int) -> None:
         wanted = {self.pod(ordinal) for ordinal in ordinals}
-        wait_for(lambda: self.workers.commands(self.scene.name) == wanted, DEADLINE_SECONDS, self.describe)
+        wait_for(
+            lambda: self.workers.commands(self.scene.name) == wanted,
+            DEADLINE_SECONDS,
+            self.describe,
+        )
 
     def await_gone(self) -> None:
         """No command is left of a cluster that is deleted."""
-        wait_for(lambda: not self.workers.commands(self.scene.name), DEADLINE_SECONDS, lambda: self.operator.log_end)
+        wait_for(
+            lambda: not self.workers.commands(self.scene.name),
+            DEADLINE_SECONDS,
+            lambda: self.operator.log_end,
+        )
 
     def await_states(self, *states: str) -> None:
         """Wait for these states of the decode workers, in their order."""
@@ -66,15 +78,28 @@ class Drained:
         wait_for(holds, DEADLINE_SECONDS, self.describe)
 
     def await_words(self, words: str, kind: str = "DecodeReady") -> None:
-        wait_for(lambda: words in self.scene.condition(kind).get("message", ""), DEADLINE_SECONDS, self.describe)
+        wait_for(
+            lambda: words in self.scene.condition(kind).get("message", ""),
+            DEADLINE_SECONDS,
+            self.describe,
+        )
 
     def await_looks(self) -> None:
         """The operator has looked at the cluster again and again."""
         before = self.operator.metric("pdcluster_operator_reconcile_seconds_count")
-        wait_for(lambda: self.operator.metric("pdcluster_operator_reconcile_seconds_count") >= before + 3, DEADLINE_SECONDS, self.describe)
+        wait_for(
+            lambda: (
+                self.operator.metric("pdcluster_operator_reconcile_seconds_count") >= before + 3
+            ),
+            DEADLINE_SECONDS,
+            self.describe,
+        )
 
     def describe(self) -> str:
-        return f"replicas {self.scene.replicas('decode')}; {self.scene.status}; {self.operator.log_end}"
+        return (
+            f"replicas {self.scene.replicas('decode')}; {self.scene.status}; "
+            f"{self.operator.log_end}"
+        )
 
 
 def readiness_of(workers: Registered) -> Rule:
@@ -83,13 +108,18 @@ def readiness_of(workers: Registered) -> Rule:
 
 
 @pytest.fixture
-def drained(control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path) -> Iterator[Drained]:
+def drained(
+    control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+) -> Iterator[Drained]:
     api, etcd = PlainApi(control_plane.kubeconfig), EtcdServer(tmp_path)
     etcd.start()
     scene = Scene(api, NAMESPACE, f"chat-{next(_numbers)}")
     decode = {"pools": [{"name": "cpu", "replicas": 3, "minReplicas": 0, "maxReplicas": 5}]}
     with Registered(api, NAMESPACE, etcd) as workers, Nodes(api, NAMESPACE, readiness_of(workers)):
-        scene.create(roles={**SPEC["roles"], "decode": decode}, discovery={"etcd": {"endpoints": [etcd.endpoint]}})
+        scene.create(
+            roles={**SPEC["roles"], "decode": decode},
+            discovery={"etcd": {"endpoints": [etcd.endpoint]}},
+        )
         scene.await_condition("Ready", "True")
         found = Drained(scene, etcd, workers, operator)
         found.await_states("ready", "ready", "ready")
@@ -99,7 +129,9 @@ def drained(control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Pa
     etcd.close()
 
 
-def test_replicas_go_down_when_the_highest_have_drained_and_the_commands_go_with_the_pods(drained: Drained):
+def test_replicas_go_down_when_the_highest_have_drained_and_the_commands_go_with_the_pods(
+    drained: Drained,
+):
     drained.workers.busy = {drained.pod(1)}
     drained.scale(1)
     drained.await_replicas(2)  # the highest had nothing to finish
@@ -142,7 +174,10 @@ def test_a_scale_up_takes_back_who_has_drained(drained: Drained):
 
 
 def test_a_stateful_set_that_is_scaled_by_hand_is_put_back_and_nobody_drains(drained: Drained):
-    path, pods = drained.scene.path("StatefulSet", drained.scene.workload("decode")), drained.scene.pods()
+    path, pods = (
+        drained.scene.path("StatefulSet", drained.scene.workload("decode")),
+        drained.scene.pods(),
+    )
     for replicas in (5, 1):
         assert drained.scene.api.merge(path, {"spec": {"replicas": replicas}}) is not None
         drained.await_replicas(3)
@@ -166,7 +201,9 @@ def test_an_operator_that_is_killed_in_the_middle_goes_on(drained: Drained):
     drained.await_replicas(2)
 
 
-def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_is_told_again(drained: Drained):
+def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_is_told_again(
+    drained: Drained,
+):
     drained.etcd.kill()
     drained.scale(2)
     drained.await_words("shrinking is held: etcd does not say whether pod")
@@ -191,14 +228,26 @@ def test_what_a_time_limit_cuts_is_counted_and_said(drained: Drained):
     drained.await_states("ready", "ready", "draining")
     drained.await_replicas(2)
     wait_for(
-        lambda: drained.operator.metric("pdcluster_operator_drains_cut_total", **cluster) == before + 1, DEADLINE_SECONDS, drained.describe
+        lambda: (
+            drained.operator.metric("pdcluster_operator_drains_cut_total", **cluster) == before + 1
+        ),
+        DEADLINE_SECONDS,
+        drained.describe,
     )
     path = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
 
     def notes() -> list[str]:
-        return [event["note"] for event in drained.scene.api.items(path) if event["reason"] == "DrainCut"]
+        return [
+            event["note"]
+            for event in drained.scene.api.items(path)
+            if event["reason"] == "DrainCut"
+        ]
 
-    wait_for(lambda: any(f"pod {drained.pod(2)} had not drained" in note for note in notes()), DEADLINE_SECONDS, lambda: f"{notes()}")
+    wait_for(
+        lambda: any(f"pod {drained.pod(2)} had not drained" in note for note in notes()),
+        DEADLINE_SECONDS,
+        lambda: f"{notes()}",
+    )
 
 
 def test_a_time_limit_counts_while_etcd_is_away_too(drained: Drained):
@@ -219,11 +268,17 @@ def test_a_pool_that_is_no_longer_declared_drains_before_it_goes(drained: Draine
     drained.workers.busy = {drained.pod(0)}
     drained.await_replicas(1)
     drained.workers.busy = set()
-    wait_for(lambda: scene.workload("decode") not in scene.children("StatefulSet"), DEADLINE_SECONDS, drained.describe)
+    wait_for(
+        lambda: scene.workload("decode") not in scene.children("StatefulSet"),
+        DEADLINE_SECONDS,
+        drained.describe,
+    )
     drained.await_commands()
 
 
-def test_a_command_for_nobody_is_taken_back_and_the_status_says_that_records_and_pods_agree(drained: Drained):
+def test_a_command_for_nobody_is_taken_back_and_the_status_says_that_records_and_pods_agree(
+    drained: Drained,
+):
     drained.scene.await_condition("DiscoveryInSync", "True", "AsDeclared")
     drained.etcd.put(f"/pdcluster/{NAMESPACE}/{drained.scene.name}/commands/no-such-pod", "{}")
     drained.operator.kill()

@@ -23,7 +23,14 @@ NAMESPACE = "operator-faults"
 _numbers = itertools.count(1)
 UNPLACED: Body = {
     "phase": "Pending",
-    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}],
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes are available",
+        }
+    ],
     "containerStatuses": [],
 }
 
@@ -58,10 +65,19 @@ def test_a_name_that_is_taken_is_said_and_the_foreign_object_is_left_alone(scene
 
 
 def test_a_quota_that_keeps_pods_from_being_made_is_said(scene: Scene):
-    quota: Body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
+    quota: Body = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "few"},
+        "spec": {"hard": {"pods": "2"}},
+    }
     path = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
     scene.api.create(path, quota)
-    wait_for(lambda: (scene.api.get(f"{path}/few") or {}).get("status", {}).get("hard"), DEADLINE_SECONDS, "the quota is not in force")
+    wait_for(
+        lambda: (scene.api.get(f"{path}/few") or {}).get("status", {}).get("hard"),
+        DEADLINE_SECONDS,
+        "the quota is not in force",
+    )
     try:
         scene.create()
         found = scene.await_condition("Ready", "False", "QuotaExceeded")
@@ -71,20 +87,34 @@ def test_a_quota_that_keeps_pods_from_being_made_is_said(scene: Scene):
         scene.api.delete(f"{path}/few")
     # The StatefulSet controller backs off for long; a change of the workload wakes it.
     for role in ("prefill", "decode"):
-        scene.api.merge(scene.path("StatefulSet", scene.workload(role)), {"metadata": {"annotations": {"wake": "up"}}})
-    scene.api.merge(scene.path("StatefulSet", f"{scene.name}-etcd"), {"metadata": {"annotations": {"wake": "up"}}})
+        scene.api.merge(
+            scene.path("StatefulSet", scene.workload(role)),
+            {"metadata": {"annotations": {"wake": "up"}}},
+        )
+    scene.api.merge(
+        scene.path("StatefulSet", f"{scene.name}-etcd"),
+        {"metadata": {"annotations": {"wake": "up"}}},
+    )
     scene.await_condition("Ready", "True")
 
 
 @pytest.mark.parametrize(
     ("kubelet", "reason", "says"),
     [
-        (waiting("ErrImagePull", "no such image", "etcd"), "ImageNotPulled", "spec.discovery.etcd.image"),
+        (
+            waiting("ErrImagePull", "no such image", "etcd"),
+            "ImageNotPulled",
+            "spec.discovery.etcd.image",
+        ),
         (lambda pod: {**ready(pod), **UNPLACED}, "Unschedulable", "0/1 nodes are available"),
     ],
 )
-def test_a_managed_etcd_that_cannot_start_is_said(scene: Scene, nodes: Nodes, kubelet: Rule, reason: str, says: str):
-    nodes.rule = lambda pod: kubelet(pod) if pod["metadata"]["labels"].get(COMPONENT) == "etcd" else ready(pod)
+def test_a_managed_etcd_that_cannot_start_is_said(
+    scene: Scene, nodes: Nodes, kubelet: Rule, reason: str, says: str
+):
+    nodes.rule = lambda pod: (
+        kubelet(pod) if pod["metadata"]["labels"].get(COMPONENT) == "etcd" else ready(pod)
+    )
     scene.create()
     found = scene.await_condition("DiscoveryReady", "False", reason)
     assert f"pod {scene.name}-etcd-0" in found["message"]
@@ -94,14 +124,18 @@ def test_a_managed_etcd_that_cannot_start_is_said(scene: Scene, nodes: Nodes, ku
     scene.await_condition("Ready", "True")
 
 
-def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_taken(control_plane: ControlPlane, scene: Scene):
+def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_taken(
+    control_plane: ControlPlane, scene: Scene
+):
     dead = f"127.0.0.1:{free_port()}"
     scene.create(discovery={"etcd": {"endpoints": [dead]}})
     found = scene.await_condition("DiscoveryReady", "False", "EtcdUnreachable")
     assert dead in found["message"]
     assert scene.condition("Ready")["status"] == "False"
     assert f"{scene.name}-etcd" not in scene.children("StatefulSet")
-    etcd = re.search(r"--etcd-servers=http://(\S+?)\x00", _command_line(control_plane.pid("kube-apiserver")))
+    etcd = re.search(
+        r"--etcd-servers=http://(\S+?)\x00", _command_line(control_plane.pid("kube-apiserver"))
+    )
     assert etcd is not None
     scene.change(discovery={"etcd": {"endpoints": [etcd[1]]}})
     scene.await_condition("DiscoveryReady", "True", "EtcdAnswers")
@@ -109,11 +143,20 @@ def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_take
 
 
 def test_api_keys_that_no_client_can_have_are_said_and_new_ones_are_seen(scene: Scene):
-    secret: Body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"alice": "sk-secret"}}
+    secret: Body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "keys"},
+        "stringData": {"alice": "sk-secret"},
+    }
     scene.create(service={"apiKeySecret": "keys"})
     found = scene.await_condition("IngressReady", "False", "ConfigurationRefused")
-    assert found["message"].startswith("Secret keys of service.apiKeySecret does not exist: make it")
-    assert scene.await_condition("Ready", "False", "ConfigurationRefused")["message"].startswith("ingress: Secret keys")
+    assert found["message"].startswith(
+        "Secret keys of service.apiKeySecret does not exist: make it"
+    )
+    assert scene.await_condition("Ready", "False", "ConfigurationRefused")["message"].startswith(
+        "ingress: Secret keys"
+    )
     scene.api.create(scene.path("Secret"), secret)
     scene.await_condition("Ready", "True")
     scene.api.merge(scene.path("Secret", "keys"), {"data": None})
@@ -127,21 +170,34 @@ def test_api_keys_that_no_client_can_have_are_said_and_new_ones_are_seen(scene: 
 
 
 def test_no_worker_is_made_before_the_etcds_secret_is_there(scene: Scene):
-    scene.create(discovery={"etcd": {"endpoints": [f"127.0.0.1:{free_port()}"], "tlsSecret": "etcd-client"}})
+    scene.create(
+        discovery={"etcd": {"endpoints": [f"127.0.0.1:{free_port()}"], "tlsSecret": "etcd-client"}}
+    )
     found = scene.await_condition("DiscoveryReady", "False", "EtcdUnreachable")
     assert "Secret etcd-client does not exist" in found["message"]
     assert (scene.children("StatefulSet"), scene.children("ControllerRevision")) == ({}, {})
     certificate = make_authority(datetime.now(UTC)).certificate.decode()
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "etcd-client"}, "stringData": {"ca.crt": certificate}}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "etcd-client"},
+        "stringData": {"ca.crt": certificate},
+    }
     scene.api.create(scene.path("Secret"), secret)
     wait_for(lambda: scene.children("StatefulSet"), DEADLINE_SECONDS, "no worker is made")
     scene.api.delete(scene.path("Secret", "etcd-client"))
 
 
-def test_a_right_that_is_missing_is_said_and_the_rest_is_made(control_plane: ControlPlane, tmp_path: Path, namespace: str):
+def test_a_right_that_is_missing_is_said_and_the_rest_is_made(
+    control_plane: ControlPlane, tmp_path: Path, namespace: str
+):
     rules = [
         {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": ["", "apps", "networking.k8s.io", "pdcluster.io", "events.k8s.io"], "resources": ["*"], "verbs": ["*"]},
+        {
+            "apiGroups": ["", "apps", "networking.k8s.io", "pdcluster.io", "events.k8s.io"],
+            "resources": ["*"],
+            "verbs": ["*"],
+        },
     ]
     api = PlainApi(control_plane.kubeconfig)
     scene = Scene(api, namespace)
@@ -159,12 +215,15 @@ def test_a_right_that_is_missing_is_said_and_the_rest_is_made(control_plane: Con
         scene.await_condition("Ready", "True")
 
 
-def test_a_spec_with_another_namespaces_name_is_not_served(control_plane: ControlPlane, operator: OperatorProcess, namespace: str):
+def test_a_spec_with_another_namespaces_name_is_not_served(
+    control_plane: ControlPlane, operator: OperatorProcess, namespace: str
+):
     """The operator of this module watches one namespace."""
     scene = Scene(PlainApi(control_plane.kubeconfig), namespace)
     scene.create()
     operator.await_resyncs(1)
-    assert (scene.everything(), scene.status) == ({}, {"observedGeneration": -1})  # what the CRD gives a new object
+    # what the CRD gives a new object
+    assert (scene.everything(), scene.status) == ({}, {"observedGeneration": -1})
     assert control_plane.kubectl("get", "--raw", f"{GROUP}/namespaces/{namespace}/pdclusters")
 
 

@@ -33,11 +33,17 @@ def scene(control_plane: ControlPlane, namespace: str) -> Iterator[Scene]:
         yield Scene(api, namespace)
 
 
-def operator_through(proxy: Interruptions, folder: Path, scene: Scene, **settings: str) -> OperatorProcess:
-    return OperatorProcess(folder, proxy.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=scene.namespace, **settings)
+def operator_through(
+    proxy: Interruptions, folder: Path, scene: Scene, **settings: str
+) -> OperatorProcess:
+    return OperatorProcess(
+        folder, proxy.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=scene.namespace, **settings
+    )
 
 
-def test_a_watch_that_goes_silent_is_made_up_for_and_told_of_and_begun_anew(proxy: Interruptions, tmp_path: Path, scene: Scene):
+def test_a_watch_that_goes_silent_is_made_up_for_and_told_of_and_begun_anew(
+    proxy: Interruptions, tmp_path: Path, scene: Scene
+):
     with operator_through(proxy, tmp_path, scene) as operator:
         scene.create()
         scene.await_condition("Ready", "True")
@@ -66,12 +72,18 @@ def test_a_watch_that_goes_silent_is_made_up_for_and_told_of_and_begun_anew(prox
             "no new watch",
             poll_seconds=LOOK_SECONDS,
         )
-        wait_for(lambda: operator.get("/healthz") == (200, "ok\n"), STEPS_SECONDS, lambda: f"{operator.get('/healthz')}")
+        wait_for(
+            lambda: operator.get("/healthz") == (200, "ok\n"),
+            STEPS_SECONDS,
+            lambda: f"{operator.get('/healthz')}",
+        )
         assert scene.api.get(path) is not None
         scene.await_condition("Ready", "True")
 
 
-def test_a_deletion_that_fell_into_the_gap_of_an_expired_watch_is_seen(proxy: Interruptions, tmp_path: Path, scene: Scene):
+def test_a_deletion_that_fell_into_the_gap_of_an_expired_watch_is_seen(
+    proxy: Interruptions, tmp_path: Path, scene: Scene
+):
     with operator_through(proxy, tmp_path, scene, PDCLUSTER_RESYNC_SECONDS=SELDOM) as operator:
         scene.create()
         scene.await_condition("Ready", "True")
@@ -79,15 +91,27 @@ def test_a_deletion_that_fell_into_the_gap_of_an_expired_watch_is_seen(proxy: In
         proxy.silence("configmaps")
         scene.api.delete(path)
         proxy.expire("configmaps")
-        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not created again; log:\n{operator.log_end}")
+        wait_for(
+            lambda: scene.api.get(path),
+            DEADLINE_SECONDS,
+            lambda: f"not created again; log:\n{operator.log_end}",
+        )
         assert proxy.num_watches["configmaps"] > num_watches
         scene.api.delete(path)  # the new watch reports it
-        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not created again; log:\n{operator.log_end}")
+        wait_for(
+            lambda: scene.api.get(path),
+            DEADLINE_SECONDS,
+            lambda: f"not created again; log:\n{operator.log_end}",
+        )
         assert operator.get("/healthz") == (200, "ok\n")
 
 
-@pytest.mark.parametrize(("code", "reason"), [(429, "TooManyRequests"), (409, "Conflict"), (503, "ServiceUnavailable")])
-def test_a_burst_of_refusals_passes(proxy: Interruptions, tmp_path: Path, scene: Scene, code: int, reason: str):
+@pytest.mark.parametrize(
+    ("code", "reason"), [(429, "TooManyRequests"), (409, "Conflict"), (503, "ServiceUnavailable")]
+)
+def test_a_burst_of_refusals_passes(
+    proxy: Interruptions, tmp_path: Path, scene: Scene, code: int, reason: str
+):
     with operator_through(proxy, tmp_path, scene, PDCLUSTER_RESYNC_SECONDS=SELDOM) as operator:
         proxy.refuse_writes(code, reason, times=30)
         scene.create()

@@ -1,4 +1,5 @@
-"""The life of the operator process: restarts, upgrades, fail-over, an API server that goes away, and an object that is refused.
+"""The life of the operator process: restarts, upgrades, fail-over, an API server that goes away,
+and an object that is refused.
 
 On a control plane of its own, since its API server is stopped and its CRD relaxed;
 the operator serves all namespaces here, as it is installed by default.
@@ -28,7 +29,9 @@ ELECTION = {"PDCLUSTER_LEADER_ELECTION": "true"}
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(tmp_path_factory.mktemp("own-control-plane"), with_controllers=True, crds=CRDS) as found:
+    with ControlPlane(
+        tmp_path_factory.mktemp("own-control-plane"), with_controllers=True, crds=CRDS
+    ) as found:
         yield found
 
 
@@ -41,7 +44,11 @@ def scene(plane: ControlPlane) -> Iterator[Scene]:
         found.create()
         yield found
         found.delete()
-        wait_for(lambda: not found.everything() and not found.pods(), DEADLINE_SECONDS, lambda: f"{[*found.everything()]}")
+        wait_for(
+            lambda: not found.everything() and not found.pods(),
+            DEADLINE_SECONDS,
+            lambda: f"{[*found.everything()]}",
+        )
 
 
 @pytest.fixture
@@ -56,26 +63,46 @@ def operator(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
         yield process
 
 
-def test_a_restart_writes_nothing_and_another_default_image_rolls_nothing(plane: ControlPlane, scene: Scene, tmp_path: Path):
+def test_a_restart_writes_nothing_and_another_default_image_rolls_nothing(
+    plane: ControlPlane, scene: Scene, tmp_path: Path
+):
     with OperatorProcess(tmp_path, plane.kubeconfig, name="before") as before:
         scene.await_condition("Ready", "True")
         before.await_resyncs(1)
         assert before.stop() == 0
     versions, pods = scene.versions(), scene.pods()
-    with OperatorProcess(tmp_path, plane.kubeconfig, name="after", PDCLUSTER_WORKER_IMAGE="example/worker:2") as after:
+    with OperatorProcess(
+        tmp_path, plane.kubeconfig, name="after", PDCLUSTER_WORKER_IMAGE="example/worker:2"
+    ) as after:
         after.await_resyncs(2)
         assert after.num_writes() == 0
         assert (scene.versions(), scene.pods()) == (versions, pods)
         # A pool that is added to the revision later runs what its siblings run.
-        scene.change(roles={"prefill": {"pools": [*SPEC["roles"]["prefill"]["pools"], {"name": "more", "replicas": 1}]}})
-        wait_for(lambda: scene.workload("prefill", "more") in scene.children("StatefulSet"), DEADLINE_SECONDS, "no StatefulSet")
+        scene.change(
+            roles={
+                "prefill": {
+                    "pools": [*SPEC["roles"]["prefill"]["pools"], {"name": "more", "replicas": 1}]
+                }
+            }
+        )
+        wait_for(
+            lambda: scene.workload("prefill", "more") in scene.children("StatefulSet"),
+            DEADLINE_SECONDS,
+            "no StatefulSet",
+        )
         scene.await_condition("Ready", "True")
-        images = {_worker_image(body) for name, body in scene.children("StatefulSet").items() if "etcd" not in name}
+        images = {
+            _worker_image(body)
+            for name, body in scene.children("StatefulSet").items()
+            if "etcd" not in name
+        }
         assert images == {"example/worker:1"}
         assert scene.pods().items() > pods.items()
 
 
-def test_it_recovers_from_an_api_server_that_was_away(plane: ControlPlane, scene: Scene, operator: OperatorProcess):
+def test_it_recovers_from_an_api_server_that_was_away(
+    plane: ControlPlane, scene: Scene, operator: OperatorProcess
+):
     scene.await_condition("Ready", "True")
     pods, pid = scene.pods(), operator.pid
     plane.stop()
@@ -83,17 +110,26 @@ def test_it_recovers_from_an_api_server_that_was_away(plane: ControlPlane, scene
     plane.start()
     path = scene.path("ConfigMap", "chat-policy")
     scene.api.delete(path)
-    wait_for(lambda: scene.api.get(path), LEASE_SECONDS, lambda: f"not created again; log:\n{operator.log_end}")
+    wait_for(
+        lambda: scene.api.get(path),
+        LEASE_SECONDS,
+        lambda: f"not created again; log:\n{operator.log_end}",
+    )
     scene.change(routing={"offload": {"prefillQueueMax": 21}})
     scene.await_condition("Ready", "True")
     assert (scene.pods(), operator.pid, operator.get("/healthz")[0]) == (pods, pid, 200)
 
 
-def test_a_pool_that_came_back_with_another_gpu_while_nobody_looked_gets_it(plane: ControlPlane, scene: Scene, tmp_path: Path):
+def test_a_pool_that_came_back_with_another_gpu_while_nobody_looked_gets_it(
+    plane: ControlPlane, scene: Scene, tmp_path: Path
+):
     with OperatorProcess(tmp_path, plane.kubeconfig, name="before"):
         scene.await_condition("Ready", "True")
     name, pods = scene.workload("decode"), scene.pods()
-    for pools in ([{"name": "other", "replicas": 1}], [{"name": "cpu", "gpu": "H100", "replicas": 1}]):
+    for pools in (
+        [{"name": "other", "replicas": 1}],
+        [{"name": "cpu", "gpu": "H100", "replicas": 1}],
+    ):
         scene.change(roles={"decode": {"pools": pools}})
     assert scene.workload("decode") == name
     with OperatorProcess(tmp_path, plane.kubeconfig, name="after") as after:
@@ -102,7 +138,10 @@ def test_a_pool_that_came_back_with_another_gpu_while_nobody_looked_gets_it(plan
         (container,) = body["spec"]["template"]["spec"]["containers"]
         assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
         assert "gpu: H100" in scene.children("ConfigMap")[name]["data"]["engine.yaml"]
-        assert scene.children("ControllerRevision")[name]["data"]["pool"] == {"gpu": "H100", "accelerator": {}}
+        assert scene.children("ControllerRevision")[name]["data"]["pool"] == {
+            "gpu": "H100",
+            "accelerator": {},
+        }
         now = scene.pods()
         assert now[f"{name}-0"] != pods[f"{name}-0"]
         others = {pod: uid for pod, uid in pods.items() if name not in pod}
@@ -112,7 +151,9 @@ def test_a_pool_that_came_back_with_another_gpu_while_nobody_looked_gets_it(plan
         assert scene.versions() == versions
 
 
-def test_what_was_deleted_while_no_watch_could_tell_is_put_back(plane: ControlPlane, scene: Scene, tmp_path: Path):
+def test_what_was_deleted_while_no_watch_could_tell_is_put_back(
+    plane: ControlPlane, scene: Scene, tmp_path: Path
+):
     with OperatorProcess(tmp_path, plane.kubeconfig, name="before"):
         scene.await_condition("Ready", "True")
     path = scene.path("Service", "chat")
@@ -122,7 +163,9 @@ def test_what_was_deleted_while_no_watch_could_tell_is_put_back(plane: ControlPl
 
 
 @pytest.mark.usefixtures("no_lease")
-def test_a_second_replica_takes_over_when_the_leader_stops_or_dies(plane: ControlPlane, scene: Scene, tmp_path: Path):
+def test_a_second_replica_takes_over_when_the_leader_stops_or_dies(
+    plane: ControlPlane, scene: Scene, tmp_path: Path
+):
     with (
         OperatorProcess(tmp_path, plane.kubeconfig, name="first", **ELECTION) as first,
         OperatorProcess(tmp_path, plane.kubeconfig, name="second", **ELECTION) as second,
@@ -132,11 +175,19 @@ def test_a_second_replica_takes_over_when_the_leader_stops_or_dies(plane: Contro
         standby = second if leader is first else first
         assert (standby.num_writes(), standby.get("/readyz")[0]) == (0, 200)
         assert leader.stop() == 0
-        wait_for(lambda: _leads(standby), DEADLINE_SECONDS, lambda: f"no operator leads; log:\n{standby.log_end}")
+        wait_for(
+            lambda: _leads(standby),
+            DEADLINE_SECONDS,
+            lambda: f"no operator leads; log:\n{standby.log_end}",
+        )
         leader.start()
         assert not _leads(leader)
         standby.kill()
-        wait_for(lambda: _leads(leader), LEASE_SECONDS, lambda: f"no operator leads; log:\n{leader.log_end}")
+        wait_for(
+            lambda: _leads(leader),
+            LEASE_SECONDS,
+            lambda: f"no operator leads; log:\n{leader.log_end}",
+        )
         path = scene.path("ConfigMap", "chat-policy")
         scene.api.delete(path)
         wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, "the new leader does not work")
@@ -171,7 +222,9 @@ def test_it_stops_with_0_and_without_a_word_of_trouble(scene: Scene, operator: O
     assert "ERROR" not in operator.log
 
 
-def test_a_port_that_is_taken_ends_it_with_2_and_says_what_to_set(plane: ControlPlane, tmp_path: Path):
+def test_a_port_that_is_taken_ends_it_with_2_and_says_what_to_set(
+    plane: ControlPlane, tmp_path: Path
+):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         process = OperatorProcess(tmp_path, plane.kubeconfig, PDCLUSTER_HTTP_PORT=str(port))
@@ -181,7 +234,9 @@ def test_a_port_that_is_taken_ends_it_with_2_and_says_what_to_set(plane: Control
     assert "PDCLUSTER_HTTP_PORT" in process.log
 
 
-def test_a_right_without_which_nothing_can_be_done_ends_it_with_1_and_names_it(plane: ControlPlane, tmp_path: Path):
+def test_a_right_without_which_nothing_can_be_done_ends_it_with_1_and_names_it(
+    plane: ControlPlane, tmp_path: Path
+):
     process = OperatorProcess(tmp_path, plane.kubeconfig_for("no-rights"))
     with pytest.raises(AssertionError, match="ended with 1"), process:
         pass
@@ -191,22 +246,44 @@ def test_a_right_without_which_nothing_can_be_done_ends_it_with_1_and_names_it(p
 
 def test_metrics_tell_of_the_loop_and_of_the_api_calls(scene: Scene, operator: OperatorProcess):
     scene.await_condition("Ready", "True")
-    wait_for(lambda: operator.metric("pdcluster_operator_pdclusters", ready="True") == 1, DEADLINE_SECONDS, "not counted")
+    wait_for(
+        lambda: operator.metric("pdcluster_operator_pdclusters", ready="True") == 1,
+        DEADLINE_SECONDS,
+        "not counted",
+    )
     assert operator.metric("pdcluster_operator_is_leader") == 1
     assert operator.metric("pdcluster_operator_reconcile_seconds_count") > 0
-    assert operator.metric("pdcluster_operator_serving_replicas", pdcluster=scene.name, role="decode") == scene.replicas("decode")
-    assert operator.metric("pdcluster_operator_slo_seconds", pdcluster=scene.name, objective="ttft") == 0.5
+    assert operator.metric(
+        "pdcluster_operator_serving_replicas", pdcluster=scene.name, role="decode"
+    ) == scene.replicas("decode")
+    assert (
+        operator.metric("pdcluster_operator_slo_seconds", pdcluster=scene.name, objective="ttft")
+        == 0.5
+    )
     assert operator.metric("pdcluster_operator_reconcile_errors_total") == 0
-    assert operator.metric("pdcluster_operator_api_calls_total", verb="apply", kind="StatefulSet", code="201") == 3
-    wait_for(lambda: operator.metric("pdcluster_operator_queue_depth") == 0, DEADLINE_SECONDS, "the queue is not empty")
+    assert (
+        operator.metric(
+            "pdcluster_operator_api_calls_total", verb="apply", kind="StatefulSet", code="201"
+        )
+        == 3
+    )
+    wait_for(
+        lambda: operator.metric("pdcluster_operator_queue_depth") == 0,
+        DEADLINE_SECONDS,
+        "the queue is not empty",
+    )
 
 
-def test_an_object_that_is_refused_says_so_and_what_runs_goes_on(scene: Scene, operator: OperatorProcess):
+def test_an_object_that_is_refused_says_so_and_what_runs_goes_on(
+    scene: Scene, operator: OperatorProcess
+):
     scene.await_condition("Ready", "True")
     pods, kept = scene.pods(), set(scene.everything())
     crd = scene.api.get(CRD)
     assert crd is not None
-    scene.api.merge(CRD, {"spec": {"versions": [_relaxed(version) for version in crd["spec"]["versions"]]}})
+    scene.api.merge(
+        CRD, {"spec": {"versions": [_relaxed(version) for version in crd["spec"]["versions"]]}}
+    )
     wait_for(lambda: _is_accepted(scene), DEADLINE_SECONDS, "the relaxed CRD is not in force")
     found = scene.await_condition("Ready", "False", "InvalidSpec")
     assert "spec.roles.prefill.pools[0].gpu" in found["message"]

@@ -1,4 +1,6 @@
-"""Edits and deletions by hand are reverted, and the status reports them, without waiting for any resync."""
+"""Edits and deletions by hand are reverted, and the status reports them, without waiting for any
+resync.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -65,9 +67,16 @@ def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str)
     assert before is not None
     pods = scene.pods()
     scene.api.delete(path)
-    after = wait_for(lambda: _another(scene.api.get(path), before), DEADLINE_SECONDS, f"{path} is not back")
-    # A certificate and a cluster IP are new; a record of what runs has the API server's defaults too.
-    assert _content(after) == _content(before) or kind in ("Secret", "Service", "ControllerRevision")
+    after = wait_for(
+        lambda: _another(scene.api.get(path), before), DEADLINE_SECONDS, f"{path} is not back"
+    )
+    # A certificate and a cluster IP are new; a record of what runs has the API server's defaults
+    # too.
+    assert _content(after) == _content(before) or kind in (
+        "Secret",
+        "Service",
+        "ControllerRevision",
+    )
     scene.await_condition("Ready", "True")
     assert scene.pods() == pods or kind == "StatefulSet"
 
@@ -75,8 +84,16 @@ def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str)
 @pytest.mark.parametrize(
     ("kind", "name", "edit"),
     [
-        ("StatefulSet", "{decode}", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 60}}}}),
-        ("StatefulSet", "chat-etcd", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 60}}}}),
+        (
+            "StatefulSet",
+            "{decode}",
+            {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 60}}}},
+        ),
+        (
+            "StatefulSet",
+            "chat-etcd",
+            {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 60}}}},
+        ),
         ("ConfigMap", "chat-policy", {"data": {"policy.yaml": "broken"}}),
         ("Service", "chat", {"spec": {"selector": {"pdcluster.io/revision": "00000000"}}}),
         ("PodDisruptionBudget", "{decode}", {"spec": {"minAvailable": 0}}),
@@ -84,7 +101,9 @@ def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str)
         ("NetworkPolicy", "chat-pdc", {"metadata": {"labels": {MANAGED_BY: "me"}}}),
     ],
 )
-def test_a_child_edited_by_hand_is_put_back_and_no_pod_is_lost(scene: Scene, kind: str, name: str, edit: dict[str, Any]):
+def test_a_child_edited_by_hand_is_put_back_and_no_pod_is_lost(
+    scene: Scene, kind: str, name: str, edit: dict[str, Any]
+):
     path = scene.path(kind, name.format(decode=scene.workload("decode")))
     before, pods = scene.api.get(path), scene.pods()
     assert before is not None
@@ -95,15 +114,31 @@ def test_a_child_edited_by_hand_is_put_back_and_no_pod_is_lost(scene: Scene, kin
         lambda: f"{path} stays edited: {scene.api.get(path)}",
     )
     scene.await_condition("Ready", "True")
-    assert scene.pods().items() >= pods.items() or name == "chat-etcd"  # workers are not rolled, a managed etcd may be
+    # workers are not rolled, a managed etcd may be
+    assert scene.pods().items() >= pods.items() or name == "chat-etcd"
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "edit", "undo"),
     [
-        ("StatefulSet", "{decode}", {"spec": {"minReadySeconds": 7}}, {"spec": {"minReadySeconds": None}}),
-        ("ConfigMap", "chat-policy", {"data": {"more.yaml": "added"}}, {"data": {"more.yaml": None}}),
-        ("Service", "chat", {"spec": {"sessionAffinity": "ClientIP"}}, {"spec": {"sessionAffinity": "None"}}),
+        (
+            "StatefulSet",
+            "{decode}",
+            {"spec": {"minReadySeconds": 7}},
+            {"spec": {"minReadySeconds": None}},
+        ),
+        (
+            "ConfigMap",
+            "chat-policy",
+            {"data": {"more.yaml": "added"}},
+            {"data": {"more.yaml": None}},
+        ),
+        (
+            "Service",
+            "chat",
+            {"spec": {"sessionAffinity": "ClientIP"}},
+            {"spec": {"sessionAffinity": "None"}},
+        ),
     ],
 )
 def test_what_is_added_to_a_child_by_hand_stays_and_no_pod_is_lost(
@@ -112,7 +147,8 @@ def test_what_is_added_to_a_child_by_hand_stays_and_no_pod_is_lost(
     path = scene.path(kind, name.format(decode=scene.workload("decode")))
     pods = scene.pods()
     edited = scene.api.merge(path, edit)
-    scene.change(routing={"offload": {"prefillQueueMax": 10 + len(kind)}})  # what we write later leaves it too
+    # what we write later leaves it too
+    scene.change(routing={"offload": {"prefillQueueMax": 10 + len(kind)}})
     scene.await_condition("Ready", "True")
     assert edited is not None
     found = scene.api.get(path)
@@ -122,11 +158,16 @@ def test_what_is_added_to_a_child_by_hand_stays_and_no_pod_is_lost(
     scene.api.merge(path, undo)
 
 
-@pytest.mark.usefixtures("no_more_nodes")  # a worker that has started would drain first, and on a busy machine some would start
+# a worker that has started would drain first, and on a busy machine some would start
+@pytest.mark.usefixtures("no_more_nodes")
 def test_a_stateful_set_scaled_by_hand_is_put_back_to_what_the_scaler_says(scene: Scene):
     path = scene.path("StatefulSet", scene.workload("decode"))
     scene.api.merge(path, {"spec": {"replicas": 4}})
-    wait_for(lambda: scene.replicas("decode") == 2 and len(scene.pods()) == 4, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+    wait_for(
+        lambda: scene.replicas("decode") == 2 and len(scene.pods()) == 4,
+        DEADLINE_SECONDS,
+        lambda: f"{scene.pods()}",
+    )
     scene.await_condition("Ready", "True")
 
 
@@ -135,7 +176,9 @@ def test_a_scaler_that_is_put_back_has_its_status_at_once(scene: Scene):
     before = scene.api.get(path)
     assert before is not None
     scene.api.delete(path)
-    wait_for(lambda: _another(scene.api.get(path), before), DEADLINE_SECONDS, "the scaler is not back")
+    wait_for(
+        lambda: _another(scene.api.get(path), before), DEADLINE_SECONDS, "the scaler is not back"
+    )
 
     def shown() -> int | None:
         found = scene.api.get(path) or {}
@@ -145,7 +188,9 @@ def test_a_scaler_that_is_put_back_has_its_status_at_once(scene: Scene):
 
 
 def _another(body: dict[str, Any] | None, before: dict[str, Any]) -> dict[str, Any] | None:
-    return body if body is not None and body["metadata"]["uid"] != before["metadata"]["uid"] else None
+    return (
+        body if body is not None and body["metadata"]["uid"] != before["metadata"]["uid"] else None
+    )
 
 
 def _content(body: dict[str, Any] | None) -> Any:

@@ -13,8 +13,15 @@ from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.waiting import wait_for
 
-OURS, CORE = API_VERSION.partition("/")[0], ("pods", "services", "configmaps", "secrets", "serviceaccounts", "namespaces")
-READ = {"apiGroups": ["apiextensions.k8s.io"], "resources": ["*"], "verbs": ["get", "list", "watch"]}
+OURS, CORE = (
+    API_VERSION.partition("/")[0],
+    ("pods", "services", "configmaps", "secrets", "serviceaccounts", "namespaces"),
+)
+READ = {
+    "apiGroups": ["apiextensions.k8s.io"],
+    "resources": ["*"],
+    "verbs": ["get", "list", "watch"],
+}
 
 
 @contextmanager
@@ -31,13 +38,24 @@ def operator_with(
         yield process, user, Scene(api, namespace)
 
 
-def test_without_the_right_to_list_events_pods_that_are_missing_stop_nothing(control_plane: ControlPlane, tmp_path: Path, namespace: str):
+def test_without_the_right_to_list_events_pods_that_are_missing_stop_nothing(
+    control_plane: ControlPlane, tmp_path: Path, namespace: str
+):
     rules = [all_of(*GROUPS, OURS), all_of("", resources=CORE)]
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
     with operator_with(control_plane, tmp_path, namespace, rules) as (_, _, scene):
-        quota: Body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
+        quota: Body = {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "few"},
+            "spec": {"hard": {"pods": "2"}},
+        }
         scene.api.create(quotas, quota)
-        wait_for(lambda: (scene.api.get(f"{quotas}/few") or {}).get("status", {}).get("hard"), DEADLINE_SECONDS, "no quota in force")
+        wait_for(
+            lambda: (scene.api.get(f"{quotas}/few") or {}).get("status", {}).get("hard"),
+            DEADLINE_SECONDS,
+            "no quota in force",
+        )
         scene.create()
         message = scene.await_condition("Ready", "False", "PodsRefused")["message"]
         assert "pods are missing, and the events that say why cannot be read" in message
@@ -49,8 +67,13 @@ def test_without_the_right_to_list_events_pods_that_are_missing_stop_nothing(con
         assert "17" in policy["data"]["policy.yaml"]
 
 
-def test_without_the_right_to_a_scalers_status_the_status_says_so(control_plane: ControlPlane, tmp_path: Path, namespace: str):
-    rules = [all_of(*GROUPS, ""), all_of(OURS, resources=["pdclusters", "pdclusters/status", "pdpoolscalers"])]
+def test_without_the_right_to_a_scalers_status_the_status_says_so(
+    control_plane: ControlPlane, tmp_path: Path, namespace: str
+):
+    rules = [
+        all_of(*GROUPS, ""),
+        all_of(OURS, resources=["pdclusters", "pdclusters/status", "pdpoolscalers"]),
+    ]
     with operator_with(control_plane, tmp_path, namespace, rules) as (_, user, scene):
         scene.create()
         message = scene.await_condition("Ready", "False", "Forbidden")["message"]

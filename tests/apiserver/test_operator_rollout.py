@@ -1,4 +1,6 @@
-"""A new revision replaces the old one, by either strategy, and the pods that serve are never touched before."""
+"""A new revision replaces the old one, by either strategy, and the pods that serve are never
+touched before.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -28,7 +30,9 @@ def scene(control_plane: ControlPlane, nodes: Nodes) -> Iterator[Scene]:
 
 def only(revision: str, rule: Rule, others: Rule = ready) -> Rule:
     """One rule for the pods of a revision, another for the rest."""
-    return lambda pod: (rule if pod["metadata"]["labels"].get(REVISION) == revision else others)(pod)
+    return lambda pod: (rule if pod["metadata"]["labels"].get(REVISION) == revision else others)(
+        pod
+    )
 
 
 def of_revision(scene: Scene, revision: str) -> list[str]:
@@ -42,13 +46,21 @@ def served(scene: Scene) -> str:
     return "" if service is None else service["spec"]["selector"][REVISION]
 
 
-def test_blue_green_makes_the_new_beside_the_old_then_switches_then_removes_the_old(scene: Scene, nodes: Nodes):
+def test_blue_green_makes_the_new_beside_the_old_then_switches_then_removes_the_old(
+    scene: Scene, nodes: Nodes
+):
     scene.create()
     scene.await_condition("Ready", "True")
     old, pods = scene.revision, scene.pods()
-    nodes.rule = lambda pod: ready(pod) if pod["metadata"]["labels"].get(REVISION) in (None, old) else None
+    nodes.rule = lambda pod: (
+        ready(pod) if pod["metadata"]["labels"].get(REVISION) in (None, old) else None
+    )
     scene.change(engine=OTHER_ENGINE)
-    wait_for(lambda: len(scene.children("StatefulSet")) == 5, DEADLINE_SECONDS, lambda: f"{[*scene.children('StatefulSet')]}")
+    wait_for(
+        lambda: len(scene.children("StatefulSet")) == 5,
+        DEADLINE_SECONDS,
+        lambda: f"{[*scene.children('StatefulSet')]}",
+    )
     scene.await_condition("Ready", "False", "RollingOut")
     assert scene.condition("Serving")["status"] == "True"
     assert served(scene) == old
@@ -57,8 +69,14 @@ def test_blue_green_makes_the_new_beside_the_old_then_switches_then_removes_the_
     scene.await_condition("Ready", "True")
     new = scene.revision
     assert served(scene) == new != old
-    wait_for(lambda: not any(old in name for name in scene.pods()), DEADLINE_SECONDS, lambda: f"{scene.pods()}")
-    wait_for(lambda: not of_revision(scene, old), DEADLINE_SECONDS, lambda: f"{of_revision(scene, old)}")
+    wait_for(
+        lambda: not any(old in name for name in scene.pods()),
+        DEADLINE_SECONDS,
+        lambda: f"{scene.pods()}",
+    )
+    wait_for(
+        lambda: not of_revision(scene, old), DEADLINE_SECONDS, lambda: f"{of_revision(scene, old)}"
+    )
 
 
 def test_a_new_revision_that_fails_says_why_and_the_old_one_goes_on(scene: Scene, nodes: Nodes):
@@ -66,7 +84,9 @@ def test_a_new_revision_that_fails_says_why_and_the_old_one_goes_on(scene: Scene
     scene.await_condition("Ready", "True")
     old, pods = scene.revision, scene.pods()
     nodes.rule = lambda pod: (
-        ready if pod["metadata"]["labels"].get(REVISION) in (None, old) else waiting("ImagePullBackOff", "no such image")
+        ready
+        if pod["metadata"]["labels"].get(REVISION) in (None, old)
+        else waiting("ImagePullBackOff", "no such image")
     )(pod)
     scene.change(image={"name": "example/none:1"})
     found = scene.await_condition("Ready", "False", "ImageNotPulled")
@@ -88,13 +108,19 @@ def test_recreate_removes_the_old_before_it_makes_the_new(scene: Scene, nodes: N
     seen: set[frozenset[str]] = set()
 
     def is_done() -> bool:
-        seen.add(frozenset(revision for revision in (old, new) for name in scene.pods() if revision in name))
+        seen.add(
+            frozenset(
+                revision for revision in (old, new) for name in scene.pods() if revision in name
+            )
+        )
         return scene.condition("Ready").get("status") == "True" and served(scene) == new
 
     wait_for(is_done, DEADLINE_SECONDS, lambda: f"{scene.status}")
     assert frozenset({old, new}) not in seen
     assert not any(old in name for name in scene.children("StatefulSet"))
-    wait_for(lambda: not of_revision(scene, old), DEADLINE_SECONDS, lambda: f"{of_revision(scene, old)}")
+    wait_for(
+        lambda: not of_revision(scene, old), DEADLINE_SECONDS, lambda: f"{of_revision(scene, old)}"
+    )
 
 
 def test_roles_can_change_from_both_phases_in_one_to_prefill_and_decode(scene: Scene, nodes: Nodes):
@@ -102,12 +128,15 @@ def test_roles_can_change_from_both_phases_in_one_to_prefill_and_decode(scene: S
     scene.create(roles={"mixed": pool})
     scene.await_condition("Ready", "True")
     old = scene.revision
-    nodes.rule = lambda pod: ready(pod) if pod["metadata"]["labels"].get(REVISION) in (None, old) else None
+    nodes.rule = lambda pod: (
+        ready(pod) if pod["metadata"]["labels"].get(REVISION) in (None, old) else None
+    )
     scene.change(roles={"mixed": None, "prefill": pool, "decode": pool})
     scene.await_condition("Ready", "False", "RollingOut")
     service = scene.api.get(scene.path("Service", scene.name))
     assert service is not None
-    assert service["spec"]["selector"]["pdcluster.io/role"] == "mixed"  # of the revision that still serves
+    # of the revision that still serves
+    assert service["spec"]["selector"]["pdcluster.io/role"] == "mixed"
     nodes.rule = ready
     scene.await_condition("Ready", "True")
     service = scene.api.get(scene.path("Service", scene.name))

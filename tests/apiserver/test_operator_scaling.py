@@ -39,7 +39,9 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 
 
 @pytest.fixture
-def scene(control_plane: ControlPlane, operator: OperatorProcess, etcd: EtcdServer) -> Iterator[Scene]:
+def scene(
+    control_plane: ControlPlane, operator: OperatorProcess, etcd: EtcdServer
+) -> Iterator[Scene]:
     """A ready cluster that came from a file; each test has its own."""
     api = PlainApi(control_plane.kubeconfig)
     name = f"chat-{next(_numbers)}"
@@ -58,7 +60,11 @@ def apply(plane: ControlPlane, scene: Scene, replicas: int, etcd: EtcdServer) ->
 
 
 def await_size(scene: Scene, replicas: int) -> None:
-    wait_for(lambda: scene.replicas("decode") == replicas, DEADLINE_SECONDS, lambda: f"decode has {scene.replicas('decode')}")
+    wait_for(
+        lambda: scene.replicas("decode") == replicas,
+        DEADLINE_SECONDS,
+        lambda: f"decode has {scene.replicas('decode')}",
+    )
     scene.await_condition("DecodeReady", "True")
 
 
@@ -74,14 +80,22 @@ def test_kubectl_scale_on_the_scaler_counts_and_the_unchanged_file_does_not_undo
     apply(control_plane, scene, 3, etcd)  # a change is a request like any other
     await_size(scene, 3)
     path = scene.path("PDPoolScaler", f"{scene.name}-decode-cpu")
-    wait_for(lambda: (scene.api.get(path) or {})["status"]["replicas"] == 3, DEADLINE_SECONDS, lambda: f"{scene.api.get(path)}")
+    wait_for(
+        lambda: (scene.api.get(path) or {})["status"]["replicas"] == 3,
+        DEADLINE_SECONDS,
+        lambda: f"{scene.api.get(path)}",
+    )
     found = scene.children("PDPoolScaler")[f"{scene.name}-decode-cpu"]
     assert found["spec"]["replicas"] == 3
     assert scene.revision in found["status"]["selector"]
 
 
-def test_what_is_asked_beyond_the_bounds_is_kept_within_them_and_said(control_plane: ControlPlane, scene: Scene):
-    control_plane.kubectl("scale", "--namespace", NAMESPACE, f"pdps/{scene.name}-decode-cpu", "--replicas=9")
+def test_what_is_asked_beyond_the_bounds_is_kept_within_them_and_said(
+    control_plane: ControlPlane, scene: Scene
+):
+    control_plane.kubectl(
+        "scale", "--namespace", NAMESPACE, f"pdps/{scene.name}-decode-cpu", "--replicas=9"
+    )
     await_size(scene, 5)
     wait_for(
         lambda: "maxReplicas is 5" in scene.condition("DecodeReady")["message"],
@@ -91,15 +105,22 @@ def test_what_is_asked_beyond_the_bounds_is_kept_within_them_and_said(control_pl
     assert scene.children("PDPoolScaler")[f"{scene.name}-decode-cpu"]["spec"]["replicas"] == 9
 
 
-def test_a_lost_scaler_comes_back_with_the_size_that_runs(control_plane: ControlPlane, scene: Scene):
-    control_plane.kubectl("scale", "--namespace", NAMESPACE, f"pdps/{scene.name}-decode-cpu", "--replicas=3")
+def test_a_lost_scaler_comes_back_with_the_size_that_runs(
+    control_plane: ControlPlane, scene: Scene
+):
+    control_plane.kubectl(
+        "scale", "--namespace", NAMESPACE, f"pdps/{scene.name}-decode-cpu", "--replicas=3"
+    )
     await_size(scene, 3)
     path = scene.path("PDPoolScaler", f"{scene.name}-decode-cpu")
     before = scene.api.get(path)
     assert before is not None
     scene.api.delete(path)
     after = wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, "the scaler is not back")
-    assert (after["spec"], after["metadata"]["uid"] != before["metadata"]["uid"]) == (before["spec"], True)
+    assert (after["spec"], after["metadata"]["uid"] != before["metadata"]["uid"]) == (
+        before["spec"],
+        True,
+    )
     await_size(scene, 3)
 
 
@@ -119,6 +140,8 @@ def test_a_pool_can_come_and_go_without_a_new_revision(scene: Scene, operator: O
 def test_no_workers_at_all_is_a_size_too(scene: Scene):
     scene.change(roles={"prefill": {"pools": [{"name": "cpu", "replicas": 0}]}})
     wait_for(lambda: scene.replicas("prefill") == 0, DEADLINE_SECONDS, "prefill keeps its worker")
-    wait_for(lambda: scene.status.get("prefill") == "0/0", DEADLINE_SECONDS, lambda: f"{scene.status}")
+    wait_for(
+        lambda: scene.status.get("prefill") == "0/0", DEADLINE_SECONDS, lambda: f"{scene.status}"
+    )
     scene.await_condition("Ready", "True")
     assert scene.condition("Serving")["status"] == "True"

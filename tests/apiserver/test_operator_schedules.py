@@ -1,4 +1,6 @@
-"""A schedule that the API server cannot check: the operator says what is wrong, changes nothing, and goes on when it is mended."""
+"""A schedule that the API server cannot check: the operator says what is wrong, changes nothing,
+and goes on when it is mended.
+"""
 
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_scene import Scene
@@ -7,7 +9,9 @@ from tests.apiserver.plain_api import PlainApi
 from tests.operator.object_cases import NIGHT
 
 
-async def test_an_unknown_time_zone_is_a_condition_that_names_the_schedule(control_plane: ControlPlane, namespace: str) -> None:
+async def test_an_unknown_time_zone_is_a_condition_that_names_the_schedule(
+    control_plane: ControlPlane, namespace: str
+) -> None:
     scene = Scene(PlainApi(control_plane.kubeconfig), namespace)
     scene.create(autoscale={"mode": "On", "budget": {"total": 8}, "schedules": [NIGHT]})
     async with passes_over(control_plane.kubeconfig, namespace) as passes:
@@ -19,7 +23,10 @@ async def test_an_unknown_time_zone_is_a_condition_that_names_the_schedule(contr
         await passes.until_written()
         stalled = scene.condition("Stalled")
         assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
-        assert "spec.autoscale.schedules[0].timeZone: 'Mars/Olympus' is not a known time zone" in stalled["message"]
+        assert (
+            "spec.autoscale.schedules[0].timeZone: 'Mars/Olympus' is not a known time zone"
+            in stalled["message"]
+        )
         after = scene.api.get(path)
         assert before is not None
         assert after is not None

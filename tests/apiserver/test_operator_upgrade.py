@@ -1,4 +1,6 @@
-"""An operator that comes after an older one: what that made for each PDCluster, and the chart makes for all now, is removed."""
+"""An operator that comes after an older one: what that made for each PDCluster, and the chart makes
+for all now, is removed.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +27,10 @@ def definition(kind: str) -> Body:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}", "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"}},
+        "metadata": {
+            "name": f"{plural}.{GROUP}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
         "spec": {
             "group": GROUP,
             "names": {"kind": kind, "plural": plural},
@@ -55,25 +60,43 @@ def scene(control_plane: ControlPlane, namespace: str) -> Iterator[Scene]:
 def test_monitoring_that_an_older_operator_made_for_a_pdcluster_is_removed(
     control_plane: ControlPlane, scene: Scene, tmp_path: Path, namespace: str
 ):
-    owner, labels = Owner(scene.name, namespace, scene.body["metadata"]["uid"]), cluster_labels(scene.name, "ingress")
+    owner, labels = (
+        Owner(scene.name, namespace, scene.body["metadata"]["uid"]),
+        cluster_labels(scene.name, "ingress"),
+    )
     monitors = f"/apis/{GROUP}/v1/namespaces/{namespace}/podmonitors"
     older = {
         monitors: new_object(f"{GROUP}/v1/PodMonitor", "chat", owner, labels, spec={}),
         f"/apis/{GROUP}/v1/namespaces/{namespace}/prometheusrules": new_object(
             f"{GROUP}/v1/PrometheusRule", "chat", owner, labels, spec={}
         ),
-        scene.path("ConfigMap"): new_object("v1/ConfigMap", "chat-dashboard", owner, labels, data={"a.json": "{}"}),
+        scene.path("ConfigMap"): new_object(
+            "v1/ConfigMap", "chat-dashboard", owner, labels, data={"a.json": "{}"}
+        ),
     }
-    users = {"apiVersion": f"{GROUP}/v1", "kind": "PodMonitor", "metadata": {"name": "mine"}, "spec": {}}
+    users = {
+        "apiVersion": f"{GROUP}/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": "mine"},
+        "spec": {},
+    }
     for path, body in older.items():
-        wait_for(lambda path=path: _is_served(scene.api, path), DEADLINE_SECONDS, f"{path} is not served")
+        wait_for(
+            lambda path=path: _is_served(scene.api, path), DEADLINE_SECONDS, f"{path} is not served"
+        )
         scene.api.create(path, body)
     scene.api.create(monitors, users)
-    with OperatorProcess(tmp_path, control_plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=namespace) as operator:
+    with OperatorProcess(
+        tmp_path, control_plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=namespace
+    ) as operator:
         scene.await_condition("Ready", "True")
         for path, body in older.items():
             gone = f"{path}/{body['metadata']['name']}"
-            wait_for(lambda gone=gone: scene.api.get(gone) is None, DEADLINE_SECONDS, lambda: operator.log_end)
+            wait_for(
+                lambda gone=gone: scene.api.get(gone) is None,
+                DEADLINE_SECONDS,
+                lambda: operator.log_end,
+            )
     assert [body["metadata"]["name"] for body in scene.api.items(monitors)] == ["mine"]
 
 

@@ -48,7 +48,9 @@ def written(folder: Path, *changes: Change) -> Path:
     return path
 
 
-def running(plane: ControlPlane, clusters: Objects, namespace: str, change: Change = lambda document: None) -> None:
+def running(
+    plane: ControlPlane, clusters: Objects, namespace: str, change: Change = lambda document: None
+) -> None:
     """A PDCluster with the decode pool's StatefulSet and its scaler, which was scaled to 3."""
     document = minimal()
     change(document)
@@ -56,7 +58,11 @@ def running(plane: ControlPlane, clusters: Objects, namespace: str, change: Chan
     revision = revision_of(parse(owner).spec)
     name = WorkloadId("chat", "decode", "cpu", revision).name
     body = stateful_set(owner, replicas=3)
-    body["metadata"] = {**body["metadata"], "name": name, "labels": labels.workload_labels("chat", "decode", "cpu", revision)}
+    body["metadata"] = {
+        **body["metadata"],
+        "name": name,
+        "labels": labels.workload_labels("chat", "decode", "cpu", revision),
+    }
     for each in (body, ingress_service(owner, revision), scaler(owner, replicas=3)):
         plane.kubectl("create", "--namespace", namespace, "-f", "-", input=yaml.safe_dump(each))
 
@@ -67,11 +73,18 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
     clusters.create(document)
     none = pdctl("why", "chat")
     entries = remembered(None, replace(DECISION, at=datetime(2026, 3, 4, tzinfo=UTC)))
-    sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in DECISION.replicas.items()]
+    sizes = [
+        {"role": role, "pool": pool, "replicas": number}
+        for (role, pool), number in DECISION.replicas.items()
+    ]
     pool = {"name": "cpu", "gpu": "cpu", "desired": 2, "current": 1, "ready": 1, "updated": 1}
     status = {
         "roles": [{"name": "decode", "desired": 2, "ready": 1, "pools": [pool]}],
-        "autoscaling": {"mode": "On", "replicas": sizes, "lastDecisions": [{**entries[0], "mode": "On"}]},
+        "autoscaling": {
+            "mode": "On",
+            "replicas": sizes,
+            "lastDecisions": [{**entries[0], "mode": "On"}],
+        },
     }
     answer = clusters.merge("chat", {"status": status}, "status")
     assert answer.accepted, answer.content
@@ -82,23 +95,43 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
     assert shown.exit_code == 0, shown.stderr
     lines = shown.output.splitlines()
     assert lines[0] == "chat, autoscale.mode On"
-    assert lines[2].split() == ["decode/cpu", "2", "2", "1", "1", "0", "to", "1024", "03-04", "00:00:00:", "1", "to", "2", "(below)"]
+    assert lines[2].split() == [
+        "decode/cpu",
+        "2",
+        "2",
+        "1",
+        "1",
+        "0",
+        "to",
+        "1024",
+        "03-04",
+        "00:00:00:",
+        "1",
+        "to",
+        "2",
+        "(below)",
+    ]
     assert "chat, 2026-03-04 00:00:00 UTC, carried out: decode/cpu 1 to 2" in lines
     assert "num_requests_waiting 20, threshold 16" in shown.output
 
 
-def test_an_object_that_is_not_there_is_named_with_its_namespace(pdctl: Callable[..., Any], namespace: str):
+def test_an_object_that_is_not_there_is_named_with_its_namespace(
+    pdctl: Callable[..., Any], namespace: str
+):
     result = pdctl("why", "talk")
 
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: no PDCluster talk in namespace {namespace}; `kubectl get pdc -A` lists all, -n names another namespace\n"
+        f"error: no PDCluster talk in namespace {namespace}; `kubectl get pdc -A` lists all, -n "
+        "names another namespace\n"
     )
 
 
 def test_a_missing_right_is_said(control_plane: ControlPlane, namespace: str):
     kubeconfig = control_plane.kubeconfig_for("no-rights")
-    result = CliRunner().invoke(app, ["why", "chat", "--kubeconfig", str(kubeconfig), "-n", namespace])
+    result = CliRunner().invoke(
+        app, ["why", "chat", "--kubeconfig", str(kubeconfig), "-n", namespace]
+    )
 
     assert result.exit_code == 1
     assert "no-rights" in result.stderr
@@ -106,12 +139,19 @@ def test_a_missing_right_is_said(control_plane: ControlPlane, namespace: str):
 
 
 def test_the_namespace_is_the_contexts_unless_one_is_given(control_plane: ControlPlane):
-    result = CliRunner().invoke(app, ["why", "chat"], env={"KUBECONFIG": str(control_plane.kubeconfig)})
+    result = CliRunner().invoke(
+        app, ["why", "chat"], env={"KUBECONFIG": str(control_plane.kubeconfig)}
+    )
 
-    assert (result.exit_code, "no PDCluster chat in namespace default;" in result.stderr) == (1, True)
+    assert (result.exit_code, "no PDCluster chat in namespace default;" in result.stderr) == (
+        1,
+        True,
+    )
 
 
-def test_plan_of_a_new_object_makes_everything(pdctl: Callable[..., Any], namespace: str, tmp_path: Path):
+def test_plan_of_a_new_object_makes_everything(
+    pdctl: Callable[..., Any], namespace: str, tmp_path: Path
+):
     result = pdctl("plan", "-f", written(tmp_path))
 
     assert result.exit_code == 0, result.stderr
@@ -119,7 +159,11 @@ def test_plan_of_a_new_object_makes_everything(pdctl: Callable[..., Any], namesp
 
 
 def test_plan_counts_what_really_runs(
-    pdctl: Callable[..., Any], control_plane: ControlPlane, clusters: Objects, namespace: str, tmp_path: Path
+    pdctl: Callable[..., Any],
+    control_plane: ControlPlane,
+    clusters: Objects,
+    namespace: str,
+    tmp_path: Path,
 ):
     running(control_plane, clusters, namespace)
     same = pdctl("plan", "-f", written(tmp_path))
@@ -132,13 +176,22 @@ def test_plan_counts_what_really_runs(
 
 
 def test_plan_with_the_autoscaler_on_moves_its_record_within_the_files_bounds(
-    pdctl: Callable[..., Any], control_plane: ControlPlane, clusters: Objects, namespace: str, tmp_path: Path
+    pdctl: Callable[..., Any],
+    control_plane: ControlPlane,
+    clusters: Objects,
+    namespace: str,
+    tmp_path: Path,
 ):
     on = at("spec.autoscale", {"mode": "On", "budget": {"total": 8}})
     running(control_plane, clusters, namespace, on)
-    sizes = [{"role": "prefill", "pool": "cpu", "replicas": 1}, {"role": "decode", "pool": "cpu", "replicas": 3}]
+    sizes = [
+        {"role": "prefill", "pool": "cpu", "replicas": 1},
+        {"role": "decode", "pool": "cpu", "replicas": 3},
+    ]
     clusters.merge("chat", {"status": {"autoscaling": {"mode": "On", "replicas": sizes}}}, "status")
-    bounded = pdctl("plan", "-f", written(tmp_path, on, at("spec.roles.decode.pools.0.maxReplicas", 2)))
+    bounded = pdctl(
+        "plan", "-f", written(tmp_path, on, at("spec.roles.decode.pools.0.maxReplicas", 2))
+    )
     off = pdctl("plan", "-f", written(tmp_path))
 
     rows = [line.split()[:4] for line in bounded.output.splitlines()]
@@ -147,14 +200,19 @@ def test_plan_with_the_autoscaler_on_moves_its_record_within_the_files_bounds(
     assert ["decode/cpu", "cpu", "3", "3"] in [line.split()[:4] for line in off.output.splitlines()]
 
 
-def test_plan_of_a_file_that_the_api_server_would_refuse_says_the_same(pdctl: Callable[..., Any], clusters: Objects, tmp_path: Path):
+def test_plan_of_a_file_that_the_api_server_would_refuse_says_the_same(
+    pdctl: Callable[..., Any], clusters: Objects, tmp_path: Path
+):
     clusters.create(minimal())
     change = at("spec.roles.decode.pools.0.gpu", "B300")
     result = pdctl("plan", "-f", written(tmp_path, change))
     document = minimal()
     change(document)
 
-    assert (result.exit_code, "gpu: of the pool cpu cannot change from cpu to B300" in result.stderr) == (2, True)
+    assert (
+        result.exit_code,
+        "gpu: of the pool cpu cannot change from cpu to B300" in result.stderr,
+    ) == (2, True)
     assert not clusters.apply(document, force=True).accepted
 
 
@@ -162,9 +220,20 @@ def test_kubectl_finds_it_as_a_plugin(control_plane: ControlPlane, namespace: st
     plugin = tmp_path / "kubectl-pd"
     plugin.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pdctl "$@"\n')
     plugin.chmod(0o755)
-    command = [str(binary("kubectl")), "pd", "why", "talk", "-n", namespace, "--kubeconfig", str(control_plane.kubeconfig)]
+    command = [
+        str(binary("kubectl")),
+        "pd",
+        "why",
+        "talk",
+        "-n",
+        namespace,
+        "--kubeconfig",
+        str(control_plane.kubeconfig),
+    ]
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, env=environment
+    )
 
     assert result.returncode == 1
     assert result.stderr.startswith(f"error: no PDCluster talk in namespace {namespace};")

@@ -28,7 +28,9 @@ def status_of_scaler(scene: Scene) -> dict[str, object]:
     return {} if found is None else found.get("status", {})
 
 
-async def test_what_was_written_is_looked_at_again_at_once_and_then_nothing_is_written(control_plane: ControlPlane, scene: Scene):
+async def test_what_was_written_is_looked_at_again_at_once_and_then_nothing_is_written(
+    control_plane: ControlPlane, scene: Scene
+):
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         first, *_, last = await passes.until_written()
         assert (first.wrote, first.requeue_after_seconds) == (True, 0.0)
@@ -37,22 +39,34 @@ async def test_what_was_written_is_looked_at_again_at_once_and_then_nothing_is_w
         assert last.requeue_after_seconds is None or last.requeue_after_seconds > 0.0
 
 
-async def test_a_spec_that_changes_while_its_status_is_written_is_due_at_once(control_plane: ControlPlane, scene: Scene):
+async def test_a_spec_that_changes_while_its_status_is_written_is_due_at_once(
+    control_plane: ControlPlane, scene: Scene
+):
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         await passes.until_written()
-        scene.change(roles={"decode": {"pools": [{"name": "cpu", "replicas": 3, "maxReplicas": 5}]}})
+        scene.change(
+            roles={"decode": {"pools": [{"name": "cpu", "replicas": 3, "maxReplicas": 5}]}}
+        )
         cached = passes.loop.cache.get("PDCluster", *passes.key)
         assert cached is not None
         passes.loop.cache.forget(name_of("PDCluster", cached))
         # As if there were something to report.
-        assert passes.loop.cache.put("PDCluster", {**cached, "status": {**cached["status"], "endpoint": "http://another"}}) == passes.key
+        assert (
+            passes.loop.cache.put(
+                "PDCluster",
+                {**cached, "status": {**cached["status"], "endpoint": "http://another"}},
+            )
+            == passes.key
+        )
         done = await passes.one()
         assert done.requeue_after_seconds == 0.0
         await passes.until_written()
         assert scene.replicas("decode") == 3
 
 
-async def test_a_cluster_that_was_replaced_unseen_is_found_and_served(control_plane: ControlPlane, scene: Scene):
+async def test_a_cluster_that_was_replaced_unseen_is_found_and_served(
+    control_plane: ControlPlane, scene: Scene
+):
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         before = passes.uid
         scene.delete()
@@ -60,10 +74,15 @@ async def test_a_cluster_that_was_replaced_unseen_is_found_and_served(control_pl
         done = await passes.one()  # which takes it for the one before
         assert (done.try_again, passes.uid) == (True, after)
         assert before != after
-        wait_for(lambda: not scene.everything(), DEADLINE_SECONDS, lambda: f"{[*scene.everything()]}")  # collected with their owner
+        # collected with their owner
+        wait_for(
+            lambda: not scene.everything(), DEADLINE_SECONDS, lambda: f"{[*scene.everything()]}"
+        )
 
 
-async def test_a_cluster_that_was_deleted_unseen_is_forgotten(control_plane: ControlPlane, scene: Scene):
+async def test_a_cluster_that_was_deleted_unseen_is_forgotten(
+    control_plane: ControlPlane, scene: Scene
+):
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         scene.delete()
         done = await passes.one()
@@ -89,16 +108,24 @@ async def test_a_pass_with_an_object_that_would_not_hold_still_tells_the_rest_an
         for _ in range(MAX_WRITES):
             await passes.one()
         assert scene.condition("Ready")["reason"] == ("NameTaken" if is_refused else "ApplyFailed")
-        assert is_refused or "deletes what the operator has to revert (10 times" in scene.condition("Ready")["message"]
+        assert (
+            is_refused
+            or "deletes what the operator has to revert (10 times"
+            in scene.condition("Ready")["message"]
+        )
 
 
-async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to_do(control_plane: ControlPlane, scene: Scene):
+async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to_do(
+    control_plane: ControlPlane, scene: Scene
+):
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         await passes.until_written()
         path = scene.path("Secret", "chat-pdc-tls")
         before = scene.api.merge(path, {"immutable": True})
         assert before is not None
-        control_plane.kubectl("annotate", "--namespace", scene.namespace, "pdc/chat", "pdcluster.io/rotate-ca=now")
+        control_plane.kubectl(
+            "annotate", "--namespace", scene.namespace, "pdc/chat", "pdcluster.io/rotate-ca=now"
+        )
         await passes.loop.fill()
         for _ in range(3):
             done = await passes.one()
@@ -126,23 +153,42 @@ async def without_pods(passes: Passes) -> None:
 def num_pods(scene: Scene) -> dict[str, int]:
     """Pods of each StatefulSet of workers, as these count them."""
     sets = scene.children("StatefulSet")
-    return {name: body["status"].get("replicas", 0) for name, body in sets.items() if not name.endswith("-etcd")}
+    return {
+        name: body["status"].get("replicas", 0)
+        for name, body in sets.items()
+        if not name.endswith("-etcd")
+    }
 
 
-async def test_recreate_waits_for_pods_of_which_no_watch_has_told(control_plane: ControlPlane, scene: Scene):
+async def test_recreate_waits_for_pods_of_which_no_watch_has_told(
+    control_plane: ControlPlane, scene: Scene
+):
     scene.change(rollout={"strategy": "Recreate"})
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         await passes.until_written()
-        old, held = scene.workload("decode"), f"/api/v1/namespaces/{scene.namespace}/pods/{scene.workload('decode')}-1"
-        wait_for(lambda: len(scene.pods()) == 4, DEADLINE_SECONDS, lambda: f"{scene.pods()}")  # etcd's among them
+        old, held = (
+            scene.workload("decode"),
+            f"/api/v1/namespaces/{scene.namespace}/pods/{scene.workload('decode')}-1",
+        )
+        # etcd's among them
+        wait_for(lambda: len(scene.pods()) == 4, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
         scene.api.merge(held, {"metadata": {"finalizers": ["example.com/hold"]}})
         scene.change(engine={"maxBatchedTokens": 512})
         await without_pods(passes)
-        wait_for(lambda: num_pods(scene) == {old: 1}, DEADLINE_SECONDS, lambda: f"{num_pods(scene)}")
+        wait_for(
+            lambda: num_pods(scene) == {old: 1}, DEADLINE_SECONDS, lambda: f"{num_pods(scene)}"
+        )
         await without_pods(passes)
         assert num_pods(scene) == {old: 1}
-        assert "the old revision has to end first; 1 of its pods are left" in scene.condition("Ready")["message"]
+        assert (
+            "the old revision has to end first; 1 of its pods are left"
+            in scene.condition("Ready")["message"]
+        )
         scene.api.merge(held, {"metadata": {"finalizers": []}})
-        wait_for(lambda: old not in scene.children("StatefulSet"), DEADLINE_SECONDS, "it is gone with its last pod")
+        wait_for(
+            lambda: old not in scene.children("StatefulSet"),
+            DEADLINE_SECONDS,
+            "it is gone with its last pod",
+        )
         await without_pods(passes)
         assert scene.replicas("decode") == 2

@@ -1,4 +1,6 @@
-"""Records of workers that do not exist, on a real etcd and a real API server, pass by pass and by a clock that a test sets."""
+"""Records of workers that do not exist, on a real etcd and a real API server, pass by pass and by a
+clock that a test sets.
+"""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -45,13 +47,21 @@ class Recorded:
     def say(self, pod: str, disaggregation: Body) -> None:
         """Let a decode worker's record speak of disaggregation."""
         prefix = keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)
-        self.etcd.put(keys.worker_key(prefix, "decode", "cpu", pod), record_of("ready", disaggregation))
+        self.etcd.put(
+            keys.worker_key(prefix, "decode", "cpu", pod), record_of("ready", disaggregation)
+        )
 
     def records(self) -> set[str]:
-        return set(self.etcd.values(keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)))
+        return set(
+            self.etcd.values(
+                keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)
+            )
+        )
 
     async def look(self) -> str:
-        """Reconcile until the worker records are read and their state is reported; returns the message of the condition."""
+        """Reconcile until the worker records are read and their state is reported; returns the
+        message of the condition.
+        """
         for _ in ("etcd is asked", "what it says is odd", "and stays so"):
             self._seconds += IDLE_POLL_SECONDS
             await self.passes.loop.fill()
@@ -63,7 +73,9 @@ class Recorded:
 
 
 @asynccontextmanager
-async def recorded(plane: ControlPlane, namespace: str, etcd: EtcdServer) -> AsyncIterator[Recorded]:
+async def recorded(
+    plane: ControlPlane, namespace: str, etcd: EtcdServer
+) -> AsyncIterator[Recorded]:
     scene = Scene(PlainApi(plane.kubeconfig), namespace)
     scene.create(discovery={"etcd": {"endpoints": [etcd.endpoint]}})
     async with passes_over(plane.kubeconfig, namespace) as passes:
@@ -82,26 +94,39 @@ async def test_the_record_of_a_pod_that_does_not_exist_is_removed_and_those_of_p
             assert await there.look() == "the records in etcd are those of the pods"
             kept, ghost = there.records(), there.put("ghost")
             assert "ghost" in await there.look()
-            wait_for(lambda: there.records() == kept, DEADLINE_SECONDS, lambda: f"{there.records()}")
+            wait_for(
+                lambda: there.records() == kept, DEADLINE_SECONDS, lambda: f"{there.records()}"
+            )
             assert ghost not in kept
             await there.look()
             assert await there.look() == "the records in etcd are those of the pods"
             assert not (await there.passes.one()).wrote
 
 
-async def test_a_refused_pair_is_in_the_status_and_ready_stays(control_plane: ControlPlane, namespace: str, etcd: EtcdServer):
+async def test_a_refused_pair_is_in_the_status_and_ready_stays(
+    control_plane: ControlPlane, namespace: str, etcd: EtcdServer
+):
     with Nodes(PlainApi(control_plane.kubeconfig), namespace):
         async with recorded(control_plane, namespace, etcd) as there:
             await there.look()
             assert there.scene.condition("Disaggregating")["status"] == "Unknown"
             ready = there.scene.condition("Ready")
             prefill, decode = (f"{there.scene.workload(role)}-0" for role in ("prefill", "decode"))
-            there.say(decode, {"transport": "tcp", "refused": [{"pod": prefill, "reason": "dtype differs"}], "num_refused": 1})
+            there.say(
+                decode,
+                {
+                    "transport": "tcp",
+                    "refused": [{"pod": prefill, "reason": "dtype differs"}],
+                    "num_refused": 1,
+                },
+            )
             await there.look()
 
             found = there.scene.condition("Disaggregating")
             assert (found["status"], found["reason"]) == ("False", "PairRefused")
-            assert f"decode worker {decode} may not use prefill worker {prefill}" in found["message"]
+            assert (
+                f"decode worker {decode} may not use prefill worker {prefill}" in found["message"]
+            )
             assert there.scene.status["disaggregation"] == {
                 "transport": "tcp",
                 "numRefusedPairs": 1,
@@ -109,15 +134,22 @@ async def test_a_refused_pair_is_in_the_status_and_ready_stays(control_plane: Co
             }
             assert there.scene.condition("Ready") == ready
             events = there.scene.api.items(f"/api/v1/namespaces/{namespace}/events")
-            assert [each["type"] for each in events if each["reason"] == "PairRefused"] == ["Warning"]
+            assert [each["type"] for each in events if each["reason"] == "PairRefused"] == [
+                "Warning"
+            ]
             there.say(decode, {"transport": "tcp", "long_prompts": 20, "remote_ratio": 1.0})
             await there.look()
             assert there.scene.condition("Disaggregating")["status"] == "True"
-            assert there.scene.status["disaggregation"] == {"transport": "tcp", "remoteShare": "100%"}
+            assert there.scene.status["disaggregation"] == {
+                "transport": "tcp",
+                "remoteShare": "100%",
+            }
             assert not (await there.passes.one()).wrote
 
 
-async def test_a_pod_that_only_the_api_server_knows_keeps_its_record(control_plane: ControlPlane, namespace: str, etcd: EtcdServer):
+async def test_a_pod_that_only_the_api_server_knows_keeps_its_record(
+    control_plane: ControlPlane, namespace: str, etcd: EtcdServer
+):
     """The cache may be behind, and a pod may have lost the labels by which it is found."""
     pod = {
         "apiVersion": "v1",
@@ -133,7 +165,9 @@ async def test_a_pod_that_only_the_api_server_knows_keeps_its_record(control_pla
         assert key in there.records()
 
 
-async def test_when_most_have_no_pod_none_is_removed(control_plane: ControlPlane, namespace: str, etcd: EtcdServer):
+async def test_when_most_have_no_pod_none_is_removed(
+    control_plane: ControlPlane, namespace: str, etcd: EtcdServer
+):
     async with recorded(control_plane, namespace, etcd) as there:
         ghosts = {there.put(f"ghost-{number}") for number in range(4)}
         assert "4 of 7 records in etcd have no pod" in await there.look()
@@ -141,7 +175,9 @@ async def test_when_most_have_no_pod_none_is_removed(control_plane: ControlPlane
         assert ghosts <= there.records()
 
 
-async def test_while_etcd_is_away_nothing_is_said_anew(control_plane: ControlPlane, namespace: str, etcd: EtcdServer):
+async def test_while_etcd_is_away_nothing_is_said_anew(
+    control_plane: ControlPlane, namespace: str, etcd: EtcdServer
+):
     with Nodes(PlainApi(control_plane.kubeconfig), namespace):
         async with recorded(control_plane, namespace, etcd) as there:
             before = await there.look()

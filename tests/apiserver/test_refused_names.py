@@ -44,17 +44,21 @@ async def pass_over(control_plane: ControlPlane, scene: Scene, number: int = 1) 
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-async def test_nothing_that_would_use_a_foreign_object_is_made_until_it_is_gone(control_plane: ControlPlane, scene: Scene, kind: str):
+async def test_nothing_that_would_use_a_foreign_object_is_made_until_it_is_gone(
+    control_plane: ControlPlane, scene: Scene, kind: str
+):
     name, body = FOREIGN[kind]
     scene.api.create(scene.path(kind), {"kind": kind, **body, "metadata": {"name": name}})
     scene.create()
-    await pass_over(control_plane, scene, MAX_WRITES + 2)  # what waits is not taken for something that is fought over
+    # what waits is not taken for something that is fought over
+    await pass_over(control_plane, scene, MAX_WRITES + 2)
     found = scene.condition("Stalled")
     assert (found["status"], found["reason"]) == ("True", "NameTaken")
     assert found["message"].startswith(f"{kind} {name}: ")
     assert "delete it, or give the PDCluster another name" in found["message"]
     assert "no StatefulSet that would use it is made" in found["message"]
-    # Certificates are the workers'; a policy is the workers' or etcd's; all pods run as the one ServiceAccount.
+    # Certificates are the workers'; a policy is the workers' or etcd's; all pods run as the one
+    # ServiceAccount.
     others = set() if kind == "ServiceAccount" else {"chat-etcd"}
     assert set(scene.children("StatefulSet")) == others
     assert name not in scene.children(kind)
@@ -66,7 +70,9 @@ async def test_nothing_that_would_use_a_foreign_object_is_made_until_it_is_gone(
     assert scene.condition("Ready")["reason"] == "Starting"
 
 
-async def test_nothing_of_what_runs_is_changed_or_deleted_for_a_foreign_object(control_plane: ControlPlane, scene: Scene):
+async def test_nothing_of_what_runs_is_changed_or_deleted_for_a_foreign_object(
+    control_plane: ControlPlane, scene: Scene
+):
     scene.create()
     await pass_over(control_plane, scene)
     path = scene.path("NetworkPolicy", "chat-pdc")
@@ -83,17 +89,27 @@ async def test_nothing_of_what_runs_is_changed_or_deleted_for_a_foreign_object(c
     scene.api.delete(path)
     await pass_over(control_plane, scene)
     # Deleted in the foreground: it is there until the garbage collector has seen its pods go.
-    wait_for(lambda: before not in scene.children("StatefulSet"), DEADLINE_SECONDS, f"{before} goes")
+    wait_for(
+        lambda: before not in scene.children("StatefulSet"), DEADLINE_SECONDS, f"{before} goes"
+    )
 
 
 def recorded_before(scene: Scene, body: Body) -> list[Body]:
     """The records of all workloads as an older operator made them."""
     cluster, owner = parse(body), Owner(scene.name, scene.namespace, body["metadata"]["uid"])
-    ids = [WorkloadId(scene.name, role, "cpu", revision_of(cluster.spec)) for role in ("prefill", "decode")]
-    return [render_record(cluster, each, owner, "example/worker:1", names=names_of_before(scene.name)) for each in ids]
+    ids = [
+        WorkloadId(scene.name, role, "cpu", revision_of(cluster.spec))
+        for role in ("prefill", "decode")
+    ]
+    return [
+        render_record(cluster, each, owner, "example/worker:1", names=names_of_before(scene.name))
+        for each in ids
+    ]
 
 
-async def test_what_an_older_operator_has_recorded_keeps_its_service_account_and_secrets(control_plane: ControlPlane, scene: Scene):
+async def test_what_an_older_operator_has_recorded_keeps_its_service_account_and_secrets(
+    control_plane: ControlPlane, scene: Scene
+):
     body = scene.create()
     for record in recorded_before(scene, body):
         scene.api.create(scene.path("ControllerRevision"), record)
@@ -103,10 +119,16 @@ async def test_what_an_older_operator_has_recorded_keeps_its_service_account_and
     for role in ("prefill", "decode"):
         made = scene.children("StatefulSet")[scene.workload(role)]["spec"]["template"]["spec"]
         assert made["serviceAccountName"] == "chat"
-        assert {"chat-tls"} == {each["secret"]["secretName"] for each in made["volumes"] if "secret" in each}
-    generations = {name: made["metadata"]["generation"] for name, made in scene.children("StatefulSet").items()}
+        assert {"chat-tls"} == {
+            each["secret"]["secretName"] for each in made["volumes"] if "secret" in each
+        }
+    generations = {
+        name: made["metadata"]["generation"] for name, made in scene.children("StatefulSet").items()
+    }
     await pass_over(control_plane, scene)
-    assert {name: made["metadata"]["generation"] for name, made in scene.children("StatefulSet").items()} == generations
+    assert {
+        name: made["metadata"]["generation"] for name, made in scene.children("StatefulSet").items()
+    } == generations
 
     old = scene.workload("decode")
     scene.change(rollout={"strategy": "Recreate"}, engine={"maxModelLen": 1024})

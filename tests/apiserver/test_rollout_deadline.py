@@ -22,7 +22,9 @@ def crashes(pod: Body) -> Body:
     status = waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container")(pod)
     assert status is not None
     ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "it crashes"}}
-    containers = [{**each, "restartCount": 3, "lastState": ended} for each in status["containerStatuses"]]
+    containers = [
+        {**each, "restartCount": 3, "lastState": ended} for each in status["containerStatuses"]
+    ]
     return {**status, "containerStatuses": containers}
 
 
@@ -43,22 +45,34 @@ class RollOut:
         path = f"/api/v1/namespaces/{self.scene.namespace}/pods"
 
         def found() -> list[str]:
-            return sorted(str(_is_ready(pod)) for pod in self.scene.api.items(path) if pod["metadata"].get("labels", {}).get(REVISION))
+            return sorted(
+                str(_is_ready(pod))
+                for pod in self.scene.api.items(path)
+                if pod["metadata"].get("labels", {}).get(REVISION)
+            )
 
         wait_for(lambda: found() == sorted(states), DEADLINE_SECONDS, lambda: f"{found()}")
 
     def sizes(self, revision: str) -> list[int]:
         sets = self.scene.children("StatefulSet")
-        return [sets[self.scene.workload(role, revision=revision)]["spec"]["replicas"] for role in ("prefill", "decode")]
+        return [
+            sets[self.scene.workload(role, revision=revision)]["spec"]["replicas"]
+            for role in ("prefill", "decode")
+        ]
 
     def await_allowed(self, revision: str) -> Body:
         """The budget of the decode workers of a revision, once it lets one go."""
-        path = self.scene.path("PodDisruptionBudget", self.scene.workload("decode", revision=revision))
+        path = self.scene.path(
+            "PodDisruptionBudget", self.scene.workload("decode", revision=revision)
+        )
 
         def found() -> Body | None:
             budget = self.scene.api.get(path)
             status = {} if budget is None else budget.get("status", {})
-            is_seen = budget is not None and status.get("observedGeneration") == budget["metadata"]["generation"]
+            is_seen = (
+                budget is not None
+                and status.get("observedGeneration") == budget["metadata"]["generation"]
+            )
             return budget if is_seen and status.get("disruptionsAllowed") == 1 else None
 
         return wait_for(found, DEADLINE_SECONDS, lambda: f"{self.scene.api.get(path)}")
@@ -66,11 +80,16 @@ class RollOut:
     def evict(self, pod: str) -> None:
         """As `kubectl drain` does it.  Raises when a budget refuses."""
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
-        self.scene.api.create(f"/api/v1/namespaces/{self.scene.namespace}/pods/{pod}/eviction", body)
+        self.scene.api.create(
+            f"/api/v1/namespaces/{self.scene.namespace}/pods/{pod}/eviction", body
+        )
 
 
 def _is_ready(pod: Body) -> bool:
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
+    return any(
+        each["type"] == "Ready" and each["status"] == "True"
+        for each in pod["status"].get("conditions", ())
+    )
 
 
 @pytest.fixture
@@ -91,13 +110,17 @@ async def test_what_serves_can_be_evicted_and_a_revision_that_only_crashes_is_gi
     assert scene.condition("Ready")["status"] == "True"
     old, decode = scene.revision, scene.workload("decode")
 
-    rolling.nodes.rule = lambda pod: (ready if pod["metadata"]["labels"].get(REVISION) in (None, old) else crashes)(pod)
+    rolling.nodes.rule = lambda pod: (
+        ready if pod["metadata"]["labels"].get(REVISION) in (None, old) else crashes
+    )(pod)
     scene.change(engine=OTHER_ENGINE, rollout={"progressDeadlineSeconds": 600})
     await rolling.look()
     new = scene.revision
     rolling.await_pods("True", "True", "True", "False", "False", "False")
     await rolling.look(1)
-    assert set(scene.children("PodDisruptionBudget")) == {scene.workload(role, revision=old) for role in ("prefill", "decode")}
+    assert set(scene.children("PodDisruptionBudget")) == {
+        scene.workload(role, revision=old) for role in ("prefill", "decode")
+    }
     assert rolling.await_allowed(old)["spec"]["minAvailable"] == 1
     evicted = scene.pods()[f"{decode}-0"]
     rolling.evict(f"{decode}-0")
@@ -151,7 +174,9 @@ async def test_a_budget_of_an_older_operator_goes_as_the_new_ones_come(rolling: 
         "metadata": {"name": "chat-decode-cpu", "labels": labels, "ownerReferences": [owner]},
         "spec": {
             "maxUnavailable": 1,
-            "selector": {"matchLabels": {"pdcluster.io/cluster": scene.name, "pdcluster.io/role": "decode"}},
+            "selector": {
+                "matchLabels": {"pdcluster.io/cluster": scene.name, "pdcluster.io/role": "decode"}
+            },
         },
     }
     scene.api.create(scene.path("PodDisruptionBudget"), of_before)

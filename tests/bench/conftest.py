@@ -1,4 +1,6 @@
-"""The bench is a folder of scripts, not a package: its modules are imported as `bench/run.py` imports them."""
+"""The bench is a folder of scripts, not a package: its modules are imported as `bench/run.py`
+imports them.
+"""
 
 import sys
 from pathlib import Path

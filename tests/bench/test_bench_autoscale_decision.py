@@ -1,4 +1,6 @@
-"""The bench of decisions: its clusters really rest, grow and shrink, and it fails over its limit."""
+"""The bench of decisions: its clusters really rest, grow and shrink, and it fails
+over its limit.
+"""
 
 import autoscale_decision
 import pytest
@@ -6,7 +8,10 @@ import pytest
 
 def test_bench_decides_for_clusters_that_rest_grow_and_shrink():
     spec = autoscale_decision.spec_of(4)
-    sums = [sum(autoscale_decision.case(spec, 4, share).decide().decision.replicas.values()) for share in autoscale_decision.LOADS]
+    sums = [
+        sum(autoscale_decision.case(spec, 4, share).decide().decision.replicas.values())
+        for share in autoscale_decision.LOADS
+    ]
 
     assert sums[0] == 16
     assert sums[1] > 16 > sums[2]

@@ -1,4 +1,6 @@
-"""The search for a capacity and what decides it; loads run on the real engine and need the model."""
+"""The search for a capacity and what decides it; loads run on the real engine and
+need the model.
+"""
 
 import doctest
 from collections.abc import Callable, Iterator
@@ -63,7 +65,9 @@ def test_search_finds_the_highest_rate_that_holds(capacity: float) -> None:
 
 def test_search_goes_on_from_what_was_seen_for_a_looser_slo() -> None:
     looked_at: list[float] = []
-    seen = {rate: Probe(rate, 0.05, 0.0) for rate in LADDER[:12]} | {LADDER[14]: Probe(LADDER[14], 0.2, 0.0)}
+    seen = {rate: Probe(rate, 0.05, 0.0) for rate in LADDER[:12]} | {
+        LADDER[14]: Probe(LADDER[14], 0.2, 0.0)
+    }
 
     found = search(SLO, probe_up_to(LADDER[12], looked_at), seen, bounds())
 
@@ -82,8 +86,12 @@ def test_search_stops_at_its_probes_and_at_its_deadline() -> None:
     assert late.above == 2.0
 
 
-@pytest.mark.parametrize(("gap", "delay", "holds"), [(0.05, 0.5, True), (0.2, 0.5, False), (0.05, 2.5, False)])
-def test_a_rate_holds_inside_the_slo_while_the_queue_does_not_grow(gap: float, delay: float, holds: bool) -> None:
+@pytest.mark.parametrize(
+    ("gap", "delay", "holds"), [(0.05, 0.5, True), (0.2, 0.5, False), (0.05, 2.5, False)]
+)
+def test_a_rate_holds_inside_the_slo_while_the_queue_does_not_grow(
+    gap: float, delay: float, holds: bool
+) -> None:
     answers = answers_at(DUE, gap, delay, num_ended=4)
 
     probe = probe_of(1.0, DUE, answers, now=99.0)

@@ -1,4 +1,6 @@
-"""The offload bench: the same load for each mode, clusters that differ in their routing alone; its workers need the model."""
+"""The offload bench: the same load for each mode, clusters that differ in their routing alone; its
+workers need the model.
+"""
 
 from typing import Any, cast
 
@@ -31,13 +33,32 @@ def test_every_variant_is_a_cluster_that_the_operator_takes(name: str) -> None:
 
 def test_every_policy_and_mode_is_measured() -> None:
     assert set(QUEUES) == {"immediate", "latencyFirst", "throughputFirst"}
-    assert set(POLICIES) == {"rule", "measured", "sloFeedback", "score", "islBounding", "prefillLoad", "islOrLoad"}
+    assert set(POLICIES) == {
+        "rule",
+        "measured",
+        "sloFeedback",
+        "score",
+        "islBounding",
+        "prefillLoad",
+        "islOrLoad",
+    }
 
 
 def test_row_has_the_means_of_what_clients_saw() -> None:
-    run = Run((Answer(0.0, 0.0, (0.1, 0.2), 2), Answer(0.0, 0.0, (0.3, 0.4), 2), Answer(0.0, 0.0, (), 0, "lost")), 1.0, 0.0)
+    run = Run(
+        (
+            Answer(0.0, 0.0, (0.1, 0.2), 2),
+            Answer(0.0, 0.0, (0.3, 0.4), 2),
+            Answer(0.0, 0.0, (), 0, "lost"),
+        ),
+        1.0,
+        0.0,
+    )
 
-    assert row("auto", 2.0, run, 0.5, 1.5) == "| 2 | auto | 200 | 280 | 100.0 | 300 | 0.50 | 1.50 | 1 |"
+    assert (
+        row("auto", 2.0, run, 0.5, 1.5)
+        == "| 2 | auto | 200 | 280 | 100.0 | 300 | 0.50 | 1.50 | 1 |"
+    )
 
 
 def test_a_request_says_where_its_prompt_is_computed() -> None:

@@ -4,7 +4,14 @@ from collections import Counter
 
 from prefix_trace import PrefixTrace
 
-TRACE = PrefixTrace(num_requests=400, num_contexts=8, system_tokens=4, context_tokens=10, question_tokens=(2, 5), skew=1.0)
+TRACE = PrefixTrace(
+    num_requests=400,
+    num_contexts=8,
+    system_tokens=4,
+    context_tokens=10,
+    question_tokens=(2, 5),
+    skew=1.0,
+)
 
 
 def test_prompts_share_the_system_prompt_and_one_of_the_contexts() -> None:
@@ -29,4 +36,7 @@ def test_seed_decides_the_trace() -> None:
 
 
 def test_trace_says_its_sizes() -> None:
-    assert TRACE.in_words() == ("400 requests: 4 tokens of system prompt, one of 8 contexts of 10 (skew 1), 2 to 5 of their own, 8 out")
+    assert TRACE.in_words() == (
+        "400 requests: 4 tokens of system prompt, one of 8 contexts of 10 (skew 1), 2 to 5 of "
+        "their own, 8 out"
+    )

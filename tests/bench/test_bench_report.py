@@ -1,4 +1,6 @@
-"""The bench's report: cells, ratios, goals and failures are all there, also where a system has no figure."""
+"""The bench's report: cells, ratios, goals and failures are all there, also where a system has no
+figure.
+"""
 
 from footprint import Footprint
 from headline import headline
@@ -12,17 +14,27 @@ from workload import Workload
 from pdctl.bench.answers import Answer, Run
 
 WORKLOAD = Workload("A", 32, 2, 1, concurrency=1)
-ENGINE = EngineCounters(num_steps=10, step_seconds=0.5, overhead_seconds=0.02, num_remote_prefills=1)
+ENGINE = EngineCounters(
+    num_steps=10, step_seconds=0.5, overhead_seconds=0.02, num_remote_prefills=1
+)
 
 
-def measured(ttft_seconds: float, failure: str | None = None, *, seconds: float = 1.0) -> Measurement:
-    return Measurement(Run((Answer(0.0, 0.0, (ttft_seconds, ttft_seconds + 0.05), 2, failure),), seconds, 0.01), 0.5, {"decode-0": ENGINE})
+def measured(
+    ttft_seconds: float, failure: str | None = None, *, seconds: float = 1.0
+) -> Measurement:
+    return Measurement(
+        Run((Answer(0.0, 0.0, (ttft_seconds, ttft_seconds + 0.05), 2, failure),), seconds, 0.01),
+        0.5,
+        {"decode-0": ENGINE},
+    )
 
 
 def results(**systems: list[Measurement] | dict[int, Measurement]) -> Results:
     filled = Results([WORKLOAD], list(systems), load_average=0.1)
     for name, rounds in systems.items():
-        filled.measurements["A", name] = rounds if isinstance(rounds, dict) else dict(enumerate(rounds))
+        filled.measurements["A", name] = (
+            rounds if isinstance(rounds, dict) else dict(enumerate(rounds))
+        )
         filled.conditions[name] = [f"{name}: dtype float32, threads 1"]
     return filled
 
@@ -43,9 +55,15 @@ def test_table_is_aligned_markdown() -> None:
 
 
 def test_report_takes_ratios_inside_each_round() -> None:
-    report = render(results(mixed=[measured(0.1), measured(0.3)], vllm=[measured(0.2), measured(0.2)]), "seed")
+    report = render(
+        results(mixed=[measured(0.1), measured(0.3)], vllm=[measured(0.2), measured(0.2)]), "seed"
+    )
 
-    assert line_of(report, "TTFT p50")[1:] == ["200 [100 - 300]", "200 [200 - 200]", "1 [0.5 - 1.5]"]
+    assert line_of(report, "TTFT p50")[1:] == [
+        "200 [100 - 300]",
+        "200 [200 - 200]",
+        "1 [0.5 - 1.5]",
+    ]
     assert line_of(report, "A ")[:5] == ["A", "mixed", "decode-0", "10 [10 - 10]", "2 [2 - 2]"]
 
 

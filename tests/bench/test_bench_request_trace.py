@@ -1,4 +1,6 @@
-"""The request trace: conversations that grow, bursts, lengths within their bounds, the same for the same seed."""
+"""The request trace: conversations that grow, bursts, lengths within their bounds, the same for the
+same seed.
+"""
 
 import statistics
 from itertools import pairwise
@@ -6,7 +8,9 @@ from itertools import pairwise
 import pytest
 from request_trace import Length, RequestTrace, asks_of
 
-TRACE = RequestTrace(num_requests=400, seconds=60.0, block_tokens=4, system_blocks=2, max_input_tokens=200)
+TRACE = RequestTrace(
+    num_requests=400, seconds=60.0, block_tokens=4, system_blocks=2, max_input_tokens=200
+)
 ROWS = TRACE.rows("0")
 
 
@@ -47,7 +51,9 @@ def test_equal_blocks_are_equal_tokens() -> None:
         for index, hash_id in enumerate(row.hash_ids[:-1]):
             block = tuple(prompt[4 * index : 4 * index + 4])
             assert first.setdefault(hash_id, block) == block
-    assert all(isinstance(prompt, list) and min(prompt) >= 100 and max(prompt) < 1000 for prompt in prompts)
+    assert all(
+        isinstance(prompt, list) and min(prompt) >= 100 and max(prompt) < 1000 for prompt in prompts
+    )
 
 
 def test_seed_decides_the_rows() -> None:

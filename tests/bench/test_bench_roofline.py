@@ -1,4 +1,6 @@
-"""The roofline's arithmetic, on a model small enough to count by hand; and what the report reads of a cluster."""
+"""The roofline's arithmetic, on a model small enough to count by hand; and what the report reads of
+a cluster.
+"""
 
 import pytest
 import roofline
@@ -40,7 +42,8 @@ def test_decode_step_reads_all_weights_once_and_the_keys_of_each_sequence() -> N
     step = Step.decode(num_sequences=3, context=5)
 
     assert step.bytes_moved(SHAPE, width=2) == 2 * (240 + 40 + 3 * 5 * 8)
-    # products, then scores and weighted values: two operations for each of heads x head_dim x attended
+    # products, then scores and weighted values: two operations for each of heads x head_dim x
+    # attended
     assert step.flops(SHAPE) == 2 * (3 * 280) + 2 * 2 * (15 * 2 * 4)
 
 
@@ -53,12 +56,20 @@ def test_chunk_reads_its_context_once_and_no_head_where_it_samples_nothing() -> 
 
 def test_step_is_held_to_the_tighter_limit() -> None:
     step = Step.decode(1, 0)  # 560 bytes, 560 operations
-    slow_memory = reached(step, SHAPE, 2, seconds=1.0, machine=Machine(bandwidth=1120.0, peak=5600.0))
-    slow_products = reached(step, SHAPE, 2, seconds=1.0, machine=Machine(bandwidth=5600.0, peak=1120.0))
+    slow_memory = reached(
+        step, SHAPE, 2, seconds=1.0, machine=Machine(bandwidth=1120.0, peak=5600.0)
+    )
+    slow_products = reached(
+        step, SHAPE, 2, seconds=1.0, machine=Machine(bandwidth=5600.0, peak=1120.0)
+    )
 
     assert (slow_memory.bound, slow_products.bound) == ("memory", "compute")
     assert slow_memory.floor_seconds == slow_products.floor_seconds == 0.5
-    assert (slow_memory.bandwidth_ratio, slow_memory.peak_ratio, slow_memory.floor_ratio) == (0.5, 0.1, 0.5)
+    assert (slow_memory.bandwidth_ratio, slow_memory.peak_ratio, slow_memory.floor_ratio) == (
+        0.5,
+        0.1,
+        0.5,
+    )
 
 
 def test_model_of_another_form_is_refused() -> None:
@@ -75,13 +86,17 @@ def test_phases_fill_one_step_with_their_prompts() -> None:
     assert chunk.step == Step.chunk(128, 1.5 * 128)
 
 
-async def test_steps_and_dtype_come_from_the_workers_own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_and_dtype_come_from_the_workers_own_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def page(self: Cluster, url: str) -> str:
         return PAGE
 
     monkeypatch.setattr(Cluster, "_page", page)
     state = {"workers": [{"name": "a", "http": "x"}, {"name": "b", "http": "y"}], "model": "small"}
-    cluster = Cluster("mixed", Started("http://x", 1.0, state), OpenAIServer(None, "http://x", "small"))
+    cluster = Cluster(
+        "mixed", Started("http://x", 1.0, state), OpenAIServer(None, "http://x", "small")
+    )
 
     assert await cluster.steps("decode") == (8.0, 1.0)
     assert await cluster.dtype() == "bfloat16"
@@ -91,5 +106,12 @@ def test_report_shows_each_phase() -> None:
     one = reached(Step.decode(1, 0), SHAPE, 2, 1.0, Machine(1120.0, 5600.0))
     row = roofline.phase_table([("decode step of 1", one)]).splitlines()[2]
 
-    assert [cell.strip() for cell in row.strip("|").split("|")][3:] == ["500.0", "memory", "1000.0", "50 %", "50 %", "10 %"]
+    assert [cell.strip() for cell in row.strip("|").split("|")][3:] == [
+        "500.0",
+        "memory",
+        "1000.0",
+        "50 %",
+        "50 %",
+        "10 %",
+    ]
     assert "| 2       | 3.5       |" in roofline.machine_table({2: {"GB/s read": 3.5}})

@@ -1,4 +1,6 @@
-"""The bench itself: a system that fails loses no other's figures; what is asked for is checked first."""
+"""The bench itself: a system that fails loses no other's figures; what is asked for is checked
+first.
+"""
 
 import doctest
 import os
@@ -21,7 +23,10 @@ from workload import Workload
 from pdcluster_api.errors import IncompleteAnswerError, StartError
 from pdctl.bench.load import Ask, Counted, OnChunk
 
-WORKLOADS = (Workload("A", 4, 2, 2, concurrency=2), Workload("client", 4, 2, 2, concurrency=2, by="vllm", for_batches=False))
+WORKLOADS = (
+    Workload("A", 4, 2, 2, concurrency=2),
+    Workload("client", 4, 2, 2, concurrency=2, by="vllm", for_batches=False),
+)
 
 
 class Echo:
@@ -53,7 +58,8 @@ class Echo:
 class Echoes(Bench):
     """A bench whose systems are echoes.
 
-    `broken` does not start, `once` only in the first round, the first `failing` fails its first requests.
+    `broken` does not start, `once` only in the first round, the first `failing` fails its first
+    requests.
     """
 
     vocab_size = 300
@@ -98,7 +104,9 @@ async def test_systems_take_turns_in_an_order_that_turns() -> None:
     assert bench.ended == bench.order
 
 
-async def test_vllm_is_started_once_and_ended_with_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_vllm_is_started_once_and_ended_with_the_bench(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(run_module, "KEPT", {"vllm"})
     bench = stage("mixed", "vllm", rounds=2)
     results = await run_module._run(bench)
@@ -114,7 +122,9 @@ async def test_a_kept_system_that_fails_is_started_again(monkeypatch: pytest.Mon
     results = await run_module._run(bench)
 
     assert bench.order == ["failing", "failing"]
-    assert results.troubles == ["round 1, failing: StartError: 2 of 2 requests failed, the first: HTTP 500"]
+    assert results.troubles == [
+        "round 1, failing: StartError: 2 of 2 requests failed, the first: HTTP 500"
+    ]
     assert sorted(results.measurements["A", "failing"]) == [1, 2]
 
 
@@ -133,12 +143,26 @@ async def test_a_bench_without_a_figure_is_an_error_that_says_why() -> None:
     ("asked", "names"),
     [(["A"], ["A"]), (["B"], ["B-0.5", "B-1.0", "B-1.5"]), (["B-1.0", "chat"], ["B-1.0", "chat"])],
 )
-def test_workloads_are_chosen_by_name_or_group(asked: list[str], names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workloads_are_chosen_by_name_or_group(
+    asked: list[str], names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Path(__file__).parent
     monkeypatch.setattr(run_module, "cached_model", lambda _: model)
     monkeypatch.setattr(Path, "is_file", lambda _: True)
     monkeypatch.setattr(
-        sys, "argv", ["run.py", "--workload", *asked, "--only", "mixed", "--set", "maxSequences=128", "--variant", "maxBatchedTokens=512"]
+        sys,
+        "argv",
+        [
+            "run.py",
+            "--workload",
+            *asked,
+            "--only",
+            "mixed",
+            "--set",
+            "maxSequences=128",
+            "--variant",
+            "maxBatchedTokens=512",
+        ],
     )
     monkeypatch.setattr(run_module, "machine_dtype", lambda: "bfloat16")
     bench = run_module._bench_of(run_module._options())
@@ -148,7 +172,9 @@ def test_workloads_are_chosen_by_name_or_group(asked: list[str], names: list[str
     assert bench.engine == {"maxSequences": 128}
 
 
-async def test_idle_footprint_is_of_the_process_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_footprint_is_of_the_process_and_its_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(footprint, "SETTLE_SECONDS", 0.0)
     [found] = await footprint.idle_footprints([footprint.Watched("me", os.getpid(), 7)], 0.01)
 
@@ -182,7 +208,10 @@ def test_processor_time_of_others_leaves_out_our_own(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_wrong_option_is_refused(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     with pytest.raises(SystemExit):
@@ -192,5 +221,9 @@ def test_wrong_option_is_refused(
 
 def test_field_of_the_engine_without_a_value_is_refused() -> None:
     assert doctest.testmod(run_module).failed == 0
-    with pytest.raises(StartError, match=r"--set or --variant: maxBatchedTokens is no FIELD=VALUE; write e\.g\. maxBatchedTokens=512"):
+    with pytest.raises(
+        StartError,
+        match=r"--set or --variant: maxBatchedTokens is no FIELD=VALUE; write e\.g\. "
+        r"maxBatchedTokens=512",
+    ):
         run_module.engine_fields(["maxBatchedTokens"])

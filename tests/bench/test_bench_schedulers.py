@@ -1,4 +1,6 @@
-"""The load and the counts of the schedulers' bench; its engine is the real one and needs the model [A7]."""
+"""The load and the counts of the schedulers' bench; its engine is the real one and needs the model
+[A7].
+"""
 
 import pytest
 import schedulers as schedulers_module
@@ -10,7 +12,9 @@ from pdcluster_worker.messages.requests import Token
 
 
 def test_every_scheduler_is_measured_with_fields_that_the_worker_takes() -> None:
-    engines = [EngineConfig(max_model_len=2048, **fields) for fields in schedulers_module.VARIANTS.values()]
+    engines = [
+        EngineConfig(max_model_len=2048, **fields) for fields in schedulers_module.VARIANTS.values()
+    ]
 
     assert {engine.scheduler for engine in engines} == set(SCHEDULER_NAMES)
 
@@ -28,7 +32,9 @@ def test_answers_count_gaps_first_tokens_and_delays() -> None:
     answers = Answers({"a": 0.0, "b": 1.0})
     answers.take([Token("a", 1, queue_seconds=0.5)], 1.0)
     answers.take([Token("a", 2), Token("b", 3, queue_seconds=0.1)], 1.2)
-    answers.take([Token("a", 4, finish_reason="length"), Token("b", 5, finish_reason="length")], 1.3)
+    answers.take(
+        [Token("a", 4, finish_reason="length"), Token("b", 5, finish_reason="length")], 1.3
+    )
 
     assert answers.gaps == pytest.approx([0.2, 0.1, 0.1])
     assert answers.first == pytest.approx([1.0, 0.2])

@@ -8,7 +8,12 @@ from pdctl.bench.answers import Answer, Run
 
 
 def answer(*chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None = None) -> Answer:
-    return Answer(scheduled, scheduled, chunk_seconds, len(chunk_seconds) if num_tokens is None else num_tokens)
+    return Answer(
+        scheduled,
+        scheduled,
+        chunk_seconds,
+        len(chunk_seconds) if num_tokens is None else num_tokens,
+    )
 
 
 def failed(*chunk_seconds: float) -> Answer:
@@ -16,7 +21,11 @@ def failed(*chunk_seconds: float) -> Answer:
 
 
 def test_summary_counts_failures_in_rates_and_not_in_latencies() -> None:
-    run = Run((answer(0.1, 0.15), answer(3.0, 3.05), failed(0.01)), duration_seconds=4.0, client_cpu_seconds=0.1)
+    run = Run(
+        (answer(0.1, 0.15), answer(3.0, 3.05), failed(0.01)),
+        duration_seconds=4.0,
+        client_cpu_seconds=0.1,
+    )
 
     summary = summarize(run)
 
@@ -46,7 +55,9 @@ def test_start_delay_is_the_generators_lateness() -> None:
 
 
 def test_chunks_per_token_shows_tokens_without_text() -> None:
-    assert stats.chunks_per_token(Run((answer(1.0, 2.0, num_tokens=4), failed(1.0)), 2.0, 0.0)) == 0.5
+    assert (
+        stats.chunks_per_token(Run((answer(1.0, 2.0, num_tokens=4), failed(1.0)), 2.0, 0.0)) == 0.5
+    )
     assert stats.chunks_per_token(Run((failed(),), 2.0, 0.0)) == 0.0
 
 

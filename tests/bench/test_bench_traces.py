@@ -20,6 +20,8 @@ def test_shipped_traces_are_the_generators(tmp_path: Path, capsys: pytest.Captur
     assert all(len(content) < 20_000 for content in made.values())
 
 
-@pytest.mark.parametrize(("name", "hours"), [("day-curve", 24), ("step-burst", 2), ("prompt-to-output-heavy", 3)])
+@pytest.mark.parametrize(
+    ("name", "hours"), [("day-curve", 24), ("step-burst", 2), ("prompt-to-output-heavy", 3)]
+)
 def test_shipped_traces_can_be_read(name: str, hours: int):
     assert read_trace(SHIPPED / f"{name}.csv").duration_seconds == hours * 3600

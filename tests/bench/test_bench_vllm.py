@@ -47,7 +47,9 @@ def test_examples_hold() -> None:
     assert doctest.testmod(vllm_client).failed == 0
 
 
-def test_server_is_bound_to_as_many_cores_as_threads_and_to_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_is_bound_to_as_many_cores_as_threads_and_to_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     served = Served(MODEL, num_threads=2)
 
@@ -56,7 +58,10 @@ def test_server_is_bound_to_as_many_cores_as_threads_and_to_loopback(monkeypatch
     assert {"--enforce-eager", "bfloat16", "small"} <= set(command)
     environment = served.environment()
     assert "OMP_WAIT_POLICY" not in environment
-    assert (environment["OMP_NUM_THREADS"], environment["VLLM_CPU_OMP_THREADS_BIND"]) == ("2", "0-1")
+    assert (environment["OMP_NUM_THREADS"], environment["VLLM_CPU_OMP_THREADS_BIND"]) == (
+        "2",
+        "0-1",
+    )
     assert Served(MODEL, num_threads=1).environment()["VLLM_CPU_OMP_THREADS_BIND"] == "0"
 
 
@@ -80,7 +85,9 @@ async def test_client_that_ends_is_an_error_with_its_last_words() -> None:
 
 def test_installation_that_is_there_is_left_alone(installation: Path) -> None:
     lines = INSTALL.read_bytes().splitlines(keepends=True)
-    digest = hashlib.sha256(b"".join(line for line in lines if not line.startswith(b"#"))).hexdigest()
+    digest = hashlib.sha256(
+        b"".join(line for line in lines if not line.startswith(b"#"))
+    ).hexdigest()
     (installation / ".ready").write_text(f"0.32.0\n{digest}  -\n")
     done = subprocess.run([INSTALL, installation], capture_output=True, text=True, check=True)
 
@@ -90,7 +97,9 @@ def test_installation_that_is_there_is_left_alone(installation: Path) -> None:
 
 
 def test_installation_by_another_script_is_made_again(installation: Path) -> None:
-    """This folder is no virtual environment, so setting it up again ends before it removes anything."""
+    """This folder is no virtual environment, so setting it up again ends before it removes
+    anything.
+    """
     done = subprocess.run([INSTALL, installation], capture_output=True, text=True, check=False)
 
     assert done.returncode == 1
@@ -108,14 +117,22 @@ def test_installation_without_a_folder_is_refused() -> None:
 def test_client_sends_the_workload() -> None:
     text = " ".join(client_command(ADDRESS, CLOSED, MODEL, "seed"))
 
-    for part in ("--random-input-len 256", "--random-output-len 64", "--num-prompts 32", "--max-concurrency 16", "--temperature 0"):
+    for part in (
+        "--random-input-len 256",
+        "--random-output-len 64",
+        "--num-prompts 32",
+        "--max-concurrency 16",
+        "--temperature 0",
+    ):
         assert part in text
     poisson = Workload("client", 8, 4, 2, rate=1.5, by="vllm")
     assert "--request-rate 1.5" in " ".join(client_command(ADDRESS, poisson, MODEL, "seed"))
 
 
 def test_client_has_another_seed_in_another_round() -> None:
-    assert client_command(ADDRESS, CLOSED, MODEL, "a 0") != client_command(ADDRESS, CLOSED, MODEL, "a 1")
+    assert client_command(ADDRESS, CLOSED, MODEL, "a 0") != client_command(
+        ADDRESS, CLOSED, MODEL, "a 1"
+    )
 
 
 def test_what_the_client_recorded_goes_through_our_formulas() -> None:

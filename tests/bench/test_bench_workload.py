@@ -1,4 +1,6 @@
-"""The bench's loads: one seed gives every system the same requests and arrivals, another seed other ones."""
+"""The bench's loads: one seed gives every system the same requests and arrivals, another seed other
+ones.
+"""
 
 import pytest
 import workload as workload_module
@@ -24,7 +26,9 @@ def test_prompts_have_the_asked_length_and_stay_in_the_vocabulary() -> None:
 def test_asks_follow_from_seed_and_workload() -> None:
     assert CLOSED.asks("seed", 49152) == CLOSED.asks("seed", 49152) != CLOSED.asks("another", 49152)
     assert prompts(CLOSED)[0] != prompts(OPEN)[0][:32]
-    assert {(ask.temperature, ask.num_output_tokens) for ask in CLOSED.asks("seed", 49152)} == {(1.0, 4)}
+    assert {(ask.temperature, ask.num_output_tokens) for ask in CLOSED.asks("seed", 49152)} == {
+        (1.0, 4)
+    }
 
 
 def test_pace_is_a_concurrency_or_arrivals_of_the_seed() -> None:

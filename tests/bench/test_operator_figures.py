@@ -3,7 +3,16 @@
 import re
 
 import pytest
-from operator_figures import Pass, Phase, Samples, answers, calls_table, passes_table, read_passes, server_writes
+from operator_figures import (
+    Pass,
+    Phase,
+    Samples,
+    answers,
+    calls_table,
+    passes_table,
+    read_passes,
+    server_writes,
+)
 
 CALLS = """
 # TYPE pdcluster_operator_api_calls counter
@@ -20,11 +29,12 @@ apiserver_request_total{verb="PUT",resource="leases",code="200"} 5
 apiserver_request_total{verb="GET",resource="services",code="200"} 70
 apiserver_request_total{verb="WATCH",resource="services",code="200"} 1
 """
-LOG = """\
-2026-01-01 00:00:00,000 DEBUG pdcluster_operator.loop pass ended key=bench/chat-0 wrote=True seconds=0.081500
-2026-01-01 00:00:00,100 INFO pdcluster_operator.writes.apply create object=Secret chat-ca namespace=bench
-2026-01-01 00:00:00,200 DEBUG pdcluster_operator.loop pass ended key=bench/chat-0 wrote=False seconds=0.007000
-2026-01-01 00:00:00,200 DEBUG pdcluster_operator.loop pass ended key=bench/chat-0 wrote=Fal"""
+_ENDED = "DEBUG pdcluster_operator.loop pass ended key=bench/chat-0"
+LOG = f"""\
+2026-01-01 00:00:00,000 {_ENDED} wrote=True seconds=0.081500
+2026-01-01 00:00:00,100 INFO pdcluster_operator.writes.apply create object=Secret chat-ca
+2026-01-01 00:00:00,200 {_ENDED} wrote=False seconds=0.007000
+2026-01-01 00:00:00,200 {_ENDED} wrote=Fal"""
 
 
 def cells(line: str) -> list[str]:
@@ -32,13 +42,24 @@ def cells(line: str) -> list[str]:
 
 
 def phase(*, calls: str = CALLS, server: str = SERVER, passes: tuple[Pass, ...] = ()) -> str:
-    made = Phase("Rest", 2.0, Samples.parse(calls), Samples.parse(server), passes, 0.5, 100 * 2**20, 120 * 2**20)
+    made = Phase(
+        "Rest",
+        2.0,
+        Samples.parse(calls),
+        Samples.parse(server),
+        passes,
+        0.5,
+        100 * 2**20,
+        120 * 2**20,
+    )
     return "\n".join(made.lines(objects=4))
 
 
 def test_operator_samples_count_what_was_added_between_two_pages():
     before = Samples.parse('# TYPE a counter\na_total{x="1"} 3\na_total{x="2"} 5\n')
-    after = Samples.parse('# TYPE a counter\na_total{x="1"} 4\na_total{x="2"} 5\na_total{x="3"} 7\n')
+    after = Samples.parse(
+        '# TYPE a counter\na_total{x="1"} 4\na_total{x="2"} 5\na_total{x="3"} 7\n'
+    )
 
     assert (after - before).value("a_total") == 8
     assert (after - before).by("a_total", "x") == {("1",): 1, ("3",): 7}
@@ -77,11 +98,17 @@ def test_operator_passes_table_without_a_pass_has_no_figure():
 def test_operator_calls_table_sums_by_verb_and_divides_by_the_objects():
     rows = [cells(line) for line in calls_table(Samples.parse(CALLS), objects=4)[2:]]
 
-    assert rows == [["apply", "12", "3.00", "Secret 4, Service 8"], ["get", "2", "0.50", "Lease 2"], ["all", "14", "3.50", ""]]
+    assert rows == [
+        ["apply", "12", "3.00", "Secret 4, Service 8"],
+        ["get", "2", "0.50", "Lease 2"],
+        ["all", "14", "3.50", ""],
+    ]
 
 
 def test_operator_calls_table_without_a_call_has_the_sum_alone():
-    assert [cells(line) for line in calls_table(Samples(), objects=4)[2:]] == [["all", "0", "0.00", ""]]
+    assert [cells(line) for line in calls_table(Samples(), objects=4)[2:]] == [
+        ["all", "0", "0.00", ""]
+    ]
 
 
 def test_operator_answers_are_counted_by_status():
@@ -98,7 +125,10 @@ def test_phase_tells_writes_by_resource_and_leases_apart():
     assert "### Rest" in report
     assert "2.0 s; operator: CPU 0.5 s, RSS 100 MiB at the end, 120 MiB at its peak" in report
     assert "Leases aside: 9 (services 9); of Leases: 5" in report
-    assert "with an exception: 0; answers to the operator by status: 14 (200 2, 201 11, 409 1)" in report
+    assert (
+        "with an exception: 0; answers to the operator by status: 14 (200 2, 201 11, 409 1)"
+        in report
+    )
     assert "| that write | 1 | 100.0 | 100.0 | 100.0 |" in report
     assert "| all | 14 | 3.50 | |" in report
 
@@ -116,6 +146,9 @@ def test_phase_at_rest_says_zero():
 
 
 def test_phase_tells_of_passes_that_raised():
-    errors = "# TYPE pdcluster_operator_reconcile_errors counter\npdcluster_operator_reconcile_errors_total 2\n"
+    errors = (
+        "# TYPE pdcluster_operator_reconcile_errors "
+        "counter\npdcluster_operator_reconcile_errors_total 2\n"
+    )
 
     assert "with an exception: 2;" in phase(calls=CALLS + errors)

@@ -1,4 +1,6 @@
-"""The operator's bench before it starts anything: its options, and waiting for what does not come."""
+"""The operator's bench before it starts anything: its options, and waiting for what
+does not come.
+"""
 
 import argparse
 

@@ -58,7 +58,10 @@ async def test_open_loop_sees_a_stream_from_its_first_token_to_its_last(workers:
 @pytest.mark.parametrize(
     ("sent", "failure"),
     [
-        (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy", "status 503: b'busy'"),
+        (
+            b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy",
+            "status 503: b'busy'",
+        ),
         (b"", "the connection was closed"),
     ],
 )
@@ -94,11 +97,28 @@ def test_report_has_added_latency_and_the_ratio_of_each_round() -> None:
     systems = {DIRECT: figures(1.0, 0.0), "ours": figures(3.0, 0.004), "smg": figures(2.0, 0.001)}
     results = {(name, load.name): found for name, found in systems.items() for load in wanted}
 
-    lines = [line.split() for line in report(results, wanted, ["ours", "smg"], ["vllm-router"]).splitlines()]
+    lines = [
+        line.split()
+        for line in report(results, wanted, ["ours", "smg"], ["vllm-router"]).splitlines()
+    ]
 
     assert lines[0] == ["Not", "installed", "here:", "vllm-router."]
     opened = [line for line in lines if "500" in line and line[1] == "ours"]
-    assert opened[0][:13] == ["|", "ours", "|", "2", "[2", "-", "2]", "|", "2", "[2", "-", "2]", "|"]
+    assert opened[0][:13] == [
+        "|",
+        "ours",
+        "|",
+        "2",
+        "[2",
+        "-",
+        "2]",
+        "|",
+        "2",
+        "[2",
+        "-",
+        "2]",
+        "|",
+    ]
     closed = [line for line in lines if line[1:2] == ["smg"] and "0.25" in line]
     assert len(closed) == 2  # of whole and of streamed answers
 

@@ -1,4 +1,6 @@
-"""The simulated engine and load of `bench/waiting_time.py`, and the shape of its two experiments."""
+"""The simulated engine and load of `bench/waiting_time.py`, and the shape of its two
+experiments.
+"""
 
 from math import inf
 from statistics import mean, pstdev
@@ -24,7 +26,12 @@ def test_answers_are_bimodal_as_published() -> None:
 
 def test_the_load_is_that_of_the_document() -> None:
     """[R4]"""
-    assert [(g.name, g.num_requests, g.slo_seconds) for g in PAPER] == [("I", 10, 430), ("B1", 15, 520), ("B2", 20, 860), ("B3", 15, 1320)]
+    assert [(g.name, g.num_requests, g.slo_seconds) for g in PAPER] == [
+        ("I", 10, 430),
+        ("B1", 15, 520),
+        ("B2", 20, 860),
+        ("B3", 15, 1320),
+    ]
     assert sum(g.num_requests for g in ATTAINMENT) == 85
     assert jobs(PAPER, "s")[7].output_tokens == jobs(PAPER, "s")[7].output_tokens
 
@@ -57,7 +64,9 @@ def test_an_evicted_job_goes_on_after_the_tokens_that_it_has() -> None:
     assert job.flight.num_tokens == job.output_tokens
 
 
-def test_ours_is_closer_than_the_documents_estimators_where_requests_run_beside_each_other() -> None:
+def test_ours_is_closer_than_the_documents_estimators_where_requests_run_beside_each_other() -> (
+    None
+):
     server, columns = SimulatedServer(), forecasters(PRESETS, 8)
     forecasting(server, jobs(PAPER, "earlier"), columns, 8, every_seconds=inf)
     found = forecasting(server, jobs(PAPER, "now"), columns, 8, every_seconds=20.0)
@@ -68,9 +77,17 @@ def test_ours_is_closer_than_the_documents_estimators_where_requests_run_beside_
 
 def test_attainment_rises_because_wrong_evictions_stop() -> None:
     """[R4]: 54.1 -> 71.8 % of 85 requests; the time of a token alone changes nothing."""
-    preset, decode, both, ours = (decided(name, "slo 0", ATTAINMENT) for name in ("preset", "d_eff", "d_eff + mu", "loadAware"))
+    preset, decode, both, ours = (
+        decided(name, "slo 0", ATTAINMENT)
+        for name in ("preset", "d_eff", "d_eff + mu", "loadAware")
+    )
 
-    assert [round(outcome.attainment, 1) for outcome in (preset, decode, both, ours)] == [54.1, 54.1, 71.8, 71.8]
+    assert [round(outcome.attainment, 1) for outcome in (preset, decode, both, ours)] == [
+        54.1,
+        54.1,
+        71.8,
+        71.8,
+    ]
     assert (preset.wrong_evictions, both.wrong_evictions, ours.wrong_evictions) == (1, 0, 0)
     assert (preset.in_time["I"], both.in_time["I"]) == (0, 15)
 

@@ -20,9 +20,19 @@ class HelmError(Exception):
 
 
 def helm(*arguments: str, values: Manifest | None = None) -> str:
-    """Run helm and return what it says.  A missing helm is an error, never a skip: `make setup` installs it."""
+    """Run helm and return what it says.
+
+    A missing helm is an error, never a skip: `make setup` installs it.
+    """
     command = [str(HELM), *arguments] + (["--values", "-"] if values is not None else [])
-    done = subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command,
+        input=json.dumps(values or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     if done.returncode:
         raise HelmError(done.stderr)
     return done.stdout
@@ -30,7 +40,9 @@ def helm(*arguments: str, values: Manifest | None = None) -> str:
 
 def render(values: Manifest | None = None, *arguments: str) -> list[Manifest]:
     """Every object of the chart with these values over its own."""
-    text = helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *arguments, values=values or {})
+    text = helm(
+        "template", RELEASE, str(CHART), "--namespace", NAMESPACE, *arguments, values=values or {}
+    )
     return [document for document in yaml.safe_load_all(text) if document]
 
 
@@ -47,7 +59,9 @@ def only(manifests: list[Manifest], kind: str) -> Manifest:
 
 def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
     """The one of a kind with this name."""
-    (found,) = [manifest for manifest in of_kind(manifests, kind) if manifest["metadata"]["name"] == name]
+    (found,) = [
+        manifest for manifest in of_kind(manifests, kind) if manifest["metadata"]["name"] == name
+    ]
     return found
 
 
@@ -59,4 +73,7 @@ def pod_of(manifests: list[Manifest]) -> Manifest:
 
 def environment_of(manifests: list[Manifest]) -> dict[str, Any]:
     """The operator's environment: a value, or where the value comes from."""
-    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in pod_of(manifests)["containers"][0]["env"]}
+    return {
+        entry["name"]: entry.get("value", entry.get("valueFrom"))
+        for entry in pod_of(manifests)["containers"][0]["env"]
+    }

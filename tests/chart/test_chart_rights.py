@@ -1,4 +1,6 @@
-"""The operator's rights are exactly these; a new one is added here, with its reason in the chart."""
+"""The operator's rights are exactly these; a new one is added here, with its reason
+in the chart.
+"""
 
 from collections import defaultdict
 from typing import Any
@@ -12,8 +14,14 @@ from pdcluster_operator.settings import Settings
 from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, environment_of, helm, of_kind, render
 from tests.chart.rights import KEPT, OBJECTS, OWNED, READ
 
-DISCOVERY = {"apiextensions.k8s.io/customresourcedefinitions": {"list", "watch"}, "/namespaces": {"list", "watch"}}
-LEASES = {"coordination.k8s.io/leases": {"create"}, f"coordination.k8s.io/leases {RELEASE}-pdcluster": {"get", "update"}}
+DISCOVERY = {
+    "apiextensions.k8s.io/customresourcedefinitions": {"list", "watch"},
+    "/namespaces": {"list", "watch"},
+}
+LEASES = {
+    "coordination.k8s.io/leases": {"create"},
+    f"coordination.k8s.io/leases {RELEASE}-pdcluster": {"get", "update"},
+}
 
 
 def rights(role: dict[str, Any]) -> dict[str, set[str]]:
@@ -29,9 +37,14 @@ def rights(role: dict[str, Any]) -> dict[str, set[str]]:
 
 
 def by_place(manifests: list[dict[str, Any]]) -> dict[str, dict[str, set[str]]]:
-    """Rights of the operator by namespace; "" = everywhere.  Goes by the bindings, so a role that is not bound gives nothing."""
+    """Rights of the operator by namespace; "" = everywhere.
+
+    Goes by the bindings, so a role that is not bound gives nothing.
+    """
     roles = {
-        (r["kind"], r["metadata"].get("namespace", ""), r["metadata"]["name"]): r for r in manifests if r["kind"] in ("Role", "ClusterRole")
+        (r["kind"], r["metadata"].get("namespace", ""), r["metadata"]["name"]): r
+        for r in manifests
+        if r["kind"] in ("Role", "ClusterRole")
     }
     found: dict[str, dict[str, set[str]]] = defaultdict(dict)
     for binding in of_kind(manifests, "RoleBinding") + of_kind(manifests, "ClusterRoleBinding"):
@@ -52,17 +65,34 @@ def test_rights_end_at_the_watched_namespaces() -> None:
 
 
 def test_rights_in_the_operators_own_namespace_add_up() -> None:
-    assert by_place(render({"watchNamespaces": [NAMESPACE]})) == {"": DISCOVERY, NAMESPACE: OBJECTS | LEASES}
+    assert by_place(render({"watchNamespaces": [NAMESPACE]})) == {
+        "": DISCOVERY,
+        NAMESPACE: OBJECTS | LEASES,
+    }
 
 
 @pytest.mark.parametrize("release", ["first", "second", "pdcluster", "pdcluster-" + "x" * 43])
 def test_each_release_has_a_lease_of_its_own_and_may_write_no_other(release: str) -> None:
-    manifests = [found for found in yaml.safe_load_all(helm("template", release, str(CHART), "--namespace", NAMESPACE)) if found]
+    manifests = [
+        found
+        for found in yaml.safe_load_all(
+            helm("template", release, str(CHART), "--namespace", NAMESPACE)
+        )
+        if found
+    ]
     lease = environment_of(manifests)["PDCLUSTER_LEASE_NAME"]
 
     assert lease.startswith(release[:52].rstrip("-"))
-    assert by_place(manifests)[NAMESPACE][f"coordination.k8s.io/leases {lease}"] == {"get", "update"}
-    assert Settings.from_environment({k: v for k, v in environment_of(manifests).items() if isinstance(v, str)}).lease_name == lease
+    assert by_place(manifests)[NAMESPACE][f"coordination.k8s.io/leases {lease}"] == {
+        "get",
+        "update",
+    }
+    assert (
+        Settings.from_environment(
+            {k: v for k, v in environment_of(manifests).items() if isinstance(v, str)}
+        ).lease_name
+        == lease
+    )
 
 
 def test_no_rights_are_made_where_an_admin_gives_them() -> None:
@@ -81,22 +111,37 @@ def test_every_kind_that_the_operator_makes_may_be_made(kind: Kind) -> None:
 def test_every_rule_has_its_reason() -> None:
     for name in ("_rules.tpl", "rbac.yaml"):
         lines = (CHART / "templates" / name).read_text().splitlines()
-        rules = [index for index, line in enumerate(lines) if line.lstrip().startswith("- apiGroups:")]
-        reasons = [lines[index - 1].lstrip().startswith("#") or "verbs:" in lines[index - 1] for index in rules]
+        rules = [
+            index for index, line in enumerate(lines) if line.lstrip().startswith("- apiGroups:")
+        ]
+        reasons = [
+            lines[index - 1].lstrip().startswith("#") or "verbs:" in lines[index - 1]
+            for index in rules
+        ]
 
         assert len(rules) > 3
         assert all(reasons)
 
 
 def test_people_get_rights_through_the_roles_of_kubernetes() -> None:
-    roles = {role["metadata"]["name"].rpartition(":")[2]: role for role in of_kind(render(), "ClusterRole")}
+    roles = {
+        role["metadata"]["name"].rpartition(":")[2]: role
+        for role in of_kind(render(), "ClusterRole")
+    }
     labels = {
-        name: {label.rpartition("-")[2] for label in roles[name]["metadata"]["labels"] if "aggregate-to-" in label}
+        name: {
+            label.rpartition("-")[2]
+            for label in roles[name]["metadata"]["labels"]
+            if "aggregate-to-" in label
+        }
         for name in ("view", "edit")
     }
 
     assert labels == {"view": {"view", "edit", "admin"}, "edit": {"edit", "admin"}}
-    assert rights(roles["view"]) == {"pdcluster.io/pdclusters": READ, "pdcluster.io/pdpoolscalers": READ}
+    assert rights(roles["view"]) == {
+        "pdcluster.io/pdclusters": READ,
+        "pdcluster.io/pdpoolscalers": READ,
+    }
     assert rights(roles["edit"]) == {
         "pdcluster.io/pdclusters": {"create", "update", "patch", "delete", "deletecollection"},
         "pdcluster.io/pdpoolscalers/scale": {"get", "update", "patch"},

@@ -1,4 +1,6 @@
-"""values.schema.json refuses what the chart does not know, with the value's name; and it knows all that the chart has."""
+"""values.schema.json refuses what the chart does not know, with the value's name; and it knows all
+that the chart has.
+"""
 
 import json
 import re
@@ -14,32 +16,98 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
 REFUSED = {
     "unknown value": ({"replica": 2}, "Additional property replica is not allowed"),
-    "unknown value within": ({"image": {"name": "x"}}, "image: Additional property name is not allowed"),
+    "unknown value within": (
+        {"image": {"name": "x"}},
+        "image: Additional property name is not allowed",
+    ),
     "no replica": ({"replicas": 0}, "replicas: Must be greater than or equal to 1"),
     "more replicas than are of use": ({"replicas": 3}, "replicas: Must be less than or equal to 2"),
-    "replicas as text": ({"replicas": "2"}, "replicas: Invalid type. Expected: integer, given: string"),
-    "namespaces as text": ({"watchNamespaces": "models"}, "watchNamespaces: Invalid type. Expected: array"),
-    "a namespace that is none": ({"watchNamespaces": ["Models"]}, "watchNamespaces.0: Does not match pattern"),
-    "a namespace twice": ({"watchNamespaces": ["a", "a"]}, "watchNamespaces: array items[0,1] must be unique"),
-    "log level": ({"logLevel": "INFO"}, 'logLevel must be one of the following: "debug", "info", "warning", "error"'),
-    "pull policy": ({"image": {"pullPolicy": "always"}}, "image.pullPolicy must be one of the following"),
-    "registry with a slash at its end": ({"image": {"registry": "registry.example.com/"}}, "image.registry: Does not match pattern"),
-    "tag within the repository": ({"image": {"repository": "operator:1.0"}}, "image.repository: Does not match pattern"),
-    "a tag that is a number": ({"workerImage": {"tag": 1.2}}, "workerImage.tag: Invalid type. Expected: string"),
-    "a digest without its kind": ({"image": {"digest": "0" * 64}}, "image.digest: Does not match pattern"),
-    "a digest that is cut off": ({"workerImage": {"digest": "sha256:12ab"}}, "workerImage.digest: Does not match pattern"),
+    "replicas as text": (
+        {"replicas": "2"},
+        "replicas: Invalid type. Expected: integer, given: string",
+    ),
+    "namespaces as text": (
+        {"watchNamespaces": "models"},
+        "watchNamespaces: Invalid type. Expected: array",
+    ),
+    "a namespace that is none": (
+        {"watchNamespaces": ["Models"]},
+        "watchNamespaces.0: Does not match pattern",
+    ),
+    "a namespace twice": (
+        {"watchNamespaces": ["a", "a"]},
+        "watchNamespaces: array items[0,1] must be unique",
+    ),
+    "log level": (
+        {"logLevel": "INFO"},
+        'logLevel must be one of the following: "debug", "info", "warning", "error"',
+    ),
+    "pull policy": (
+        {"image": {"pullPolicy": "always"}},
+        "image.pullPolicy must be one of the following",
+    ),
+    "registry with a slash at its end": (
+        {"image": {"registry": "registry.example.com/"}},
+        "image.registry: Does not match pattern",
+    ),
+    "tag within the repository": (
+        {"image": {"repository": "operator:1.0"}},
+        "image.repository: Does not match pattern",
+    ),
+    "a tag that is a number": (
+        {"workerImage": {"tag": 1.2}},
+        "workerImage.tag: Invalid type. Expected: string",
+    ),
+    "a digest without its kind": (
+        {"image": {"digest": "0" * 64}},
+        "image.digest: Does not match pattern",
+    ),
+    "a digest that is cut off": (
+        {"workerImage": {"digest": "sha256:12ab"}},
+        "workerImage.digest: Does not match pattern",
+    ),
     "enabled as text": ({"enabled": "true"}, "enabled: Invalid type. Expected: boolean"),
-    "a domain that is none": ({"clusterDomain": "cluster_local"}, "clusterDomain: Does not match pattern"),
-    "a domain with a label that is too long": ({"clusterDomain": f"{'a' * 64}.local"}, "clusterDomain: Does not match pattern"),
-    "no etcd image": ({"etcdImage": ""}, "etcdImage: String length must be greater than or equal to 1"),
-    "resync too often": ({"resyncSeconds": 1}, "resyncSeconds: Must be greater than or equal to 10"),
+    "a domain that is none": (
+        {"clusterDomain": "cluster_local"},
+        "clusterDomain: Does not match pattern",
+    ),
+    "a domain with a label that is too long": (
+        {"clusterDomain": f"{'a' * 64}.local"},
+        "clusterDomain: Does not match pattern",
+    ),
+    "no etcd image": (
+        {"etcdImage": ""},
+        "etcdImage: String length must be greater than or equal to 1",
+    ),
+    "resync too often": (
+        {"resyncSeconds": 1},
+        "resyncSeconds: Must be greater than or equal to 10",
+    ),
     "too many at a time": ({"concurrency": 1000}, "concurrency: Must be less than or equal to 64"),
-    "interval without a unit": ({"monitoring": {"interval": "30"}}, "monitoring.interval: Does not match pattern"),
-    "monitors by another word": ({"monitoring": {"podMonitors": "yes"}}, "monitoring.podMonitors must be one of the following"),
-    "the older value": ({"podMonitor": {"enabled": True}}, "Additional property podMonitor is not allowed"),
-    "sample that has no name": ({"sampleCluster": {"name": ""}}, "sampleCluster.name: Does not match pattern"),
-    "resources of another kind": ({"resources": {"request": {"cpu": 1}}}, "resources: Additional property request is not allowed"),
-    "secret as an object": ({"imagePullSecrets": [{"name": "x"}]}, "imagePullSecrets.0: Invalid type. Expected: string"),
+    "interval without a unit": (
+        {"monitoring": {"interval": "30"}},
+        "monitoring.interval: Does not match pattern",
+    ),
+    "monitors by another word": (
+        {"monitoring": {"podMonitors": "yes"}},
+        "monitoring.podMonitors must be one of the following",
+    ),
+    "the older value": (
+        {"podMonitor": {"enabled": True}},
+        "Additional property podMonitor is not allowed",
+    ),
+    "sample that has no name": (
+        {"sampleCluster": {"name": ""}},
+        "sampleCluster.name: Does not match pattern",
+    ),
+    "resources of another kind": (
+        {"resources": {"request": {"cpu": 1}}},
+        "resources: Additional property request is not allowed",
+    ),
+    "secret as an object": (
+        {"imagePullSecrets": [{"name": "x"}]},
+        "imagePullSecrets.0: Invalid type. Expected: string",
+    ),
 }
 
 
@@ -49,7 +117,9 @@ def test_bad_value_is_refused_by_name(values: dict[str, Any], message: str) -> N
         render(values)
 
 
-@pytest.mark.parametrize("values", [{"global": {"anything": 1}}, {"enabled": True}, {"tags": {"serving": True}}])
+@pytest.mark.parametrize(
+    "values", [{"global": {"anything": 1}}, {"enabled": True}, {"tags": {"serving": True}}]
+)
 def test_values_that_a_parent_chart_sets_for_helm_are_let_through(values: dict[str, Any]) -> None:
     assert render(values) == render()
 

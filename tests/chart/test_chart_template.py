@@ -6,7 +6,19 @@ import pytest
 import yaml
 
 from pdcluster_operator.settings import Settings
-from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, ROOT, environment_of, helm, named, of_kind, only, pod_of, render
+from tests.chart.helm_chart import (
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    ROOT,
+    environment_of,
+    helm,
+    named,
+    of_kind,
+    only,
+    pod_of,
+    render,
+)
 
 FULL = {
     "image": {"registry": "registry.example.com:5000/team", "tag": "1.2", "pullPolicy": "Always"},
@@ -27,7 +39,12 @@ FULL = {
     "priorityClassName": "system-cluster-critical",
     "resources": {"limits": {"memory": "1Gi"}},
     "serviceAccount": {"annotations": {"owner": "me"}},
-    "monitoring": {"podMonitors": True, "alerts": True, "interval": "10s", "labels": {"release": "prometheus"}},
+    "monitoring": {
+        "podMonitors": True,
+        "alerts": True,
+        "interval": "10s",
+        "labels": {"release": "prometheus"},
+    },
     "sampleCluster": {"enabled": True, "name": "first"},
 }
 # By Kubernetes in every pod, and by a user outside of one.
@@ -56,7 +73,10 @@ def test_chart_passes_strict_lint() -> None:
 
 
 def test_chart_environment_is_what_settings_reads() -> None:
-    given = {name: value if isinstance(value, str) else "from-the-pod" for name, value in environment_of(render(FULL)).items()}
+    given = {
+        name: value if isinstance(value, str) else "from-the-pod"
+        for name, value in environment_of(render(FULL)).items()
+    }
     recorder = Recorder(given)
     settings = Settings.from_environment(recorder)
 
@@ -66,21 +86,34 @@ def test_chart_environment_is_what_settings_reads() -> None:
         "registry.example.com:5000/etcd:v3.6.6",
     )
     assert settings.watch_namespaces == ("models", "research")
-    assert (settings.lease_name, settings.cluster_domain) == (f"{RELEASE}-pdcluster", "k8s.example.org")
+    assert (settings.lease_name, settings.cluster_domain) == (
+        f"{RELEASE}-pdcluster",
+        "k8s.example.org",
+    )
     assert (settings.resync_seconds, settings.concurrency, settings.log_level) == (60, 8, 10)
-    assert (settings.http_port, settings.leader_election, settings.identity) == (8080, True, "from-the-pod")
+    assert (settings.http_port, settings.leader_election, settings.identity) == (
+        8080,
+        True,
+        "from-the-pod",
+    )
 
 
 def test_chart_defaults_are_those_of_settings() -> None:
-    given = {name: value for name, value in environment_of(render()).items() if isinstance(value, str)}
-    required = {name: given[f"PDCLUSTER_{name}"] for name in ("WORKER_IMAGE", "ETCD_IMAGE", "LEASE_NAME")}
+    given = {
+        name: value for name, value in environment_of(render()).items() if isinstance(value, str)
+    }
+    required = {
+        name: given[f"PDCLUSTER_{name}"] for name in ("WORKER_IMAGE", "ETCD_IMAGE", "LEASE_NAME")
+    }
 
     assert required == {
         "WORKER_IMAGE": "pdcluster-worker:0.1.0",
         "ETCD_IMAGE": "quay.io/coreos/etcd:v3.6.6",
         "LEASE_NAME": f"{RELEASE}-pdcluster",
     }
-    assert Settings.from_environment(given) == Settings.from_environment({f"PDCLUSTER_{name}": value for name, value in required.items()})
+    assert Settings.from_environment(given) == Settings.from_environment(
+        {f"PDCLUSTER_{name}": value for name, value in required.items()}
+    )
 
 
 def test_identity_comes_from_the_downward_api() -> None:
@@ -93,9 +126,15 @@ def test_identity_comes_from_the_downward_api() -> None:
 def test_every_namespaced_object_is_in_the_releases_or_a_watched_namespace() -> None:
     found = {(m["kind"], m["metadata"].get("namespace")) for m in render(FULL)}
 
-    assert {kind for kind, namespace in found if namespace is None} == {"ClusterRole", "ClusterRoleBinding"}
+    assert {kind for kind, namespace in found if namespace is None} == {
+        "ClusterRole",
+        "ClusterRoleBinding",
+    }
     assert {namespace for _, namespace in found} == {None, NAMESPACE, "models", "research"}
-    assert {kind for kind, namespace in found if namespace in ("models", "research")} == {"Role", "RoleBinding"}
+    assert {kind for kind, namespace in found if namespace in ("models", "research")} == {
+        "Role",
+        "RoleBinding",
+    }
 
 
 def test_operator_pod_has_no_rights_on_its_node() -> None:
@@ -120,17 +159,25 @@ def test_operator_pod_has_no_rights_on_its_node() -> None:
 def test_probes_and_metrics_are_on_the_port_that_the_operator_is_told() -> None:
     manifests = render(FULL)
     (container,) = pod_of(manifests)["containers"]
-    probes = {name: container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    probes = {
+        name: container[name]["httpGet"]
+        for name in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
 
-    assert container["ports"] == [{"name": "http", "containerPort": int(environment_of(manifests)["PDCLUSTER_HTTP_PORT"])}]
+    assert container["ports"] == [
+        {"name": "http", "containerPort": int(environment_of(manifests)["PDCLUSTER_HTTP_PORT"])}
+    ]
     assert {name: probe["path"] for name, probe in probes.items()} == {
         "startupProbe": "/healthz",
         "livenessProbe": "/healthz",
         "readinessProbe": "/readyz",
     }
     assert {probe["port"] for probe in probes.values()} == {"http"}
-    assert named(manifests, "PodMonitor", f"{RELEASE}-pdcluster")["spec"]["podMetricsEndpoints"] == [
-        {"port": "http", "path": "/metrics", "interval": "10s", "honorLabels": True}  # series of a PDCluster keep its namespace
+    assert named(manifests, "PodMonitor", f"{RELEASE}-pdcluster")["spec"][
+        "podMetricsEndpoints"
+    ] == [
+        # series of a PDCluster keep its namespace
+        {"port": "http", "path": "/metrics", "interval": "10s", "honorLabels": True}
     ]
 
 
@@ -147,11 +194,17 @@ def test_a_second_replica_brings_a_budget_and_spreading(replicas: int) -> None:
 def test_everything_selects_the_operators_pods_and_no_others() -> None:
     manifests = render(FULL)
     deployment = only(manifests, "Deployment")["spec"]
-    selector = {"app.kubernetes.io/name": "pdcluster-operator", "app.kubernetes.io/instance": RELEASE}
+    selector = {
+        "app.kubernetes.io/name": "pdcluster-operator",
+        "app.kubernetes.io/instance": RELEASE,
+    }
 
     assert deployment["selector"]["matchLabels"] == selector
     assert selector.items() <= deployment["template"]["metadata"]["labels"].items()
-    for selecting in (only(manifests, "PodDisruptionBudget"), named(manifests, "PodMonitor", f"{RELEASE}-pdcluster")):
+    for selecting in (
+        only(manifests, "PodDisruptionBudget"),
+        named(manifests, "PodMonitor", f"{RELEASE}-pdcluster"),
+    ):
         assert selecting["spec"]["selector"]["matchLabels"] == selector
 
 
@@ -160,10 +213,16 @@ def test_values_reach_the_pod() -> None:
     pod, template = pod_of(manifests), only(manifests, "Deployment")["spec"]["template"]["metadata"]
     (container,) = pod["containers"]
 
-    assert (container["image"], container["imagePullPolicy"]) == ("registry.example.com:5000/team/pdcluster-operator:1.2", "Always")
+    assert (container["image"], container["imagePullPolicy"]) == (
+        "registry.example.com:5000/team/pdcluster-operator:1.2",
+        "Always",
+    )
     assert pod["imagePullSecrets"] == [{"name": "first"}, {"name": "second"}]
-    assert {name: pod[name] for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName")} == {
-        name: FULL[name] for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName")
+    assert {
+        name: pod[name] for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName")
+    } == {
+        name: FULL[name]
+        for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName")
     }
     assert container["resources"]["limits"]["memory"] == "1Gi"
     assert (template["labels"]["team"], template["annotations"]) == ("ml", {"note": "yes"})
@@ -171,10 +230,20 @@ def test_values_reach_the_pod() -> None:
 
 
 def test_digest_comes_before_the_tag() -> None:
-    digests = {key: f"sha256:{letter * 64}" for key, letter in (("image", "a"), ("workerImage", "b"))}
-    manifests = render({key: {"registry": "registry.example.com/team", "tag": "1.2", "digest": digest} for key, digest in digests.items()})
+    digests = {
+        key: f"sha256:{letter * 64}" for key, letter in (("image", "a"), ("workerImage", "b"))
+    }
+    manifests = render(
+        {
+            key: {"registry": "registry.example.com/team", "tag": "1.2", "digest": digest}
+            for key, digest in digests.items()
+        }
+    )
 
-    assert pod_of(manifests)["containers"][0]["image"] == f"registry.example.com/team/pdcluster-operator@{digests['image']}"
+    assert (
+        pod_of(manifests)["containers"][0]["image"]
+        == f"registry.example.com/team/pdcluster-operator@{digests['image']}"
+    )
     worker = environment_of(manifests)["PDCLUSTER_WORKER_IMAGE"]
     assert worker == f"registry.example.com/team/pdcluster-worker@{digests['workerImage']}"
 
@@ -189,12 +258,23 @@ def test_operator_is_bounded_in_cpu_and_memory() -> None:
 def test_names_that_look_like_numbers_stay_text() -> None:
     account = {"name": "789", "create": True}
     sample = {"enabled": True, "name": "1e3"}
-    manifests = render({**FULL, "watchNamespaces": ["456"], "serviceAccount": account, "sampleCluster": sample}, "--namespace", "123")
+    manifests = render(
+        {**FULL, "watchNamespaces": ["456"], "serviceAccount": account, "sampleCluster": sample},
+        "--namespace",
+        "123",
+    )
     subjects = [subject for manifest in manifests for subject in manifest.get("subjects", ())]
 
-    assert {m["metadata"]["namespace"] for m in manifests if "namespace" in m["metadata"]} == {"123", "456"}
+    assert {m["metadata"]["namespace"] for m in manifests if "namespace" in m["metadata"]} == {
+        "123",
+        "456",
+    }
     assert {(subject["name"], subject["namespace"]) for subject in subjects} == {("789", "123")}
-    assert pod_of(manifests)["serviceAccountName"] == only(manifests, "ServiceAccount")["metadata"]["name"] == "789"
+    assert (
+        pod_of(manifests)["serviceAccountName"]
+        == only(manifests, "ServiceAccount")["metadata"]["name"]
+        == "789"
+    )
     assert only(manifests, "PDCluster")["metadata"]["name"] == "1e3"
 
 
@@ -205,26 +285,41 @@ def test_version_of_the_chart_does_not_roll_the_operator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "name"), [("pdcluster", "pdcluster"), ("pdc", "pdc-pdcluster"), ("my-pdcluster", "my-pdcluster"), ("x" * 53, "x" * 52)]
+    ("release", "name"),
+    [
+        ("pdcluster", "pdcluster"),
+        ("pdc", "pdc-pdcluster"),
+        ("my-pdcluster", "my-pdcluster"),
+        ("x" * 53, "x" * 52),
+    ],
 )
 def test_objects_are_named_after_the_release(release: str, name: str) -> None:
     documents = yaml.safe_load_all(helm("template", release, str(CHART)))
 
-    assert {document["metadata"]["name"] for document in documents if document["kind"] == "Deployment"} == {name}
+    assert {
+        document["metadata"]["name"] for document in documents if document["kind"] == "Deployment"
+    } == {name}
 
 
 def test_service_account_of_your_own_is_used_everywhere() -> None:
-    manifests = render({"serviceAccount": {"create": False, "name": "mine"}, "watchNamespaces": ["models"]})
+    manifests = render(
+        {"serviceAccount": {"create": False, "name": "mine"}, "watchNamespaces": ["models"]}
+    )
     bindings = of_kind(manifests, "RoleBinding") + of_kind(manifests, "ClusterRoleBinding")
 
     assert of_kind(manifests, "ServiceAccount") == []
     assert pod_of(manifests)["serviceAccountName"] == "mine"
-    assert {(s["name"], s["namespace"]) for binding in bindings for s in binding["subjects"]} == {("mine", NAMESPACE)}
+    assert {(s["name"], s["namespace"]) for binding in bindings for s in binding["subjects"]} == {
+        ("mine", NAMESPACE)
+    }
 
 
 def test_sample_cluster_is_the_example_unless_a_spec_is_given() -> None:
     example = yaml.safe_load((ROOT / "examples" / "hugging-face.yaml").read_text())
-    spec = {"model": {"name": "m", "path": "/m"}, "roles": {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}}
+    spec = {
+        "model": {"name": "m", "path": "/m"},
+        "roles": {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}},
+    }
     given = only(render({"sampleCluster": {"enabled": True, "spec": spec}}), "PDCluster")
     sample = only(render(FULL), "PDCluster")
 

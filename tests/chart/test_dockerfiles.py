@@ -34,9 +34,16 @@ class Stage:
 def parse(name: str) -> tuple[list[tuple[str, str]], list[Stage]]:
     """Arguments before the first FROM, and the stages."""
     text = re.sub(r"^#.*\n", "", (ROOT / name).read_text(), flags=re.MULTILINE).replace("\\\n", "")
-    lines = [(line.split(None, 1)[0], line.split(None, 1)[1].strip()) for line in text.splitlines() if line.strip()]
+    lines = [
+        (line.split(None, 1)[0], line.split(None, 1)[1].strip())
+        for line in text.splitlines()
+        if line.strip()
+    ]
     starts = [index for index, (word, _) in enumerate(lines) if word == "FROM"]
-    stages = [Stage(lines[start][1], tuple(lines[start + 1 : end])) for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    stages = [
+        Stage(lines[start][1], tuple(lines[start + 1 : end]))
+        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)
+    ]
     return lines[: starts[0]], stages
 
 
@@ -64,35 +71,66 @@ def test_image_runs_as_nobody_and_gets_its_signals(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_image_needs_no_writable_root(name: str) -> None:
-    environment = dict(item.split("=", 1) for text in parse(name)[1][-1].all("ENV") for item in shlex.split(text))
+    environment = dict(
+        item.split("=", 1) for text in parse(name)[1][-1].all("ENV") for item in shlex.split(text)
+    )
 
     assert environment["HOME"] == "/tmp"
     assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
-    assert sum("compileall" in command for stage in parse(name)[1] for command in stage.all("RUN")) == 2  # dependencies, and our code
+    # dependencies, and our code
+    assert (
+        sum("compileall" in command for stage in parse(name)[1] for command in stage.all("RUN"))
+        == 2
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_package_is_installed_at_its_pin(name: str) -> None:
-    commands = [command for stage in parse(name)[1] for run in stage.all("RUN") for command in run.split("&&") if "pip install" in command]
+    commands = [
+        command
+        for stage in parse(name)[1]
+        for run in stage.all("RUN")
+        for command in run.split("&&")
+        if "pip install" in command
+    ]
 
     assert len(commands) >= 3
-    assert all("-c constraints.txt" in command or "--build-constraint constraints.txt --no-deps" in command for command in commands)
+    assert all(
+        "-c constraints.txt" in command or "--build-constraint constraints.txt --no-deps" in command
+        for command in commands
+    )
 
 
 @pytest.mark.parametrize(
-    ("variant", "status", "chosen"), [("cpu", 0, "[--torch-backend=cpu] [triton]"), ("cuda", 0, "[] []"), ("gpu", 1, ""), ("", 1, "")]
+    ("variant", "status", "chosen"),
+    [
+        ("cpu", 0, "[--torch-backend=cpu] [triton]"),
+        ("cuda", 0, "[] []"),
+        ("gpu", 1, ""),
+        ("", 1, ""),
+    ],
 )
-def test_variant_of_the_worker_decides_which_torch_it_has(variant: str, status: int, chosen: str) -> None:
-    (dependencies,) = [stage for stage in parse("Dockerfile.worker")[1] if stage.base.endswith(" AS dependencies")]
+def test_variant_of_the_worker_decides_which_torch_it_has(
+    variant: str, status: int, chosen: str
+) -> None:
+    (dependencies,) = [
+        stage for stage in parse("Dockerfile.worker")[1] if stage.base.endswith(" AS dependencies")
+    ]
     (command,) = [run for run in dependencies.all("RUN") if "torch-backend" in run]
     choice, _, rest = command[command.index("case ") :].partition("esac &&")
     done = subprocess.run(
-        ["sh", "-c", f'{choice} esac; echo "[$backend] [$excluded]"'], env={"VARIANT": variant}, capture_output=True, text=True, check=False
+        ["sh", "-c", f'{choice} esac; echo "[$backend] [$excluded]"'],
+        env={"VARIANT": variant},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert dependencies.all("ARG") == ["VARIANT=cpu"]
     assert 'echo "${excluded}" >excluded.txt' in rest
-    assert {"${backend}", "--excludes"} <= set(next(part for part in rest.split("&&") if "pip install" in part).split())
+    assert {"${backend}", "--excludes"} <= set(
+        next(part for part in rest.split("&&") if "pip install" in part).split()
+    )
     assert (done.returncode, done.stdout) == (status, "" if status else f"{chosen}\n")
     assert bool(status) == ("VARIANT must be cpu or cuda" in done.stderr)
 
@@ -106,10 +144,17 @@ def test_rig_builds_with_the_arguments_that_the_dockerfiles_have() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_dependencies_are_layers_that_a_change_of_our_code_keeps(name: str) -> None:
     stages = {stage.base.partition(" AS ")[2] or "final": stage for stage in parse(name)[1]}
-    copied = [rest.split()[:-1] for stage in ("tools", "dependencies") for rest in stages[stage].all("COPY")]
+    copied = [
+        rest.split()[:-1]
+        for stage in ("tools", "dependencies")
+        for rest in stages[stage].all("COPY")
+    ]
     last = [rest for rest in stages["final"].all("COPY") if "--from" in rest]
 
-    assert [sources[0].rpartition("/")[2] for sources in copied] == ["constraints.txt", "pyproject.toml"]
+    assert [sources[0].rpartition("/")[2] for sources in copied] == [
+        "constraints.txt",
+        "pyproject.toml",
+    ]
     assert last == ["--from=dependencies /opt/venv /opt/venv", "--from=source /opt/app /opt/app"]
 
 
@@ -120,11 +165,15 @@ def test_labels_say_what_it_is(name: str) -> None:
 
     assert labels["org.opencontainers.image.title"] == f"pdcluster-{name.partition('.')[2]}"
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
-    assert all(key.startswith("org.opencontainers.image.") and value for key, value in labels.items())
+    assert all(
+        key.startswith("org.opencontainers.image.") and value for key, value in labels.items()
+    )
 
 
 def closure(names: Iterable[str]) -> dict[str, str]:
-    """Versions of these distributions and of all that they need, as installed here, by normalized name."""
+    """Versions of these distributions and of all that they need, as installed here, by normalized
+    name.
+    """
     found: dict[str, str] = {}
     waiting = [Requirement(name) for name in names]
     while waiting:
@@ -134,15 +183,24 @@ def closure(names: Iterable[str]) -> dict[str, str]:
             found[name] = version(name)
             needed = [Requirement(text) for text in requires(name) or ()]
             waiting += [
-                need for need in needed if need.marker is None or any(need.marker.evaluate({"extra": e}) for e in one.extras or {""})
+                need
+                for need in needed
+                if need.marker is None
+                or any(need.marker.evaluate({"extra": e}) for e in one.extras or {""})
             ]
     return found
 
 
 @pytest.mark.parametrize("part", ["operator", "worker"])
 def test_everything_that_an_image_installs_has_a_pin(part: str) -> None:
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#"))
-    needed = closure(tomllib.loads((ROOT / part / "pyproject.toml").read_text())["project"]["dependencies"])
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    needed = closure(
+        tomllib.loads((ROOT / part / "pyproject.toml").read_text())["project"]["dependencies"]
+    )
 
     assert len(needed) > 30
     assert {name: found for name, found in needed.items() if pins.get(name) != found} == {}
@@ -151,20 +209,40 @@ def test_everything_that_an_image_installs_has_a_pin(part: str) -> None:
 def test_operator_asks_for_no_torch() -> None:
     project = tomllib.loads((ROOT / "operator" / "pyproject.toml").read_text())["project"]
 
-    assert not {"torch", "transformers", "pdcluster-worker"} & {re.split(r"[\[<>=~ ]", name)[0] for name in project["dependencies"]}
+    assert not {"torch", "transformers", "pdcluster-worker"} & {
+        re.split(r"[\[<>=~ ]", name)[0] for name in project["dependencies"]
+    }
     assert "pdcluster-operator" in project["scripts"]
 
 
 def test_versions_of_images_chart_and_distributions_are_one() -> None:
-    versions = {tomllib.loads((ROOT / part / "pyproject.toml").read_text())["project"]["version"] for part in ("operator", "worker")}
-    versions |= {rest.partition("=")[2] for name in NAMES for rest in parse(name)[1][-1].all("ARG") if rest.startswith("VERSION=")}
-    versions |= set(re.findall(r"^(?:appVersion|version): (\S+)", (ROOT / "charts/pdcluster/Chart.yaml").read_text(), flags=re.MULTILINE))
+    versions = {
+        tomllib.loads((ROOT / part / "pyproject.toml").read_text())["project"]["version"]
+        for part in ("operator", "worker")
+    }
+    versions |= {
+        rest.partition("=")[2]
+        for name in NAMES
+        for rest in parse(name)[1][-1].all("ARG")
+        if rest.startswith("VERSION=")
+    }
+    versions |= set(
+        re.findall(
+            r"^(?:appVersion|version): (\S+)",
+            (ROOT / "charts/pdcluster/Chart.yaml").read_text(),
+            flags=re.MULTILINE,
+        )
+    )
 
     assert len(versions) == 1
 
 
 def test_build_context_is_what_is_copied() -> None:
-    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    rules = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     let_in = {rule[1:] for rule in rules if rule.startswith("!")}
     copied = {
         source
@@ -177,5 +255,7 @@ def test_build_context_is_what_is_copied() -> None:
 
     assert rules[0] == "*"
     assert all((ROOT / path).exists() for path in let_in)
-    assert all(any(path == source or path.startswith(f"{source}/") for path in let_in) for source in copied)
+    assert all(
+        any(path == source or path.startswith(f"{source}/") for path in let_in) for source in copied
+    )
     assert any(fnmatch("worker/src/pdcluster_worker/proto/worker_pb2.py", rule) for rule in rules)

@@ -1,4 +1,7 @@
-"""examples/: valid, explained, and what their comments name is there.  The API server's word on them is in tests/apiserver."""
+"""examples/: valid, explained, and what their comments name is there.
+
+The API server's word on them is in tests/apiserver.
+"""
 
 import re
 from pathlib import Path
@@ -45,8 +48,12 @@ def test_example_may_be_applied_as_it_is(path: Path) -> None:
     assert load_applied(path) == load(path)
 
 
-@pytest.mark.parametrize("name", ["autoscale.yaml", "chat.yaml", "hugging-face.yaml", "mixed.yaml", "two-by-two.yaml"])
-def test_example_on_cpus_runs_on_one_machine_as_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["autoscale.yaml", "chat.yaml", "hugging-face.yaml", "mixed.yaml", "two-by-two.yaml"]
+)
+def test_example_on_cpus_runs_on_one_machine_as_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the sample model in the cache, from wherever Kubernetes would take it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / ".cache/pdcluster/smollm2-135m-instruct"
@@ -62,7 +69,9 @@ def test_example_on_cpus_runs_on_one_machine_as_it_is(name: str, tmp_path: Path,
 def test_commands_in_comments_name_what_is_in_the_file(path: Path) -> None:
     text = path.read_text()
     name, roles = document(path.name)["metadata"]["name"], document(path.name)["spec"]["roles"]
-    scalers = {f"{name}-{role}-{pool['name']}" for role, one in roles.items() for pool in one["pools"]}
+    scalers = {
+        f"{name}-{role}-{pool['name']}" for role, one in roles.items() for pool in one["pools"]
+    }
 
     assert set(re.findall(r"kubectl apply -f (\S+)", text)) == {f"examples/{path.name}"}
     assert set(re.findall(r"pdc/([\w-]+)", text)) <= {name}
@@ -77,7 +86,11 @@ def test_every_secret_and_claim_of_an_example_is_explained(path: Path) -> None:
         return {value} if re.search("Secret$|^claimName$", key) else set()
 
     comments = "\n".join(re.findall("#.*", path.read_text()))
-    missing = {name for name in named(document(path.name)["spec"]) if name not in comments and name != "models"}
+    missing = {
+        name
+        for name in named(document(path.name)["spec"])
+        if name not in comments and name != "models"
+    }
 
     assert missing == set()
 
@@ -87,8 +100,12 @@ def test_b200_b300_is_the_fleet_of_four_and_eight() -> None:
     assert pools("b200-b300.yaml", "decode") == {"B300": (8, 8, 24)}
 
 
-@pytest.mark.parametrize(("name", "weights"), [("b200-b300.yaml", 141 * 10**9), ("two-pool-prefill.yaml", 64 * 10**9)])
-def test_weights_and_kv_cache_fit_the_memory_of_a_worker_that_computes_on_the_cpu(name: str, weights: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "weights"), [("b200-b300.yaml", 141 * 10**9), ("two-pool-prefill.yaml", 64 * 10**9)]
+)
+def test_weights_and_kv_cache_fit_the_memory_of_a_worker_that_computes_on_the_cpu(
+    name: str, weights: int
+) -> None:
     spec = load(FOLDER / name).spec
     for role, one in spec.roles.present().items():
         limit = int(str(one.resources.limits["memory"]).removesuffix("Gi")) << 30
@@ -119,8 +136,14 @@ def test_external_etcd_is_reached_with_tls() -> None:
 
 def test_chat_fits_a_small_machine_while_it_rolls_out() -> None:
     roles = document("chat.yaml")["spec"]["roles"]
-    cpu = sum(int(role["resources"]["requests"]["cpu"].removesuffix("m")) * role["pools"][0]["replicas"] for role in roles.values())
-    memory = sum(int(role["resources"]["limits"]["memory"].removesuffix("Gi")) * role["pools"][0]["replicas"] for role in roles.values())
+    cpu = sum(
+        int(role["resources"]["requests"]["cpu"].removesuffix("m")) * role["pools"][0]["replicas"]
+        for role in roles.values()
+    )
+    memory = sum(
+        int(role["resources"]["limits"]["memory"].removesuffix("Gi")) * role["pools"][0]["replicas"]
+        for role in roles.values()
+    )
 
     assert (2 * cpu <= 1500, 2 * memory <= 16) == (
         True,
@@ -146,5 +169,11 @@ def test_example_and_docs_name_every_routing_policy(name: str, section: Any, fie
     example = (FOLDER / name).read_text()
     docs = (FOLDER.parent / "docs" / "routing.md").read_text()
 
-    assert [policy for policy in choices_of(section, field) if not re.search(rf"\b{policy}\b", example)] == []
-    assert [policy for policy in choices_of(section, field) if f"| `{policy}`" not in docs and f"| **`{policy}`**" not in docs] == []
+    assert [
+        policy for policy in choices_of(section, field) if not re.search(rf"\b{policy}\b", example)
+    ] == []
+    assert [
+        policy
+        for policy in choices_of(section, field)
+        if f"| `{policy}`" not in docs and f"| **`{policy}`**" not in docs
+    ] == []

@@ -1,4 +1,6 @@
-"""docs/kubernetes.md and docs/gitops.md say what is: reasons, rights, values, commands and objects."""
+"""docs/kubernetes.md and docs/gitops.md say what is: reasons, rights, values,
+commands and objects.
+"""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +33,9 @@ def yaml_blocks(text: str) -> Iterator[dict[str, object]]:
 
 
 def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
-    by_itself, _, needs_action = section("When a cluster is not Ready").partition("These need action by a user")
+    by_itself, _, needs_action = section("When a cluster is not Ready").partition(
+        "These need action by a user"
+    )
     types = {
         conditions.READY,
         conditions.SERVING,
@@ -50,24 +54,48 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
         conditions.ADVISED,
         conditions.SCALERS_OVERRIDDEN,
     }
-    fine = {conditions.AS_DECLARED, conditions.ETCD_ANSWERS, conditions.ANSWERING, conditions.OFFLOADING}
-    words = {value for name, value in vars(conditions).items() if name.isupper() and isinstance(value, str)}
-    reasons = words - types - events - fine - set(conditions.ROLE_READY.values()) - set(conditions.AUTOSCALING)
+    fine = {
+        conditions.AS_DECLARED,
+        conditions.ETCD_ANSWERS,
+        conditions.ANSWERING,
+        conditions.OFFLOADING,
+    }
+    words = {
+        value
+        for name, value in vars(conditions).items()
+        if name.isupper() and isinstance(value, str)
+    }
+    reasons = (
+        words
+        - types
+        - events
+        - fine
+        - set(conditions.ROLE_READY.values())
+        - set(conditions.AUTOSCALING)
+    )
 
     assert set(first_cells(needs_action)) - {"reason", "---"} == conditions.NEEDS_ACTION
     assert set(first_cells(by_itself)) - {"reason", "---"} == reasons - conditions.NEEDS_ACTION
-    assert all(word in section("When a cluster is not Ready") for word in types | fine | set(conditions.ROLE_READY.values()))
+    assert all(
+        word in section("When a cluster is not Ready")
+        for word in types | fine | set(conditions.ROLE_READY.values())
+    )
 
 
 def test_everything_that_stands_in_the_autoscalers_way_is_explained() -> None:
     said = section("Scale by metrics")
 
     assert set(first_cells(said)) - {"condition", "---"} == set(conditions.AUTOSCALING)
-    assert all(word in said for word in (conditions.AUTOSCALED, conditions.ADVISED, conditions.SCALERS_OVERRIDDEN))
+    assert all(
+        word in said
+        for word in (conditions.AUTOSCALED, conditions.ADVISED, conditions.SCALERS_OVERRIDDEN)
+    )
 
 
 def test_every_right_is_explained_with_its_verbs() -> None:
-    rows = [line for line in section("Rights of the operator").splitlines() if line.startswith("| ")]
+    rows = [
+        line for line in section("Rights of the operator").splitlines() if line.startswith("| ")
+    ]
     told = {
         resource: {verb.strip() for verb in re.split("[,;]", row.split("|")[2])}
         for row in rows[2:]
@@ -84,7 +112,9 @@ def test_every_right_is_explained_with_its_verbs() -> None:
 
 def test_every_value_is_told() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    told = {name for cell in first_cells(section("Install")) for name in re.findall(r"`(\w+)`", cell)}
+    told = {
+        name for cell in first_cells(section("Install")) for name in re.findall(r"`(\w+)`", cell)
+    }
 
     assert told == set(values)
 
@@ -94,7 +124,10 @@ def test_every_file_that_is_linked_or_named_exists(text: str) -> None:
     links = [ROOT / "docs" / link for link in re.findall(r"\]\(([^)#:]+)\)", text)]
     named = [
         ROOT / path
-        for path in re.findall(r"(?:charts/pdcluster/crds/|examples/[\w-]+\.yaml|docs/gitops/[\w-]+\.lua|Dockerfile\.\w+)", text)
+        for path in re.findall(
+            r"(?:charts/pdcluster/crds/|examples/[\w-]+\.yaml|docs/gitops/[\w-]+\.lua|Dockerfile\.\w+)",
+            text,
+        )
     ]
 
     assert len(named) >= 2
@@ -105,8 +138,18 @@ def test_gitops_objects_are_yaml_that_names_our_kinds() -> None:
     objects = list(yaml_blocks(GITOPS))
     kinds = [found.get("kind") for found in objects]
 
-    assert kinds == [None, "Application", "Application", "GitRepository", "HelmRelease", "Kustomization", "HorizontalPodAutoscaler"]
-    assert list(objects[0]["configs"]["cm"]) == ["resource.customizations.health.pdcluster.io_PDCluster"]  # type: ignore[index]
+    assert kinds == [
+        None,
+        "Application",
+        "Application",
+        "GitRepository",
+        "HelmRelease",
+        "Kustomization",
+        "HorizontalPodAutoscaler",
+    ]
+    assert list(objects[0]["configs"]["cm"]) == [
+        "resource.customizations.health.pdcluster.io_PDCluster"
+    ]  # type: ignore[index]
     assert "ignoreDifferences" not in {key for found in objects for key in found}
 
 
@@ -115,7 +158,10 @@ def test_values_in_the_gitops_guide_are_the_charts() -> None:
     found = [
         given
         for one in yaml_blocks(GITOPS)
-        for given in (one.get("spec", {}).get("values"), one.get("spec", {}).get("source", {}).get("helm", {}).get("valuesObject"))  # type: ignore[attr-defined]
+        for given in (
+            one.get("spec", {}).get("values"),
+            one.get("spec", {}).get("source", {}).get("helm", {}).get("valuesObject"),
+        )  # type: ignore[attr-defined]
         if given
     ]
 

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
+from pdcluster_api.manifests.objects import (
+    ETCD_CLIENT_PORT,
+    ETCD_PEER_PORT,
+    GRPC_PORT,
+    HTTP_PORT,
+    KV_PORT,
+    Manifest,
+)
 from tests.chart.helm_chart import CHART
 from tests.operator.object_cases import at
 from tests.operator.pdcluster_api.manifests.rendering import shared_of
@@ -23,7 +30,11 @@ def ports() -> dict[int, list[str]]:
 
 
 def policies() -> dict[str, Manifest]:
-    return {name: manifest["spec"] for (kind, name), manifest in shared_of().items() if kind == "NetworkPolicy"}
+    return {
+        name: manifest["spec"]
+        for (kind, name), manifest in shared_of().items()
+        if kind == "NetworkPolicy"
+    }
 
 
 def test_every_port_is_in_the_table_and_grpc_alone_is_encrypted() -> None:
@@ -41,7 +52,11 @@ def test_ports_with_a_network_policy_as_fence_are_those_that_a_policy_closes() -
 
 def test_etcd_that_is_run_has_neither_tls_nor_a_password() -> None:
     """Once this fails, the page can promise more."""
-    (etcd,) = [manifest for (kind, _), manifest in shared_of().items() if kind == "StatefulSet" and "etcd" in json.dumps(manifest["spec"])]
+    (etcd,) = [
+        manifest
+        for (kind, _), manifest in shared_of().items()
+        if kind == "StatefulSet" and "etcd" in json.dumps(manifest["spec"])
+    ]
     command = etcd["spec"]["template"]["spec"]["containers"][0]["command"]
     flags = dict(part.removeprefix("--").split("=", 1) for part in command[1:])
 
@@ -53,7 +68,9 @@ def test_a_public_service_without_keys_is_not_refused() -> None:
     assert shared_of(at("spec.service.type", "LoadBalancer"))
 
 
-def test_whoever_may_edit_a_namespace_may_write_pdclusters_unless_the_chart_is_told_otherwise() -> None:
+def test_whoever_may_edit_a_namespace_may_write_pdclusters_unless_the_chart_is_told_otherwise() -> (
+    None
+):
     assert yaml.safe_load((CHART / "values.yaml").read_text())["rbac"]["aggregate"] is True
     assert "`rbac.aggregate: false`" in TRUST
 

@@ -1,4 +1,5 @@
-"""Evaluate PromQL over a few series, for tests of alerts: as much of the language as the chart's rules use.
+"""Evaluate PromQL over a few series, for tests of alerts: as much of the language as the chart's
+rules use.
 
 A series has one number: the value of a gauge, or the increase per second of a counter.  So `rate`
 gives it back, `increase` multiplies it by the window, and a window of a gauge holds it alone.
@@ -23,10 +24,26 @@ _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
-    "/": lambda one, other: one / other if other else math.nan if not one or math.isnan(one) else math.copysign(math.inf, one),
+    "/": lambda one, other: (
+        one / other
+        if other
+        else math.nan
+        if not one or math.isnan(one)
+        else math.copysign(math.inf, one)
+    ),
 }
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
-_AGGREGATIONS: dict[str, Callable[[list[float]], float]] = {"sum": sum, "max": max, "avg": fmean, "count": len}
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    "<": operator.lt,
+    ">=": operator.ge,
+    "<=": operator.le,
+}
+_AGGREGATIONS: dict[str, Callable[[list[float]], float]] = {
+    "sum": sum,
+    "max": max,
+    "avg": fmean,
+    "count": len,
+}
 
 
 @dataclass(frozen=True)
@@ -75,9 +92,16 @@ def _value(node: Any, data: list[Series]) -> Value:
 
 def _selected(node: Any, data: list[Series]) -> Vector:
     def fits(labels: Mapping[str, str]) -> bool:
-        return all(_fits(str(each.op), labels.get(each.name, ""), each.value) for each in node.matchers.matchers)
+        return all(
+            _fits(str(each.op), labels.get(each.name, ""), each.value)
+            for each in node.matchers.matchers
+        )
 
-    return {frozenset(each.labels.items()): each.number for each in data if each.name == node.name and fits(each.labels)}
+    return {
+        frozenset(each.labels.items()): each.number
+        for each in data
+        if each.name == node.name and fits(each.labels)
+    }
 
 
 def _fits(op: str, found: str, wanted: str) -> bool:
@@ -92,7 +116,10 @@ def _aggregated(node: Any, data: list[Series]) -> Vector:
     assert isinstance(vector, dict)
     for labels, number in vector.items():
         groups.setdefault(_only(labels, node.modifier.labels), []).append(number)
-    return {labels: _AGGREGATIONS[str(node.op).split()[0]](numbers) for labels, numbers in groups.items()}
+    return {
+        labels: _AGGREGATIONS[str(node.op).split()[0]](numbers)
+        for labels, numbers in groups.items()
+    }
 
 
 def _called(node: Any, data: list[Series]) -> Vector:
@@ -100,7 +127,10 @@ def _called(node: Any, data: list[Series]) -> Vector:
     if name in ("rate", "increase", "max_over_time"):
         (matrix,) = arguments
         factor = matrix.range.total_seconds() if name == "increase" else 1.0
-        return {labels: factor * number for labels, number in _selected(matrix.vector_selector, data).items()}
+        return {
+            labels: factor * number
+            for labels, number in _selected(matrix.vector_selector, data).items()
+        }
     if name == "clamp_min":
         vector, least = (_value(each, data) for each in arguments)
         assert isinstance(vector, dict)
@@ -113,7 +143,9 @@ def _called(node: Any, data: list[Series]) -> Vector:
     histograms: dict[Labels, dict[float, float]] = {}
     for labels, number in buckets.items():
         named = dict(labels)
-        histograms.setdefault(frozenset(labels - {("le", named["le"])}), {})[float(named["le"])] = number
+        histograms.setdefault(frozenset(labels - {("le", named["le"])}), {})[float(named["le"])] = (
+            number
+        )
     return {labels: _quantile(share, found) for labels, found in histograms.items()}
 
 
@@ -132,29 +164,50 @@ def _quantile(share: float, cumulative: dict[float, float]) -> float:
 
 def _combined(node: Any, data: list[Series]) -> Value:
     op, left, right = str(node.op).split()[0], _value(node.lhs, data), _value(node.rhs, data)
-    on = node.modifier.matching.labels if node.modifier is not None and node.modifier.matching is not None else None
+    on = (
+        node.modifier.matching.labels
+        if node.modifier is not None and node.modifier.matching is not None
+        else None
+    )
     if op in ("and", "or", "unless"):
         assert isinstance(left, dict)
         assert isinstance(right, dict)
         return _set_operation(op, left, right, on)
     if isinstance(left, float) and isinstance(right, float):
         return _ARITHMETIC[op](left, right)
-    return _filtered(_COMPARISONS[op], left, right, on) if op in _COMPARISONS else _calculated(_ARITHMETIC[op], left, right, on)
+    return (
+        _filtered(_COMPARISONS[op], left, right, on)
+        if op in _COMPARISONS
+        else _calculated(_ARITHMETIC[op], left, right, on)
+    )
 
 
 def _set_operation(op: str, left: Vector, right: Vector, on: list[str] | None) -> Vector:
     if op == "or":
         known = {_only(labels, on) for labels in left}
-        return {**left, **{labels: number for labels, number in right.items() if _only(labels, on) not in known}}
+        return {
+            **left,
+            **{
+                labels: number for labels, number in right.items() if _only(labels, on) not in known
+            },
+        }
     known = {_only(labels, on) for labels in right}
-    return {labels: number for labels, number in left.items() if (_only(labels, on) in known) is (op == "and")}
+    return {
+        labels: number
+        for labels, number in left.items()
+        if (_only(labels, on) in known) is (op == "and")
+    }
 
 
-def _filtered(holds: Callable[[float, float], bool], left: Value, right: Value, on: list[str] | None) -> Vector:
+def _filtered(
+    holds: Callable[[float, float], bool], left: Value, right: Value, on: list[str] | None
+) -> Vector:
     return {labels: one for labels, one, other in _pairs(left, right, on) if holds(one, other)}
 
 
-def _calculated(work: Callable[[float, float], float], left: Value, right: Value, on: list[str] | None) -> Vector:
+def _calculated(
+    work: Callable[[float, float], float], left: Value, right: Value, on: list[str] | None
+) -> Vector:
     return {labels: work(one, other) for labels, one, other in _pairs(left, right, on)}
 
 
@@ -168,7 +221,9 @@ def _pairs(left: Value, right: Value, on: list[str] | None) -> list[tuple[Labels
     others = {_only(labels, on): number for labels, number in right.items()}
     matched = {_only(labels, on): number for labels, number in left.items()}
     assert (len(others), len(matched)) == (len(right), len(left)), "many-to-many matching"
-    return [(labels, number, others[labels]) for labels, number in matched.items() if labels in others]
+    return [
+        (labels, number, others[labels]) for labels, number in matched.items() if labels in others
+    ]
 
 
 def _only(labels: Labels, names: list[str] | None) -> Labels:

@@ -1,4 +1,6 @@
-"""Each alert of the chart over two PDClusters: it is raised for the one that it is about, and for no other."""
+"""Each alert of the chart over two PDClusters: it is raised for the one that it is about, and for
+no other.
+"""
 
 from typing import Any
 
@@ -9,19 +11,30 @@ from tests.chart.helm_chart import CHART
 from tests.contract.promql_evaluation import Labels, Series, evaluate, series
 
 RULES: dict[str, dict[str, Any]] = {
-    rule["alert"]: rule for group in yaml.safe_load((CHART / "monitoring" / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
+    rule["alert"]: rule
+    for group in yaml.safe_load((CHART / "monitoring" / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
 }
 
 
-def ttft(fast: float, name: str = "time_to_first_token_seconds", bounds: tuple[str, str] = ("2.5", "5.0")) -> str:
-    """A histogram of one observation per second; fast: the share below the first bound, the rest is below the second."""
+def ttft(
+    fast: float, name: str = "time_to_first_token_seconds", bounds: tuple[str, str] = ("2.5", "5.0")
+) -> str:
+    """A histogram of one observation per second; fast: the share below the first bound, the rest is
+    below the second.
+    """
     numbers = {bounds[0]: fast, bounds[1]: 1.0, "+Inf": 1.0}
-    return "\n".join(f'pdcluster_{name}_bucket{{le="{bound}"}} {number}' for bound, number in numbers.items())
+    return "\n".join(
+        f'pdcluster_{name}_bucket{{le="{bound}"}} {number}' for bound, number in numbers.items()
+    )
 
 
 def slo(ttft_seconds: float = 0.5, tpot_seconds: float = 0.0) -> str:
     lines = {"ttft": ttft_seconds, "tpot": tpot_seconds}
-    return "\n".join(f'pdcluster_operator_slo_seconds{{objective="{name}"}} {seconds}' for name, seconds in lines.items())
+    return "\n".join(
+        f'pdcluster_operator_slo_seconds{{objective="{name}"}} {seconds}'
+        for name, seconds in lines.items()
+    )
 
 
 def tpot(fast: float) -> str:
@@ -49,9 +62,18 @@ STEPS = 'pdcluster_engine_step_tokens_sum{role="decode",pool="cpu",pod="a",'
 
 CASES = {
     "PDClusterNoIngressWorker": (SERVES, f"{SERVES}\n{RUNS}\n{READY_PEERS} 1"),
-    "PDClusterNoRouter": (ROUTES, f'{ROUTES}\npdcluster_num_requests_running{{role="router",pod="r"}} 3'),
-    "PDClusterRequestsRefused": (f"{REJECTED} 1", f"{REJECTED} 1\npdcluster_request_success_total 99"),
-    "PDClusterEngineStalled": ('pdcluster_engine_stalled{pod="a"} 1', 'pdcluster_engine_stalled{pod="a"} 0'),
+    "PDClusterNoRouter": (
+        ROUTES,
+        f'{ROUTES}\npdcluster_num_requests_running{{role="router",pod="r"}} 3',
+    ),
+    "PDClusterRequestsRefused": (
+        f"{REJECTED} 1",
+        f"{REJECTED} 1\npdcluster_request_success_total 99",
+    ),
+    "PDClusterEngineStalled": (
+        'pdcluster_engine_stalled{pod="a"} 1',
+        'pdcluster_engine_stalled{pod="a"} 0',
+    ),
     "PDClusterHighPriorityLate": (
         f'{QOS}outcome="missed"}} 1\n{QOS}outcome="met"}} 9',
         f'{QOS}outcome="missed"}} 1\n{QOS}outcome="met"}} 99',
@@ -68,31 +90,50 @@ CASES = {
     ),
     "PDClusterNoPrefillWorker": (f"{RUNS}\n{READY_PEERS} 0", f"{RUNS}\n{READY_PEERS} 1"),
     "PDClusterRemotePrefillFailing": (
-        'pdcluster_remote_prefill_total{outcome="stalled"} 1\npdcluster_remote_prefill_total{outcome="ok"} 10',
-        'pdcluster_remote_prefill_total{outcome="stalled"} 1\npdcluster_remote_prefill_total{outcome="ok"} 100',
+        'pdcluster_remote_prefill_total{outcome="stalled"} '
+        '1\npdcluster_remote_prefill_total{outcome="ok"} 10',
+        'pdcluster_remote_prefill_total{outcome="stalled"} '
+        '1\npdcluster_remote_prefill_total{outcome="ok"} 100',
     ),
     "PDClusterNotDisaggregating": (
-        'pdcluster_long_prompts_total{prefill="local"} 1\npdcluster_long_prompts_total{prefill="remote"} 0.1',
-        'pdcluster_long_prompts_total{prefill="local"} 0.005\npdcluster_long_prompts_total{prefill="remote"} 0',
+        'pdcluster_long_prompts_total{prefill="local"} '
+        '1\npdcluster_long_prompts_total{prefill="remote"} 0.1',
+        'pdcluster_long_prompts_total{prefill="local"} '
+        '0.005\npdcluster_long_prompts_total{prefill="remote"} 0',
     ),
-    "PDClusterPairRefused": ('pdcluster_peer_refused_total{reason="weights"} 0.01', 'pdcluster_peer_refused_total{reason="weights"} 0'),
-    "PDClusterTransferBlocksHeld": ('pdcluster_fences_overdue{pod="a"} 1', 'pdcluster_fences_overdue{pod="a"} 0'),
+    "PDClusterPairRefused": (
+        'pdcluster_peer_refused_total{reason="weights"} 0.01',
+        'pdcluster_peer_refused_total{reason="weights"} 0',
+    ),
+    "PDClusterTransferBlocksHeld": (
+        'pdcluster_fences_overdue{pod="a"} 1',
+        'pdcluster_fences_overdue{pod="a"} 0',
+    ),
     "PDClusterKVCacheFull": (
         f"pdcluster_kv_cache_usage_ratio{DECODE} 0.99",
-        f'pdcluster_kv_cache_usage_ratio{DECODE} 0.9\npdcluster_kv_cache_usage_ratio{{role="prefill",pool="cpu",pod="p"}} 0.99',
+        f"pdcluster_kv_cache_usage_ratio{DECODE} "
+        f'0.9\npdcluster_kv_cache_usage_ratio{{role="prefill",pool="cpu",pod="p"}} 0.99',
     ),
-    "PDClusterPreemptions": (f"pdcluster_preemptions_total{DECODE} 0.2", f"pdcluster_preemptions_total{DECODE} 0.05"),
+    "PDClusterPreemptions": (
+        f"pdcluster_preemptions_total{DECODE} 0.2",
+        f"pdcluster_preemptions_total{DECODE} 0.05",
+    ),
     "PDClusterRecomputing": (
         f'{STEPS}kind="recomputed"}} 2\n{STEPS}kind="decode"}} 8',
         f'{STEPS}kind="recomputed"}} 2\n{STEPS}kind="decode"}} 80',
     ),
     "PDClusterPrefillWorkersQueue": (queue(0.5), queue(0.9)),
     "PDClusterBlocksQuarantined": (
-        'pdcluster_kv_blocks{pod="a",state="quarantined"} 20\npdcluster_kv_blocks{pod="a",state="free"} 80',
-        'pdcluster_kv_blocks{pod="a",state="quarantined"} 2\npdcluster_kv_blocks{pod="a",state="free"} 98',
+        'pdcluster_kv_blocks{pod="a",state="quarantined"} '
+        '20\npdcluster_kv_blocks{pod="a",state="free"} 80',
+        'pdcluster_kv_blocks{pod="a",state="quarantined"} '
+        '2\npdcluster_kv_blocks{pod="a",state="free"} 98',
     ),
     "PDClusterDrainSlow": ('pdcluster_draining{pod="a"} 1', 'pdcluster_draining{pod="a"} 0'),
-    "PDClusterDrainCut": ("pdcluster_operator_drains_cut_total 0.01", "pdcluster_operator_drains_cut_total 0"),
+    "PDClusterDrainCut": (
+        "pdcluster_operator_drains_cut_total 0.01",
+        "pdcluster_operator_drains_cut_total 0",
+    ),
     "PDClusterAutoscalerMetricsMissing": (problem("MetricsMissing"), ""),
     "PDClusterAutoscalerCapacityShort": (problem("CapacityShort"), ""),
     "PDClusterAutoscalerLimited": (problem("ScalingLimited"), ""),
@@ -133,11 +174,16 @@ def test_an_alert_is_raised_for_the_pdcluster_that_it_is_about_and_for_no_other(
 
 
 def test_each_pdcluster_has_the_threshold_of_its_own_objective() -> None:
-    """The same latencies: 4 s are late where the objective is 0.5 s, and in time where it is 10 s; 0.12 s likewise."""
+    """The same latencies: 4 s are late where the objective is 0.5 s, and in time where it is 10 s;
+    0.12 s likewise.
+    """
     slow = f"{ttft(0.1)}\n{tpot(0.1)}"
     found = raised(two(f"{slow}\n{slo(0.5)}", f"{slow}\n{slo(10.0, 0.2)}"))
 
-    assert found == {name: {("models", "sick")} for name in ("PDClusterSlowFirstToken", "PDClusterSlowOutputTokens")}
+    assert found == {
+        name: {("models", "sick")}
+        for name in ("PDClusterSlowFirstToken", "PDClusterSlowOutputTokens")
+    }
 
 
 def test_an_objective_of_less_than_a_user_notices_raises_no_alert() -> None:
@@ -145,17 +191,27 @@ def test_an_objective_of_less_than_a_user_notices_raises_no_alert() -> None:
 
 
 def test_a_pdcluster_without_replicas_on_purpose_raises_no_alert() -> None:
-    idle = 'pdcluster_operator_serving_replicas{role="decode"} 0\npdcluster_operator_serving_replicas{role="router"} 0'
+    idle = (
+        'pdcluster_operator_serving_replicas{role="decode"} '
+        '0\npdcluster_operator_serving_replicas{role="router"} 0'
+    )
 
     assert raised(two(SERVES, idle)) == {"PDClusterNoIngressWorker": {("models", "sick")}}
 
 
 def test_decode_workers_behind_routers_that_are_gone_raise_the_alert_of_the_routers_alone() -> None:
-    assert raised(two(f"{ROUTES}\n{SERVES}\n{RUNS}\n{READY_PEERS} 1", "")) == {"PDClusterNoRouter": {("models", "sick")}}
+    assert raised(two(f"{ROUTES}\n{SERVES}\n{RUNS}\n{READY_PEERS} 1", "")) == {
+        "PDClusterNoRouter": {("models", "sick")}
+    }
 
 
 def test_a_change_of_the_leading_operator_raises_nothing_twice() -> None:
     """Series of both replicas are there for some minutes, and differ by their pod."""
-    both = "\n".join(f'pdcluster_operator_slo_seconds{{objective="ttft",pod="{pod}"}} 0.5' for pod in ("o-1", "o-2"))
+    both = "\n".join(
+        f'pdcluster_operator_slo_seconds{{objective="ttft",pod="{pod}"}} 0.5'
+        for pod in ("o-1", "o-2")
+    )
 
-    assert raised(two(f"{ttft(0.1)}\n{both}", "")) == {"PDClusterSlowFirstToken": {("models", "sick")}}
+    assert raised(two(f"{ttft(0.1)}\n{both}", "")) == {
+        "PDClusterSlowFirstToken": {("models", "sick")}
+    }

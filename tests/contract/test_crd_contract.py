@@ -1,4 +1,6 @@
-"""crds/pdcluster.yaml and pdcluster_api.schema say the same: fields, requirements, defaults, limits and names."""
+"""crds/pdcluster.yaml and pdcluster_api.schema say the same: fields, requirements, defaults, limits
+and names.
+"""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +27,9 @@ CRD = yaml.safe_load((ROOT / "crds" / "pdcluster.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
-def sections(model: type[BaseModel], schema: dict[str, Any], path: str) -> Iterator[tuple[str, type[BaseModel], dict[str, Any]]]:
+def sections(
+    model: type[BaseModel], schema: dict[str, Any], path: str
+) -> Iterator[tuple[str, type[BaseModel], dict[str, Any]]]:
     """Every model below and including one, with its schema."""
     yield path, model, schema
     for field in model.model_fields.values():
@@ -50,10 +54,16 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "model", "schema"), SECTIONS, ids=[path for path, _, _ in SECTIONS])
-def test_crd_has_the_fields_of_the_model(path: str, model: type[BaseModel], schema: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("path", "model", "schema"), SECTIONS, ids=[path for path, _, _ in SECTIONS]
+)
+def test_crd_has_the_fields_of_the_model(
+    path: str, model: type[BaseModel], schema: dict[str, Any]
+) -> None:
     assert set(schema["properties"]) == {field.alias for field in model.model_fields.values()}
-    assert set(schema.get("required", [])) == {field.alias for field in model.model_fields.values() if field.is_required()}
+    assert set(schema.get("required", [])) == {
+        field.alias for field in model.model_fields.values() if field.is_required()
+    }
     assert schema["type"] == "object"
 
 
@@ -64,18 +74,27 @@ def test_crd_field_is_the_model_field(path: str, field: FieldInfo, schema: dict[
         assert schema["type"] == json_type(field.annotation)
     if "default" in schema:
         assert schema["default"] == field.default
-    if schema.get("nullable"):  # `kubectl apply` takes a null for a key to remove: both have to say the same
+    # `kubectl apply` takes a null for a key to remove: both have to say the same
+    if schema.get("nullable"):
         assert "default" not in schema
         assert field.default is None
     if get_origin(field.annotation) is Literal:
         assert schema["enum"] == list(get_args(field.annotation))
-    assert schema.get("nullable", False) is (type(None) in get_args(field.annotation) and not models_in(field.annotation))
-    assert {key: value for key, value in limits(schema).items() if key in model_limits(field) or key not in LENGTHS} == model_limits(field)
+    assert schema.get("nullable", False) is (
+        type(None) in get_args(field.annotation) and not models_in(field.annotation)
+    )
+    assert {
+        key: value
+        for key, value in limits(schema).items()
+        if key in model_limits(field) or key not in LENGTHS
+    } == model_limits(field)
 
 
 def json_type(annotation: Any) -> str:
     if get_origin(annotation) in (Union, UnionType):
-        annotation = next(argument for argument in get_args(annotation) if argument is not type(None))
+        annotation = next(
+            argument for argument in get_args(annotation) if argument is not type(None)
+        )
     if hasattr(annotation, "__metadata__"):
         annotation = annotation.__origin__
     if get_origin(annotation) is tuple:
@@ -88,7 +107,9 @@ def json_type(annotation: Any) -> str:
 
 
 LENGTHS = ("maxLength", "maxItems", "maxProperties", "minItems", "minLength")
-"""Fields with a bound that the model lacks: the API server needs it for the cost of a CEL rule, or the model has a rule of its own."""
+"""Fields with a bound that the model lacks: the API server needs it for the cost of a CEL rule, or
+the model has a rule of its own.
+"""
 
 
 def limits(schema: dict[str, Any]) -> dict[str, float]:
@@ -100,8 +121,14 @@ def limits(schema: dict[str, Any]) -> dict[str, float]:
 
 
 def model_limits(field: FieldInfo) -> dict[str, float]:
-    """The same of a model's field; of text, list or map by the type of the field.  Quantities are checked by a rule."""
-    metadata = [*field.metadata, *(item for argument in get_args(field.annotation) for item in flat(argument))]
+    """The same of a model's field; of text, list or map by the type of the field.
+
+    Quantities are checked by a rule.
+    """
+    metadata = [
+        *field.metadata,
+        *(item for argument in get_args(field.annotation) for item in flat(argument)),
+    ]
     if any(isinstance(item, BeforeValidator) for item in metadata):
         return {}
     kind = {"array": "Items", "object": "Properties"}.get(json_type(field.annotation), "Length")
@@ -128,10 +155,19 @@ def flat(annotation: Any) -> Iterator[Any]:
 
 def test_crd_engine_descriptions_name_the_defaults() -> None:
     engine = SCHEMA["properties"]["spec"]["properties"]["engine"]["properties"]
-    named = {name: schema["description"].rpartition("Default ")[2].rstrip(".") for name, schema in engine.items()}
+    named = {
+        name: schema["description"].rpartition("Default ")[2].rstrip(".")
+        for name, schema in engine.items()
+    }
     words = {"1Gi": 1 << 30, "true": True, "false": False, "30": 30.0}
-    found = {name: words.get(text, int(text) if text.isdigit() else text) for name, text in named.items()}
-    defaults = {str(field.alias): field.default for field in EngineSpec.model_fields.values() if field.default is not None}
+    found = {
+        name: words.get(text, int(text) if text.isdigit() else text) for name, text in named.items()
+    }
+    defaults = {
+        str(field.alias): field.default
+        for field in EngineSpec.model_fields.values()
+        if field.default is not None
+    }
 
     assert {name: found[name] for name in defaults} == defaults
     assert not any("default" in schema for schema in engine.values())
@@ -139,7 +175,9 @@ def test_crd_engine_descriptions_name_the_defaults() -> None:
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])
 def test_crd_names_the_known_accelerators(role: str) -> None:
-    pools = SCHEMA["properties"]["spec"]["properties"]["roles"]["properties"][role]["properties"]["pools"]
+    pools = SCHEMA["properties"]["spec"]["properties"]["roles"]["properties"][role]["properties"][
+        "pools"
+    ]
     spec_rules = SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
     (rule,) = [rule for rule in spec_rules if rule.get("fieldPath") == f".roles.{role}.pools"]
 
@@ -153,15 +191,23 @@ def test_crd_names_the_known_accelerators(role: str) -> None:
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])
 def test_crd_name_lengths_are_those_of_a_workload(role: str) -> None:
     room = MAX_WORKLOAD_NAME - len(workload_name("", role, "", "0" * REVISION_LENGTH))
-    rules = [rule["rule"] for rule in SCHEMA["x-kubernetes-validations"] if f"roles.{role}." in rule["rule"]]
+    rules = [
+        rule["rule"]
+        for rule in SCHEMA["x-kubernetes-validations"]
+        if f"roles.{role}." in rule["rule"]
+    ]
 
     assert len(rules) == 1
     assert rules[0].endswith(f"<= {room})")
 
 
-@pytest.mark.parametrize("field", ["blockSize", "maxBatchedTokens", "maxSequences", "longPrefillTokenThreshold"])
+@pytest.mark.parametrize(
+    "field", ["blockSize", "maxBatchedTokens", "maxSequences", "longPrefillTokenThreshold"]
+)
 def test_crd_rules_know_the_engine_defaults(field: str) -> None:
-    rules = " ".join(rule["rule"] for rule in SCHEMA["properties"]["spec"]["x-kubernetes-validations"])
+    rules = " ".join(
+        rule["rule"] for rule in SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
+    )
     assumed = re.findall(rf"\.\?{field}\)\.orValue\((\d+)\)", rules)
     (default,) = [each.default for each in EngineSpec.model_fields.values() if each.alias == field]
 
@@ -172,7 +218,9 @@ def test_crd_rules_know_the_engine_defaults(field: str) -> None:
 def test_crd_knows_the_most_workers_of_an_object() -> None:
     roles = SCHEMA["properties"]["spec"]["properties"]["roles"]
     (rule,) = [rule for rule in roles["x-kubernetes-validations"] if "sum()" in rule["rule"]]
-    replicas = roles["properties"]["decode"]["properties"]["pools"]["items"]["properties"]["replicas"]
+    replicas = roles["properties"]["decode"]["properties"]["pools"]["items"]["properties"][
+        "replicas"
+    ]
 
     assert rule["rule"].endswith(f" <= {MAX_WORKERS}")
     assert f" {MAX_WORKERS} " in rule["message"]
@@ -180,13 +228,23 @@ def test_crd_knows_the_most_workers_of_an_object() -> None:
 
 
 def test_crd_never_fills_in_what_counts_as_given() -> None:
-    """Defaults of `replicas`, and any inside `engine` or a pod template, would speak for the user."""
-    assert [path for path, schema in all_below(SCHEMA) if "default" in schema and re.search(r"replicas$|engine|podTemplate", path)] == []
+    """Defaults of `replicas`, and any inside `engine` or a pod template, would speak
+    for the user.
+    """
+    assert [
+        path
+        for path, schema in all_below(SCHEMA)
+        if "default" in schema and re.search(r"replicas$|engine|podTemplate", path)
+    ] == []
 
 
 def test_crd_has_words_for_every_field() -> None:
     plain = {"", ".apiVersion", ".kind", ".metadata", ".metadata.name"}
-    assert [path for path, schema in all_below(SCHEMA) if not schema.get("description") and path not in plain] == []
+    assert [
+        path
+        for path, schema in all_below(SCHEMA)
+        if not schema.get("description") and path not in plain
+    ] == []
 
 
 def all_below(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -201,7 +259,11 @@ def all_below(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dic
 
 def test_crd_status_has_the_condition_types() -> None:
     conditions_schema = SCHEMA["properties"]["status"]["properties"]["conditions"]
-    types = [value for name, value in vars(conditions).items() if name.endswith(("_READY", "READY", "SERVING", "RECONCILING", "STALLED"))]
+    types = [
+        value
+        for name, value in vars(conditions).items()
+        if name.endswith(("_READY", "READY", "SERVING", "RECONCILING", "STALLED"))
+    ]
     named = [each for each in types if isinstance(each, str)]
 
     assert all(each in conditions_schema["description"] for each in named)
@@ -210,7 +272,11 @@ def test_crd_status_has_the_condition_types() -> None:
 
 
 def test_crd_rules_carry_messages() -> None:
-    rules = [rule for _, schema in all_below(SCHEMA) for rule in schema.get("x-kubernetes-validations", [])]
+    rules = [
+        rule
+        for _, schema in all_below(SCHEMA)
+        for rule in schema.get("x-kubernetes-validations", [])
+    ]
 
     assert all(rule["message"] for rule in rules)
     assert len(rules) > 10

@@ -39,14 +39,20 @@ PERMISSIONS = {"read": rpc.Permission.READ, "readwrite": rpc.Permission.READWRIT
 @asynccontextmanager
 async def connected(etcd: TlsEtcd, user: str) -> AsyncIterator[grpc.aio.Channel]:
     pair = client_of(etcd.authority, user)
-    credentials = grpc.ssl_channel_credentials(etcd.authority.certificate, pair.key, pair.certificate)
+    credentials = grpc.ssl_channel_credentials(
+        etcd.authority.certificate, pair.key, pair.certificate
+    )
     async with grpc.aio.secure_channel(etcd.endpoint, credentials) as channel:
         yield channel
 
 
 def documented() -> list[list[str]]:
     """The words of each `etcdctl` line of the example."""
-    lines = [line.removeprefix("#").strip() for line in EXAMPLE.read_text().splitlines() if line.startswith("#   etcdctl")]
+    lines = [
+        line.removeprefix("#").strip()
+        for line in EXAMPLE.read_text().splitlines()
+        if line.startswith("#   etcdctl")
+    ]
     return [shlex.split(line)[1:] for line in lines]
 
 
@@ -58,9 +64,13 @@ async def carry_out(auth: rpc.AuthStub, words: list[str]) -> None:
         case ["role", "grant-permission", "--prefix=true", role, kind, prefix]:
             end = f"{prefix[:-1]}0".encode()
             allowed = rpc.Permission(permType=PERMISSIONS[kind], key=prefix.encode(), range_end=end)
-            await auth.RoleGrantPermission(rpc.AuthRoleGrantPermissionRequest(name=role, perm=allowed))
+            await auth.RoleGrantPermission(
+                rpc.AuthRoleGrantPermissionRequest(name=role, perm=allowed)
+            )
         case ["user", "add", user, "--no-password"]:
-            options = rpc.AuthUserAddRequest.DESCRIPTOR.fields_by_name["options"].message_type._concrete_class(no_password=True)
+            options = rpc.AuthUserAddRequest.DESCRIPTOR.fields_by_name[
+                "options"
+            ].message_type._concrete_class(no_password=True)
             await auth.UserAdd(rpc.AuthUserAddRequest(name=user, options=options))
         case ["user", "grant-role", user, role]:
             await auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user=user, role=role))
@@ -69,7 +79,9 @@ async def carry_out(auth: rpc.AuthStub, words: list[str]) -> None:
 
 
 async def set_up(etcd: TlsEtcd) -> None:
-    """Other clusters' keys, more than a message of gRPC holds; the documented users, and one for each role; access control on."""
+    """Other clusters' keys, more than a message of gRPC holds; the documented users, and one for
+    each role; access control on.
+    """
     lines = [*documented(), ["role", "add", "root"]]
     for user, role in (
         ("root", "root"),
@@ -79,7 +91,11 @@ async def set_up(etcd: TlsEtcd) -> None:
         lines += [["user", "add", user, "--no-password"], ["user", "grant-role", user, role]]
     async with connected(etcd, "root") as channel:
         for number in range(5):
-            await rpc.KVStub(channel).Put(rpc.PutRequest(key=f"/pdcluster/other/{number}/workers/x".encode(), value=bytes(MEBIBYTE)))
+            await rpc.KVStub(channel).Put(
+                rpc.PutRequest(
+                    key=f"/pdcluster/other/{number}/workers/x".encode(), value=bytes(MEBIBYTE)
+                )
+            )
         for words in lines:
             await carry_out(rpc.AuthStub(channel), words)
         await rpc.AuthStub(channel).AuthEnable(rpc.AuthEnableRequest())
@@ -108,12 +124,16 @@ def shown(etcd: TlsEtcd, user: str) -> EtcdTLS:
 @asynccontextmanager
 async def worker(etcd: TlsEtcd, user: str) -> AsyncIterator[Etcd]:
     tls = shown(etcd, user)
-    async with Etcd(etcd.endpoint, 5.0, grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)) as client:
+    async with Etcd(
+        etcd.endpoint, 5.0, grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+    ) as client:
         yield client
 
 
 @pytest.mark.parametrize("user", [NAME, "operator", "root"])
-async def test_it_is_reachable_with_the_least_rights_and_beside_megabytes_of_others(etcd: TlsEtcd, user: str) -> None:
+async def test_it_is_reachable_with_the_least_rights_and_beside_megabytes_of_others(
+    etcd: TlsEtcd, user: str
+) -> None:
     await check_reachable([etcd.endpoint], RECORDS, shown(etcd, user))
 
 
@@ -128,7 +148,9 @@ async def test_keys_of_others_are_refused(etcd: TlsEtcd, prefix: str) -> None:
     [(NAME, NAME), ("worker", "operator")],
     ids=["one user", "a user for each role"],
 )
-async def test_workers_register_and_hear_and_the_operator_commands_and_removes(etcd: TlsEtcd, of_worker: str, of_operator: str) -> None:
+async def test_workers_register_and_hear_and_the_operator_commands_and_removes(
+    etcd: TlsEtcd, of_worker: str, of_operator: str
+) -> None:
     command, endpoints, tls = (
         keys.command_key(NAMESPACE, NAME, "pod-0"),
         [etcd.endpoint],
@@ -141,7 +163,9 @@ async def test_workers_register_and_hear_and_the_operator_commands_and_removes(e
         assert [*listing.values] == [OWN]
         assert not (await client.read(command)).values
         watch = client.watch(command, listing.revision + 1)
-        await write_commands(endpoints, NAMESPACE, NAME, drain={"pod-0": datetime.now(UTC)}, tls=tls)
+        await write_commands(
+            endpoints, NAMESPACE, NAME, drain={"pod-0": datetime.now(UTC)}, tls=tls
+        )
         assert await anext(watch) == []  # it has begun
         assert [event.key for event in await anext(watch)] == [command]
         await watch.aclose()
@@ -159,7 +183,9 @@ async def test_workers_register_and_hear_and_the_operator_commands_and_removes(e
 async def test_workers_of_a_revision_agree_on_a_dtype_with_their_role(etcd: TlsEtcd) -> None:
     key = dtype_key(NAMESPACE, NAME, "r1")
     async with worker(etcd, "worker") as client:
-        assert [await client.create(key, dtype) for dtype in (b"float32", b"bfloat16")] == [b"float32"] * 2
+        assert [await client.create(key, dtype) for dtype in (b"float32", b"bfloat16")] == [
+            b"float32"
+        ] * 2
 
 
 async def test_the_role_of_workers_commands_nobody(etcd: TlsEtcd) -> None:
@@ -171,6 +197,9 @@ async def test_the_role_of_workers_commands_nobody(etcd: TlsEtcd) -> None:
 
 
 def test_the_page_and_the_example_show_the_same_roles() -> None:
-    page = [line.strip() for line in (EXAMPLE.parents[1] / "docs" / "kubernetes.md").read_text().splitlines()]
+    page = [
+        line.strip()
+        for line in (EXAMPLE.parents[1] / "docs" / "kubernetes.md").read_text().splitlines()
+    ]
     lines = [shlex.split(line)[1:] for line in page if line.startswith("etcdctl ")]
     assert [[word.replace("chat", NAME) for word in words] for words in lines] == documented()

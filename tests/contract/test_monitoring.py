@@ -1,4 +1,6 @@
-"""PodMonitors, alerts and dashboard of the chart: real metrics, valid PromQL, each about one PDCluster."""
+"""PodMonitors, alerts and dashboard of the chart: real metrics, valid PromQL, each about one
+PDCluster.
+"""
 
 import json
 import re
@@ -19,7 +21,9 @@ from pdcluster_worker.routing.geometry import reason_label
 from tests.chart.helm_chart import RELEASE, Manifest, named, of_kind, only, render
 from tests.operator.pdcluster_api.manifests.rendering import matches, pod_of, shared_of
 
-EVERYTHING = {"monitoring": {"podMonitors": True, "alerts": True, "labels": {"release": "prometheus"}}}
+EVERYTHING = {
+    "monitoring": {"podMonitors": True, "alerts": True, "labels": {"release": "prometheus"}}
+}
 OPERATOR = "pdcluster_operator_"
 SCOPE = {"namespace", "pdcluster"}
 OF_WORKERS = {"pod", "role", "pool", "revision"}
@@ -31,25 +35,40 @@ def worker_series() -> dict[str, set[str]]:
     """Every series of the worker and its own labels, as /metrics names them."""
     found: dict[str, set[str]] = {}
     for family in Metrics().registry.collect():
-        for suffix in {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}[family.type]:
+        for suffix in {
+            "counter": ("_total",),
+            "histogram": ("_bucket", "_count", "_sum"),
+            "gauge": ("",),
+        }[family.type]:
             found[family.name + suffix] = own_labels(family.name)
     return found
 
 
 def own_labels(family: str) -> set[str]:
     collector = getattr(Metrics(), family.removeprefix("pdcluster_"))
-    return {f"exported_{name}" if name == "role" else name for name in getattr(collector, "_labelnames", ())}
+    return {
+        f"exported_{name}" if name == "role" else name
+        for name in getattr(collector, "_labelnames", ())
+    }
 
 
 def operator_series() -> dict[str, set[str]]:
-    """Every series of the operator that speaks of one PDCluster, and its labels apart from the cluster's own."""
+    """Every series of the operator that speaks of one PDCluster, and its labels apart from the
+    cluster's own.
+    """
     registry = CollectorRegistry()
     LoopMetrics(registry)
     AutoscaleMetrics(registry)
     ScrapeMetrics(registry, lambda: (), lambda: 0.0)
     found: dict[str, set[str]] = {}
     for family in registry.collect():
-        labels = set((family if hasattr(family, "_labelnames") else registry._names_to_collectors[family.name])._labelnames)
+        labels = set(
+            (
+                family
+                if hasattr(family, "_labelnames")
+                else registry._names_to_collectors[family.name]
+            )._labelnames
+        )
         if labels >= SCOPE:
             found[family.name + ("_total" if family.type == "counter" else "")] = labels - SCOPE
     return found
@@ -58,7 +77,10 @@ def operator_series() -> dict[str, set[str]]:
 def all_series() -> dict[str, set[str]]:
     """Every series with all its labels, those that the PodMonitors put on it too."""
     of_workers = {name: labels | OF_WORKERS for name, labels in worker_series().items()}
-    return {name: labels | SCOPE | {"le"} for name, labels in {**of_workers, **operator_series()}.items()}
+    return {
+        name: labels | SCOPE | {"le"}
+        for name, labels in {**of_workers, **operator_series()}.items()
+    }
 
 
 def rules() -> list[Manifest]:
@@ -68,7 +90,9 @@ def rules() -> list[Manifest]:
 
 
 def dashboard() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(named(MANIFESTS, "ConfigMap", f"{NAME}-dashboard")["data"]["pdcluster.json"])
+    content: dict[str, Any] = json.loads(
+        named(MANIFESTS, "ConfigMap", f"{NAME}-dashboard")["data"]["pdcluster.json"]
+    )
     return content
 
 
@@ -78,7 +102,11 @@ def panels() -> list[dict[str, Any]]:
 
 def of_panels() -> list[str]:
     """PromQL of the panels; Grafana's interval as Prometheus would get it."""
-    return [target["expr"].replace("$__rate_interval", "1m") for panel in panels() for target in panel["targets"]]
+    return [
+        target["expr"].replace("$__rate_interval", "1m")
+        for panel in panels()
+        for target in panel["targets"]
+    ]
 
 
 def expressions() -> list[str]:
@@ -121,10 +149,13 @@ def test_an_alert_is_about_one_pdcluster_at_a_time_and_names_it() -> None:
     for rule in rules():
         groups = re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"])
         assert groups, rule["alert"]
-        assert all(group.split(", ")[:2] == ["namespace", "pdcluster"] for group in groups), rule["alert"]
-        assert not re.search(r"\b(sum|max|avg|count|absent|vector)(_over_time)? ?\(", rule["expr"].replace("max_over_time(", "")), rule[
+        assert all(group.split(", ")[:2] == ["namespace", "pdcluster"] for group in groups), rule[
             "alert"
         ]
+        assert not re.search(
+            r"\b(sum|max|avg|count|absent|vector)(_over_time)? ?\(",
+            rule["expr"].replace("max_over_time(", ""),
+        ), rule["alert"]
 
 
 def test_a_panel_is_about_the_pdcluster_that_the_variables_name() -> None:
@@ -134,7 +165,9 @@ def test_a_panel_is_about_the_pdcluster_that_the_variables_name() -> None:
     for expression in of_panels():
         for selector in selectors(expression):
             given = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
-            assert {name: given.get(name) for name in SCOPE} == {name: f"${name}" for name in SCOPE}, expression
+            assert {name: given.get(name) for name in SCOPE} == {
+                name: f"${name}" for name in SCOPE
+            }, expression
 
 
 def test_every_metric_of_the_operator_about_a_cluster_is_on_the_dashboard() -> None:
@@ -163,7 +196,9 @@ def test_every_metric_of_the_worker_is_on_the_dashboard() -> None:
     shown = {selector.name for expression in of_panels() for selector in selectors(expression)}
     families = {family.name for family in Metrics().registry.collect()}
 
-    assert {family for family in families if not any(name.startswith(family) for name in shown)} == set()
+    assert {
+        family for family in families if not any(name.startswith(family) for name in shown)
+    } == set()
 
 
 @pytest.mark.parametrize(
@@ -181,12 +216,25 @@ def test_bounds_of_alerts_are_bounds_of_buckets(histogram: str, bound: str, writ
     (family,) = metric.collect()
 
     assert bound in {sample.labels.get("le") for sample in family.samples}
-    assert any(written in rule["expr"] for rule in rules() if f"pdcluster_{histogram}" in rule["expr"])
+    assert any(
+        written in rule["expr"] for rule in rules() if f"pdcluster_{histogram}" in rule["expr"]
+    )
 
 
 def test_every_refusal_that_is_answered_503_counts_in_the_alert() -> None:
-    (expression,) = [rule["expr"] for rule in rules() if rule["alert"] == "PDClusterRequestsRefused"]
-    assert all(reason in expression for reason in ("queue_full", "draining", "not_ready", "no_prefill_worker", "no_decode_worker"))
+    (expression,) = [
+        rule["expr"] for rule in rules() if rule["alert"] == "PDClusterRequestsRefused"
+    ]
+    assert all(
+        reason in expression
+        for reason in (
+            "queue_full",
+            "draining",
+            "not_ready",
+            "no_prefill_worker",
+            "no_decode_worker",
+        )
+    )
 
 
 def test_alerts_say_what_is_wrong_where_and_what_to_do() -> None:
@@ -196,7 +244,9 @@ def test_alerts_say_what_is_wrong_where_and_what_to_do() -> None:
     for rule in found:
         assert set(rule["labels"]) == {"severity"}
         assert rule["labels"]["severity"] in ("critical", "warning")
-        assert rule["annotations"]["summary"].startswith("PDCluster {{ $labels.namespace }}/{{ $labels.pdcluster }}: ")
+        assert rule["annotations"]["summary"].startswith(
+            "PDCluster {{ $labels.namespace }}/{{ $labels.pdcluster }}: "
+        )
         assert min(len(rule["annotations"][part]) for part in ("description", "runbook")) > 40
 
 
@@ -214,17 +264,28 @@ def test_pod_monitor_scrapes_all_workers_under_the_labels_of_the_expressions() -
     assert (endpoint["port"], endpoint["path"]) == ("http", "/metrics")
     assert targets == {
         "pdcluster": ["__meta_kubernetes_pod_label_pdcluster_io_cluster"],
-        **{label: [f"__meta_kubernetes_pod_label_pdcluster_io_{label}"] for label in ("role", "pool", "revision")},
+        **{
+            label: [f"__meta_kubernetes_pod_label_pdcluster_io_{label}"]
+            for label in ("role", "pool", "revision")
+        },
     }
     assert matches(monitor["spec"]["selector"], pod_of(role="prefill")["metadata"]["labels"])
-    assert not matches(monitor["spec"]["selector"], shared_of()["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"])
+    assert not matches(
+        monitor["spec"]["selector"],
+        shared_of()["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
+    )
 
 
 @pytest.mark.parametrize(
-    ("namespaces", "selector"), [([], {"any": True}), (["models", "research"], {"matchNames": ["models", "research"]})]
+    ("namespaces", "selector"),
+    [([], {"any": True}), (["models", "research"], {"matchNames": ["models", "research"]})],
 )
-def test_workers_are_scraped_in_the_namespaces_that_the_operator_looks_after(namespaces: list[str], selector: Manifest) -> None:
-    monitor = named(render({**EVERYTHING, "watchNamespaces": namespaces}), "PodMonitor", f"{NAME}-workers")
+def test_workers_are_scraped_in_the_namespaces_that_the_operator_looks_after(
+    namespaces: list[str], selector: Manifest
+) -> None:
+    monitor = named(
+        render({**EVERYTHING, "watchNamespaces": namespaces}), "PodMonitor", f"{NAME}-workers"
+    )
 
     assert monitor["spec"]["namespaceSelector"] == selector
 
@@ -237,7 +298,11 @@ def test_dashboard_fits_grafanas_grid() -> None:
     assert len(set(places)) == len(places)
     assert places == sorted(places, key=lambda place: (place[1], place[0]))
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in content["panels"])
-    assert not any(panel["gridPos"]["y"] < row < panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels() for row in rows)
+    assert not any(
+        panel["gridPos"]["y"] < row < panel["gridPos"]["y"] + panel["gridPos"]["h"]
+        for panel in panels()
+        for row in rows
+    )
     assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
     assert len({panel["title"] for panel in content["panels"]}) == len(content["panels"])
 
@@ -250,9 +315,18 @@ def test_dashboard_legends_name_labels_that_the_expression_keeps() -> None:
 
 
 def test_monitoring_objects_carry_the_labels_that_prometheus_selects_by() -> None:
-    made = [manifest for manifest in MANIFESTS if manifest["metadata"]["labels"].get("release") == "prometheus"]
+    made = [
+        manifest
+        for manifest in MANIFESTS
+        if manifest["metadata"]["labels"].get("release") == "prometheus"
+    ]
 
-    assert [manifest["kind"] for manifest in made] == ["ConfigMap", "PodMonitor", "PodMonitor", "PrometheusRule"]
+    assert [manifest["kind"] for manifest in made] == [
+        "ConfigMap",
+        "PodMonitor",
+        "PodMonitor",
+        "PrometheusRule",
+    ]
     assert made[0]["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
@@ -261,7 +335,13 @@ def test_pod_monitor_bounds_what_a_worker_may_say_to_prometheus() -> None:
     spec = named(MANIFESTS, "PodMonitor", f"{NAME}-workers")["spec"]
 
     limits = {name: value for name, value in spec.items() if name.endswith("Limit")}
-    assert set(limits) == {"sampleLimit", "labelLimit", "labelNameLengthLimit", "labelValueLengthLimit", "bodySizeLimit"}
+    assert set(limits) == {
+        "sampleLimit",
+        "labelLimit",
+        "labelNameLengthLimit",
+        "labelValueLengthLimit",
+        "bodySizeLimit",
+    }
     assert re.fullmatch(r"[1-9][0-9]*(K|M)i?B", limits.pop("bodySizeLimit"))
     assert all(isinstance(value, int) and value > 0 for value in limits.values())
 
@@ -277,7 +357,11 @@ def test_pod_monitor_bounds_what_a_worker_may_say_to_prometheus() -> None:
 def test_each_monitoring_object_can_be_left_out(value: str, kinds: set[str]) -> None:
     made = render({"monitoring": {**EVERYTHING["monitoring"], value: False}})
 
-    assert {manifest["kind"] for manifest in made} & {"PodMonitor", "PrometheusRule", "ConfigMap"} == kinds
+    assert {manifest["kind"] for manifest in made} & {
+        "PodMonitor",
+        "PrometheusRule",
+        "ConfigMap",
+    } == kinds
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "PrometheusRule"])
@@ -288,12 +372,24 @@ def test_by_default_what_the_api_server_has_a_kind_for_is_made(kind: str) -> Non
 
 def test_label_values_that_alerts_count_by_are_there_from_the_start() -> None:
     """A counter that begins at 1 has not increased; gauges are asked whether they are absent."""
-    zeros = [sample for family in Metrics().registry.collect() for sample in family.samples if sample.value == 0.0]
+    zeros = [
+        sample
+        for family in Metrics().registry.collect()
+        for sample in family.samples
+        if sample.value == 0.0
+    ]
     counted = []
-    for selector in (selector for rule in rules() for selector in selectors(rule["expr"]) if selector.name.endswith("_total")):
+    for selector in (
+        selector
+        for rule in rules()
+        for selector in selectors(rule["expr"])
+        if selector.name.endswith("_total")
+    ):
         for matcher in selector.matchers.matchers:
             if matcher.name not in OF_WORKERS and not selector.name.startswith(OPERATOR):
-                counted += [(selector.name, matcher.name, value) for value in matcher.value.split("|")]
+                counted += [
+                    (selector.name, matcher.name, value) for value in matcher.value.split("|")
+                ]
     known = {(sample.name, *label) for sample in zeros for label in sample.labels.items()}
 
     assert len(counted) > 3
@@ -304,13 +400,27 @@ def test_every_reason_of_a_refused_pair_is_there_from_the_start() -> None:
     facts = PeerFacts(KVGeometry(1, 1, 1, 1, "float32", "full"), "a", "r1")
     other_geometry = KVGeometry(2, 1, 1, 1, "float32", "full")
     others = [
-        replace(facts, **change) for change in ({"geometry": other_geometry}, {"weights": "b"}, {"revision": "r2"}, {"operations": "x"})
+        replace(facts, **change)
+        for change in (
+            {"geometry": other_geometry},
+            {"weights": "b"},
+            {"revision": "r2"},
+            {"operations": "x"},
+        )
     ]
     registry, name = Metrics().registry, "pdcluster_peer_refused_total"
 
-    assert [registry.get_sample_value(name, {"reason": str(reason_label(facts, other))}) for other in others] == [0, 0, 0, 0]
+    assert [
+        registry.get_sample_value(name, {"reason": str(reason_label(facts, other))})
+        for other in others
+    ] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("reason", get_args(FinishReason))
 def test_every_good_end_is_there_from_the_start(reason: str) -> None:
-    assert Metrics().registry.get_sample_value("pdcluster_request_success_total", {"finish_reason": reason}) == 0.0
+    assert (
+        Metrics().registry.get_sample_value(
+            "pdcluster_request_success_total", {"finish_reason": reason}
+        )
+        == 0.0
+    )

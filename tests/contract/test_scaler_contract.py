@@ -1,4 +1,6 @@
-"""crds/pdpoolscaler.yaml and the operator say the same of a scaler, and both CRDs of the group they share."""
+"""crds/pdpoolscaler.yaml and the operator say the same of a scaler, and both CRDs of the group they
+share.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ SPEC = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]
 def test_scaler_is_of_the_kind_that_the_crd_defines() -> None:
     made = render_scaler(Owner("chat", "default", "0"), "decode", "cpu", replicas=3, seen=2)
 
-    assert (made["apiVersion"], made["kind"]) == (f"{CRD['spec']['group']}/{VERSION['name']}", CRD["spec"]["names"]["kind"])
+    assert (made["apiVersion"], made["kind"]) == (
+        f"{CRD['spec']['group']}/{VERSION['name']}",
+        CRD["spec"]["names"]["kind"],
+    )
     assert (made["apiVersion"], made["kind"]) == (OWNER_API_VERSION, KIND)
     assert set(made["spec"]) == set(SPEC["properties"]) == set(SPEC["required"])
     assert made["metadata"]["annotations"] == {SEEN_REPLICAS: "2"}
@@ -28,7 +33,12 @@ def test_scaler_is_of_the_kind_that_the_crd_defines() -> None:
 
 def test_scale_reads_and_writes_fields_of_the_schema() -> None:
     scale = VERSION["subresources"]["scale"]
-    properties: dict[str, Any] = {"properties": {"spec": SPEC, "status": VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]}}
+    properties: dict[str, Any] = {
+        "properties": {
+            "spec": SPEC,
+            "status": VERSION["schema"]["openAPIV3Schema"]["properties"]["status"],
+        }
+    }
     for path in scale.values():
         found = properties
         for part in path.removeprefix(".").split("."):
@@ -39,10 +49,18 @@ def test_scale_reads_and_writes_fields_of_the_schema() -> None:
 
 def test_scaler_bounds_are_those_of_a_pool() -> None:
     roles = [field.alias for field in RolesSpec.model_fields.values()]
-    low, high = (getattr(limit, name) for limit, name in zip(PoolSpec.model_fields["replicas"].metadata, ("ge", "le"), strict=True))
+    low, high = (
+        getattr(limit, name)
+        for limit, name in zip(
+            PoolSpec.model_fields["replicas"].metadata, ("ge", "le"), strict=True
+        )
+    )
 
     assert SPEC["properties"]["role"]["enum"] == roles
-    assert (SPEC["properties"]["replicas"]["minimum"], SPEC["properties"]["replicas"]["maximum"]) == (low, high)
+    assert (
+        SPEC["properties"]["replicas"]["minimum"],
+        SPEC["properties"]["replicas"]["maximum"],
+    ) == (low, high)
 
 
 @pytest.mark.parametrize("path", sorted(CRDS.glob("*.yaml")), ids=lambda path: path.name)
@@ -51,5 +69,7 @@ def test_crds_are_of_one_group_and_version(path: Path) -> None:
 
     assert crd["spec"]["group"] == GROUP
     assert crd["metadata"]["name"] == f"{crd['spec']['names']['plural']}.{GROUP}"
-    assert [version["name"] for version in crd["spec"]["versions"]] == [OWNER_API_VERSION.partition("/")[2]]
+    assert [version["name"] for version in crd["spec"]["versions"]] == [
+        OWNER_API_VERSION.partition("/")[2]
+    ]
     assert "status" in crd["spec"]["versions"][0]["subresources"]

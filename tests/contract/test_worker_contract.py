@@ -1,4 +1,6 @@
-"""Contract of operator and worker, which never import each other: files, etcd keys and records, ports, metric names, TLS."""
+"""Contract of operator and worker, which never import each other: files, etcd keys and records,
+ports, metric names, TLS.
+"""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +26,13 @@ from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.config.policy import PolicyConfig, load_policy
-from pdcluster_worker.config.worker import DiscoveryConfig, EtcdTLSConfig, ListenConfig, WorkerConfig, load_worker_config
+from pdcluster_worker.config.worker import (
+    DiscoveryConfig,
+    EtcdTLSConfig,
+    ListenConfig,
+    WorkerConfig,
+    load_worker_config,
+)
 from pdcluster_worker.dispatch.disaggregation import MAX_REASON, MAX_REFUSED
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages.facts import Device
@@ -41,13 +49,17 @@ ENTRY = "alice"
 OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 """Settings of the model in a worker's file, beside name and path."""
 
-SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
+SITE = WorkerSite(
+    model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k"
+)
 
 
 def rendered(example: str, role: str) -> tuple[dict[str, Any], dict[str, Any]]:
     cluster = load(ROOT / "examples" / example)
     pool = cluster.spec.roles.present()[role].pools[0]
-    return engine_file(cluster, role, pool, cluster.spec.engine_of(role), SITE), policy_file(cluster)
+    return engine_file(cluster, role, pool, cluster.spec.engine_of(role), SITE), policy_file(
+        cluster
+    )
 
 
 def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -56,7 +68,12 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
     scheduling: values that exclude those of other schedulers.
     """
     document = minimal()
-    document["spec"]["model"] |= {"dtype": "float32", "chatTemplate": "x", "toolParser": "hermes", "reasoningParser": "none"}
+    document["spec"]["model"] |= {
+        "dtype": "float32",
+        "chatTemplate": "x",
+        "toolParser": "hermes",
+        "reasoningParser": "none",
+    }
     document["spec"]["engine"] = ENGINE_VALUES | scheduling
     document["spec"]["service"] = {"apiKeySecret": "keys"}
     document["spec"]["qos"] = {
@@ -65,9 +82,13 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
     }
     cluster = parse(document)
     tls = EtcdTls(ca="/e/ca", certificate="/e/c", key="/e/k")
-    site = replace(SITE, host="127.0.0.1", http_port=1, grpc_port=2, kv_port=3, etcd_tls=tls, api_keys="/keys")
+    site = replace(
+        SITE, host="127.0.0.1", http_port=1, grpc_port=2, kv_port=3, etcd_tls=tls, api_keys="/keys"
+    )
     pool = cluster.spec.roles.present()["decode"].pools[0]
-    return engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), site), policy_file(cluster)
+    return engine_file(
+        cluster, "decode", pool, cluster.spec.engine_of("decode"), site
+    ), policy_file(cluster)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +115,13 @@ def test_both_know_the_same_api_keys(entry: str, value: bytes, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("example", "role"), [("chat.yaml", "prefill"), ("chat.yaml", "decode"), ("two-by-two.yaml", "prefill"), ("mixed.yaml", "mixed")]
+    ("example", "role"),
+    [
+        ("chat.yaml", "prefill"),
+        ("chat.yaml", "decode"),
+        ("two-by-two.yaml", "prefill"),
+        ("mixed.yaml", "mixed"),
+    ],
 )
 def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Path) -> None:
     engine, policy = rendered(example, role)
@@ -103,29 +130,39 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
     loaded = load_worker_config(tmp_path / "engine.yaml")
 
     assert loaded.role == role
-    assert msgspec.to_builtins(loaded.engine) == load(ROOT / "examples" / example).spec.engine_of(role).model_dump(by_alias=True)
+    assert msgspec.to_builtins(loaded.engine) == load(ROOT / "examples" / example).spec.engine_of(
+        role
+    ).model_dump(by_alias=True)
     assert msgspec.to_builtins(load_policy(tmp_path / "policy.yaml")) == policy
 
 
 def test_rendered_files_set_every_field_of_the_worker() -> None:
-    """Fields without a default: all but the lease, which is the contract's 10 s on the worker's side."""
+    """Fields without a default: all but the lease, which is the contract's 10 s on the worker's
+    side.
+    """
     files = [nothing_by_default(scheduling) for scheduling in SCHEDULING_VALUES]
     found = {path for engine, _ in files for path in paths(engine)}
     policy = files[0][1]
-    only = {"discovery.leaseSeconds", "listen.head"}  # engines on other hosts join only where workers are started by hand
+    # engines on other hosts join only where workers are started by hand
+    only = {"discovery.leaseSeconds", "listen.head"}
 
     assert found | only == set(fields(WorkerConfig))
     assert set(paths(policy)) == set(fields(PolicyConfig))
 
 
 @pytest.mark.parametrize("scheduling", SCHEDULING_VALUES, ids=["threshold", "whole", "sarathi"])
-def test_rendered_values_are_the_ones_that_the_worker_reads(scheduling: dict[str, Any], tmp_path: Path) -> None:
+def test_rendered_values_are_the_ones_that_the_worker_reads(
+    scheduling: dict[str, Any], tmp_path: Path
+) -> None:
     engine, _ = nothing_by_default(scheduling)
     engine["listen"]["head"] = 4  # never rendered
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
     loaded = load_worker_config(tmp_path / "engine.yaml")
 
-    assert msgspec.to_builtins(loaded) | {"engine": None, "discovery": None} == engine | {"engine": None, "discovery": None}
+    assert msgspec.to_builtins(loaded) | {"engine": None, "discovery": None} == engine | {
+        "engine": None,
+        "discovery": None,
+    }
     assert engine["engine"].items() <= msgspec.to_builtins(loaded.engine).items()
 
 
@@ -133,7 +170,11 @@ def test_defaults_are_equal_on_both_sides() -> None:
     """Values that are left out of the engine file mean the same to the worker."""
     assert EngineSpec().model_dump(by_alias=True) == msgspec.to_builtins(EngineConfig())
     model = msgspec.to_builtins(ModelConfig(name="m", path="/m"))
-    assert ModelSpec(name="m", path="/m").model_dump(by_alias=True, include=OF_MODEL) | {"name": "m", "path": "/m"} == model
+    assert (
+        ModelSpec(name="m", path="/m").model_dump(by_alias=True, include=OF_MODEL)
+        | {"name": "m", "path": "/m"}
+        == model
+    )
     assert (SITE.etcd_tls, DiscoveryConfig(endpoints=["h:1"]).tls) == (None, None)
     ours, theirs = EtcdTls(ca="/ca"), EtcdTLSConfig(ca="/ca")
     assert (ours.certificate, ours.key) == (theirs.certificate, theirs.key)
@@ -144,7 +185,12 @@ def test_defaults_are_equal_on_both_sides() -> None:
 def test_default_listeners_are_equal_on_both_sides() -> None:
     listen = ListenConfig()
 
-    assert (SITE.host, SITE.http_port, SITE.grpc_port, SITE.kv_port) == (listen.host, listen.http, listen.grpc, listen.kv)
+    assert (SITE.host, SITE.http_port, SITE.grpc_port, SITE.kv_port) == (
+        listen.host,
+        listen.http,
+        listen.grpc,
+        listen.kv,
+    )
     assert (listen.http, listen.grpc, listen.kv) == (8000, 9000, 9100)
     assert SITE.api_keys == listen.api_keys
     assert DiscoveryConfig(endpoints=["h:1"]).lease_seconds == 10
@@ -154,8 +200,12 @@ def test_etcd_keys_are_equal_on_both_sides() -> None:
     prefix = keys.workers_prefix("default", "chat", "r1")
 
     assert prefix == records.workers_prefix("default", "chat", "r1")
-    assert keys.worker_key(prefix, "decode", "cpu", "pod-0") == records.worker_key(prefix, "decode", "cpu", "pod-0")
-    assert keys.command_key("default", "chat", "pod-0") == records.command_key("default", "chat", "pod-0")
+    assert keys.worker_key(prefix, "decode", "cpu", "pod-0") == records.worker_key(
+        prefix, "decode", "cpu", "pod-0"
+    )
+    assert keys.command_key("default", "chat", "pod-0") == records.command_key(
+        "default", "chat", "pod-0"
+    )
 
 
 def test_worker_records_are_read_by_the_operator() -> None:
@@ -170,10 +220,14 @@ def test_worker_records_are_read_by_the_operator() -> None:
         state="ready",
     )
 
-    read = etcd.WorkerRecord("pod-0", "decode", "cpu", "e1", "ready", {"http": "h:1", "grpc": "h:2", "kv": "h:3"})
+    read = etcd.WorkerRecord(
+        "pod-0", "decode", "cpu", "e1", "ready", {"http": "h:1", "grpc": "h:2", "kv": "h:3"}
+    )
     assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(record)) == read
     told = msgspec.structs.replace(record, device=Device("cpu", "Xeon"))
-    assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(told)) == replace(read, device=state.Device("cpu", "Xeon"))
+    assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(told)) == replace(
+        read, device=state.Device("cpu", "Xeon")
+    )
     noted = msgspec.structs.replace(record, device=Device("cuda", "B200", "never run"))
     assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(noted)) == replace(
         read, device=state.Device("cuda", "B200", "never run")
@@ -182,7 +236,14 @@ def test_worker_records_are_read_by_the_operator() -> None:
 
 @pytest.mark.parametrize("device", [None, "cpu", {}, {"kind": None}, ["cpu"]])
 def test_device_that_cannot_be_read_hides_no_worker(device: object) -> None:
-    content = {"engine_id": "e", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3", "device": device}
+    content = {
+        "engine_id": "e",
+        "state": "ready",
+        "http_address": "h:1",
+        "grpc_address": "h:2",
+        "kv_address": "h:3",
+        "device": device,
+    }
     record = etcd.parse_record("decode/cpu/pod-0", json.dumps(content).encode())
 
     assert record is not None
@@ -194,12 +255,16 @@ def test_exit_statuses_are_equal_on_both_sides() -> None:
 
 
 def test_what_records_say_of_disaggregation_is_read_whole_by_the_operator() -> None:
-    refused = [records.RefusedPeer(f"p-{number}", "x" * MAX_REASON) for number in range(MAX_REFUSED)]
+    refused = [
+        records.RefusedPeer(f"p-{number}", "x" * MAX_REASON) for number in range(MAX_REFUSED)
+    ]
     said = records.Disaggregation("tcp", refused, 12, 40, 0.85, 1_200_000_000)
 
     read = read_disaggregation({"disaggregation": msgspec.to_builtins(said)})
 
-    assert read == Disaggregation("tcp", tuple((peer.pod, peer.reason) for peer in refused), 12, 40, 0.85, 1_200_000_000)
+    assert read == Disaggregation(
+        "tcp", tuple((peer.pod, peer.reason) for peer in refused), 12, 40, 0.85, 1_200_000_000
+    )
     assert read_disaggregation({"disaggregation": None}) is None
 
 
@@ -221,7 +286,9 @@ def is_section(kind: Any) -> bool:
 
 def fields(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
     for field in msgspec.structs.fields(kind):
-        section = next((each for each in get_args(field.type) or (field.type,) if is_section(each)), None)
+        section = next(
+            (each for each in get_args(field.type) or (field.type,) if is_section(each)), None
+        )
         entry = f"{ENTRY}." if get_origin(field.type) is dict else ""
         if section is not None:
             yield from fields(section, f"{prefix}{field.encode_name}.{entry}")

@@ -27,4 +27,9 @@ def test_workers_understand_their_two_files(change: Change, tmp_path: Path) -> N
 
         read = load_worker_config(engine)
         load_policy(policy)
-        assert (read.cluster, read.role, read.pool, read.revision) == (workload.cluster, role, workload.pool, workload.revision)
+        assert (read.cluster, read.role, read.pool, read.revision) == (
+            workload.cluster,
+            role,
+            workload.pool,
+            workload.revision,
+        )

@@ -10,11 +10,24 @@ NAMESPACE, NAME, UID = "default", "chat", "uid-of-chat"
 
 def cluster(version: int = 1, *, uid: str = UID, **parts: Any) -> Body:
     """A PDCluster."""
-    metadata = {"name": NAME, "namespace": NAMESPACE, "uid": uid, "resourceVersion": str(version), "generation": 1}
-    return {"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": metadata, **parts}
+    metadata = {
+        "name": NAME,
+        "namespace": NAMESPACE,
+        "uid": uid,
+        "resourceVersion": str(version),
+        "generation": 1,
+    }
+    return {
+        "apiVersion": "pdcluster.io/v1alpha1",
+        "kind": "PDCluster",
+        "metadata": metadata,
+        **parts,
+    }
 
 
-def child(kind: str, name: str, version: int = 1, *, uid: str = "", owner: str = UID, **parts: Any) -> Body:
+def child(
+    kind: str, name: str, version: int = 1, *, uid: str = "", owner: str = UID, **parts: Any
+) -> Body:
     """A child; labels and other metadata may be given in `metadata`."""
     metadata = {
         "name": name,

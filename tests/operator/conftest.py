@@ -1,6 +1,7 @@
 """Fixtures of the operator's tests.
 
-Real here: etcd, processes, signals, files, TLS.  Not real: the worker program (pdctl/local/standin_worker.py).
+Real here: etcd, processes, signals, files, TLS.  Not real: the worker program
+           (pdctl/local/standin_worker.py).
 """
 
 import asyncio

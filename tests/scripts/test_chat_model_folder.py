@@ -1,4 +1,6 @@
-"""One folder of the sample chat model: the Makefile, the examples and the tests agree, whatever the environment says."""
+"""One folder of the sample chat model: the Makefile, the examples and the tests agree, whatever the
+environment says.
+"""
 
 import os
 import subprocess

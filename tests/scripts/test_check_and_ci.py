@@ -1,4 +1,5 @@
-"""`make check`'s script and `.ci/run` in a copied tree, with stand-ins for the tools that they call.
+"""`make check`'s script and `.ci/run` in a copied tree, with stand-ins for the tools that they
+call.
 
 What is under test is the order, the closing line and the exit status; the
 tools themselves are not.
@@ -22,13 +23,21 @@ def write_script(path: Path, text: str) -> None:
 
 
 def run_ci(tree: Path, *, test: str, check: str = "echo checked") -> tuple[int, list[str]]:
-    """Run .ci/run with a `make` whose two targets run the given lines; returns exit status and output lines."""
+    """Run .ci/run with a `make` whose two targets run the given lines; returns exit status and
+    output lines.
+    """
     (tree / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tree / ".ci" / "run")
     write_script(tree / "bin" / "make", f"case $1 in\ntest) {test} ;;\ncheck) {check} ;;\nesac")
     environment = {"PATH": f"{tree / 'bin'}:{os.environ['PATH']}", "CI": "true"}
     result = subprocess.run(
-        [tree / ".ci" / "run"], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        [tree / ".ci" / "run"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return result.returncode, result.stdout.splitlines()
 
@@ -38,7 +47,9 @@ def make_checks(tree: Path, failing: str = "no tool") -> None:
     (tree / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "check.sh", tree / "scripts" / "check.sh")
     for tool in ("ruff", "mypy", "lint-imports", "python"):
-        write_script(tree / ".venv" / "bin" / tool, f'echo "{tool} $*"\n[[ ! "{tool} $*" == "{failing}"* ]]')
+        write_script(
+            tree / ".venv" / "bin" / tool, f'echo "{tool} $*"\n[[ ! "{tool} $*" == "{failing}"* ]]'
+        )
 
 
 def run_check(tree: Path, *arguments: str) -> tuple[int, list[str]]:
@@ -166,19 +177,40 @@ def test_fast_check_leaves_out_what_takes_long(tmp_path: Path) -> None:
 
     assert status == 0
     assert [line for line in lines if line.startswith("==")] == [
-        f"== {name}" for name in ("format", "lint", "tests", "words", "sizes", "duplicates", "charts", "reference")
+        f"== {name}"
+        for name in (
+            "format",
+            "lint",
+            "tests",
+            "words",
+            "sizes",
+            "duplicates",
+            "charts",
+            "reference",
+        )
     ]
 
 
 @pytest.mark.parametrize(("failing", "commits"), [("no tool", 1), ("ruff check", 0)])
-def test_hook_commits_only_what_passes_the_fast_check(tmp_path: Path, failing: str, commits: int) -> None:
+def test_hook_commits_only_what_passes_the_fast_check(
+    tmp_path: Path, failing: str, commits: int
+) -> None:
     make_checks(tmp_path, failing)
     shutil.copytree(ROOT / ".githooks", tmp_path / ".githooks")
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-        who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "core.hooksPath=.githooks"]
+        who = [
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@example.com",
+            "-c",
+            "core.hooksPath=.githooks",
+        ]
         command = ["git", *who, *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
 
     git("init", "-q")
     result = git("commit", "--allow-empty", "-m", "A change")

@@ -1,4 +1,6 @@
-"""The duplicate checker on small trees: what counts as a copy, and that each is reported once with both places."""
+"""The duplicate checker on small trees: what counts as a copy, and that each is reported once with
+both places.
+"""
 
 from pathlib import Path
 
@@ -57,7 +59,13 @@ def test_duplicates_are_seen_through_comments_blanks_and_spacing(tmp_path: Path)
 
 
 def test_duplicates_of_imports_docstrings_and_comments_pass(tmp_path: Path) -> None:
-    shared = '"""Doc.\n' + "word\n" * 12 + '"""\n' + "".join(f"import module_{n}\n" for n in range(12)) + "# why\n" * 12
+    shared = (
+        '"""Doc.\n'
+        + "word\n" * 12
+        + '"""\n'
+        + "".join(f"import module_{n}\n" for n in range(12))
+        + "# why\n" * 12
+    )
     for name in ("a", "b"):
         (tmp_path / f"{name}.py").write_text(f"{shared}def {name}():\n{body(3, name)}")
 

@@ -38,11 +38,25 @@ def test_sizes_at_their_limits_pass(tmp_path: Path) -> None:
     ("source", "problem"),
     [
         pytest.param(module(401), "1: file has 401 lines, limit 400", id="file"),
-        pytest.param('"""Doc."""\n\n' + function(61), "3: function long has 61 lines, limit 60", id="function"),
-        pytest.param('"""Doc."""\nasync ' + function(61), "2: function long has 61 lines, limit 60", id="async function"),
-        pytest.param(f'"""Doc."""\ndef wide({FIVE}, six): ...\n', "2: function wide has 6 positional parameters, limit 5", id="parameters"),
         pytest.param(
-            f'"""Doc."""\ndef wide(zero, /, {FIVE}): ...\n', "2: function wide has 6 positional parameters, limit 5", id="positional only"
+            '"""Doc."""\n\n' + function(61),
+            "3: function long has 61 lines, limit 60",
+            id="function",
+        ),
+        pytest.param(
+            '"""Doc."""\nasync ' + function(61),
+            "2: function long has 61 lines, limit 60",
+            id="async function",
+        ),
+        pytest.param(
+            f'"""Doc."""\ndef wide({FIVE}, six): ...\n',
+            "2: function wide has 6 positional parameters, limit 5",
+            id="parameters",
+        ),
+        pytest.param(
+            f'"""Doc."""\ndef wide(zero, /, {FIVE}): ...\n',
+            "2: function wide has 6 positional parameters, limit 5",
+            id="positional only",
         ),
         pytest.param(
             f'"""Doc."""\nclass Owner:\n    def wide(self, {FIVE}, six): ...\n',
@@ -59,7 +73,9 @@ def test_sizes_at_their_limits_pass(tmp_path: Path) -> None:
         pytest.param('"""Doc."""\ndef broken(:\n', "2: not valid Python", id="syntax"),
     ],
 )
-def test_sizes_over_a_limit_fail_with_place_value_and_limit(tmp_path: Path, source: str, problem: str) -> None:
+def test_sizes_over_a_limit_fail_with_place_value_and_limit(
+    tmp_path: Path, source: str, problem: str
+) -> None:
     path = tmp_path / "bad.py"
     path.write_text(source)
 

@@ -1,4 +1,6 @@
-"""The checker of tests' imports on small trees: helpers pass, a test file or the other distribution is named."""
+"""The checker of tests' imports on small trees: helpers pass, a test file or the other distribution
+is named.
+"""
 
 from pathlib import Path
 
@@ -37,17 +39,43 @@ def test_what_is_allowed_passes(tmp_path: Path, name: str, imports: list[str]) -
 @pytest.mark.parametrize(
     ("name", "line", "problem"),
     [
-        ("worker/test_a.py", "from tests.worker.test_b import X, Y", "imports tests.worker.test_b, a test file"),
-        ("worker/test_a.py", "from tests.worker import test_b", "imports tests.worker.test_b, a test file"),
+        (
+            "worker/test_a.py",
+            "from tests.worker.test_b import X, Y",
+            "imports tests.worker.test_b, a test file",
+        ),
+        (
+            "worker/test_a.py",
+            "from tests.worker import test_b",
+            "imports tests.worker.test_b, a test file",
+        ),
         ("helper.py", "import tests.worker.test_b", "imports tests.worker.test_b, a test file"),
-        ("operator/test_a.py", "import pdcluster_worker.config", "tests/operator imports pdcluster_worker"),
-        ("operator/pages.py", "    import pdcluster_worker", "tests/operator imports pdcluster_worker"),
+        (
+            "operator/test_a.py",
+            "import pdcluster_worker.config",
+            "tests/operator imports pdcluster_worker",
+        ),
+        (
+            "operator/pages.py",
+            "    import pdcluster_worker",
+            "tests/operator imports pdcluster_worker",
+        ),
         ("worker/test_a.py", "import pdctl.main", "tests/worker imports pdctl"),
-        ("system/test_a.py", "import pdcluster_worker", "a test of the operator imports pdcluster_worker"),
+        (
+            "system/test_a.py",
+            "import pdcluster_worker",
+            "a test of the operator imports pdcluster_worker",
+        ),
     ],
 )
 def test_each_breach_is_named(tmp_path: Path, name: str, line: str, problem: str) -> None:
-    first = "if True:" if line.startswith(" ") else "import pdcluster_api" if "system" in name else "import os"
+    first = (
+        "if True:"
+        if line.startswith(" ")
+        else "import pdcluster_api"
+        if "system" in name
+        else "import os"
+    )
     path = write(tmp_path, name, first, line)
 
     result = run_script("check_tests.py", tmp_path)

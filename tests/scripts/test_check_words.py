@@ -27,9 +27,15 @@ def test_words_that_name_the_thing_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        pytest.param('"""Pods.\n\nNobody asks."""\n', '3: "nobody" is a private word', id="docstring"),
-        pytest.param('"""Pods."""\nx = 1  # made anew\n', '2: "anew" is a private word', id="comment"),
-        pytest.param('"""Pods."""\nx = "it was told"\n', '2: "told" is a private word', id="message"),
+        pytest.param(
+            '"""Pods.\n\nNobody asks."""\n', '3: "nobody" is a private word', id="docstring"
+        ),
+        pytest.param(
+            '"""Pods."""\nx = 1  # made anew\n', '2: "anew" is a private word', id="comment"
+        ),
+        pytest.param(
+            '"""Pods."""\nx = "it was told"\n', '2: "told" is a private word', id="message"
+        ),
         pytest.param('"""Pods."""\nx = f"{x} was told"\n', '2: "told" is a private', id="f-string"),
         pytest.param('"""Waits for\never."""\n', '1: "for ever" is a private word', id="two lines"),
         pytest.param(
@@ -66,7 +72,11 @@ def test_each_breach_is_named(tmp_path: Path, source: str, problem: str) -> None
     ("name", "source", "problem"),
     [
         ("page.md", "# Pods\n\nA pod who waits.\n", '3: "who" is a private word'),
-        ("crd.yaml", "a:\n  description: Whether it is so.\n", '2: description opens with "Whether"'),
+        (
+            "crd.yaml",
+            "a:\n  description: Whether it is so.\n",
+            '2: description opens with "Whether"',
+        ),
         ("values.yaml", "replicas: 1 # besides others\n", '1: "besides" is a private word'),
     ],
 )
@@ -81,6 +91,8 @@ def test_texts_are_read_too(tmp_path: Path, name: str, source: str, problem: str
 
 def test_the_tree_itself_passes() -> None:
     root = Path(__file__).parents[2]
-    result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=60, check=False, cwd=root)
+    result = subprocess.run(
+        [sys.executable, SCRIPT], capture_output=True, text=True, timeout=60, check=False, cwd=root
+    )
 
     assert result.returncode == 0, result.stdout

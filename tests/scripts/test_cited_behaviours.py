@@ -16,8 +16,18 @@ def test_behaviours_lists_exactly_the_cited_ids() -> None:
         text=True,
         check=True,
     )
-    others = [path for name in files.stdout.split("\0") if (path := ROOT / name).is_file() and path != BEHAVIOURS]
-    cited = {found for path in others for found in re.findall(r"(?<=\[)[VOLYNSARD]\d+(?=\])|\bT\d+\b", path.read_text(errors="replace"))}
+    others = [
+        path
+        for name in files.stdout.split("\0")
+        if (path := ROOT / name).is_file() and path != BEHAVIOURS
+    ]
+    cited = {
+        found
+        for path in others
+        for found in re.findall(
+            r"(?<=\[)[VOLYNSARD]\d+(?=\])|\bT\d+\b", path.read_text(errors="replace")
+        )
+    }
     explained = re.findall(r"^\| \[?([A-Z]\d+)\]? \|", BEHAVIOURS.read_text(), re.MULTILINE)
 
     assert sorted(explained) == sorted(cited)

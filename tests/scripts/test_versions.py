@@ -1,4 +1,6 @@
-"""One version everywhere: the newest release of the changelog, both distributions, the chart, the images, the docs."""
+"""One version everywhere: the newest release of the changelog, both distributions, the chart, the
+images, the docs.
+"""
 
 import re
 from datetime import date
@@ -7,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEADINGS = re.findall(r"^## \[(.+?)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+HEADINGS = re.findall(
+    r"^## \[(.+?)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+)
 VERSION = HEADINGS[1][0]
 
 NUMBER = r"(\d+\.\d+\.\d+)"
@@ -26,7 +30,9 @@ def test_unreleased_stands_above_releases_that_have_a_date() -> None:
     first, *releases = HEADINGS
 
     assert first == ("Unreleased", "")
-    assert [date.fromisoformat(day) for _, day in releases] == sorted((date.fromisoformat(day) for _, day in releases), reverse=True)
+    assert [date.fromisoformat(day) for _, day in releases] == sorted(
+        (date.fromisoformat(day) for _, day in releases), reverse=True
+    )
 
 
 @pytest.mark.parametrize(("path", "pattern"), IN_FILES.items(), ids=IN_FILES)

@@ -27,7 +27,9 @@ class Certificates:
 
     def channel(self) -> grpc.ChannelCredentials:
         """To call a worker with this certificate."""
-        return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes())
+        return grpc.ssl_channel_credentials(
+            self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes()
+        )
 
 
 def make_certificates(folder: Path) -> Certificates:
@@ -42,7 +44,11 @@ def make_certificates(folder: Path) -> Certificates:
     )
     worker_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
     names = x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)])
-    certificate = _builder(worker_name, ca_name, key).add_extension(names, critical=False).sign(ca_key, hashes.SHA256())
+    certificate = (
+        _builder(worker_name, ca_name, key)
+        .add_extension(names, critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
     files = Certificates(folder / "ca.pem", folder / "worker.pem", folder / "worker.key")
     files.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -51,9 +57,16 @@ def make_certificates(folder: Path) -> Certificates:
     return files
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+    )
     return (
         builder.serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))

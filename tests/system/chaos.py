@@ -47,7 +47,9 @@ class Chaos:
     # --- changes ------------------------------------------------------------------------------
 
     def kill(self, role: str) -> None:
-        """SIGKILL a worker and start it again; returns when the cluster knows that it is another one."""
+        """SIGKILL a worker and start it again; returns when the cluster knows that it is another
+        one.
+        """
         victim = self._victim(role)
         victim.kill()
         self._start_again(victim)
@@ -78,9 +80,14 @@ class Chaos:
         """Wait until every worker is ready, and the router knows it."""
         self._cluster.wait_ready()
         num_decodes = len(self._ready("decode"))
-        wait_for(lambda: self._num_known("decode") == num_decodes, READY_SECONDS, f"{self._router.name} knows {num_decodes} decode workers")
+        wait_for(
+            lambda: self._num_known("decode") == num_decodes,
+            READY_SECONDS,
+            f"{self._router.name} knows {num_decodes} decode workers",
+        )
 
-    # --- choice of victims and times ------------------------------------------------------------------------
+    # --- choice of victims and times
+    # ------------------------------------------------------------------------
 
     def _step(self, change: Callable[[str], None], role: str) -> Step:
         def step() -> None:
@@ -93,16 +100,26 @@ class Chaos:
         num_needed = 2 if role == "decode" else 1
 
         def is_enough() -> bool:
-            return len(self._ready(role)) >= num_needed and self._num_known(role) == len(self._ready(role))
+            return len(self._ready(role)) >= num_needed and self._num_known(role) == len(
+                self._ready(role)
+            )
 
-        wait_for(is_enough, READY_SECONDS, lambda: f"{self._router.name} knows {self._num_known(role)} {role} workers")
+        wait_for(
+            is_enough,
+            READY_SECONDS,
+            lambda: f"{self._router.name} knows {self._num_known(role)} {role} workers",
+        )
         victim = self._random.choice(self._ready(role))
         victim.wait_ready()  # it is; this takes note of its engine
         return victim
 
     def _ready(self, role: str) -> list[WorkerProcess]:
         """Workers that say so themselves."""
-        workers = [worker for worker in self._cluster.workers.values() if worker.settings["role"] == role and worker.is_alive]
+        workers = [
+            worker
+            for worker in self._cluster.workers.values()
+            if worker.settings["role"] == role and worker.is_alive
+        ]
         return [worker for worker in workers if _is_ready(self._cluster.record(worker.name))]
 
     def _num_known(self, role: str) -> int:
@@ -126,6 +143,9 @@ def _is_ready(record: Json | None) -> bool:
     if record is None or not record["http_address"]:
         return False
     try:
-        return httpx.get(f"http://{record['http_address']}/ready", trust_env=False).status_code == httpx.codes.OK
+        return (
+            httpx.get(f"http://{record['http_address']}/ready", trust_env=False).status_code
+            == httpx.codes.OK
+        )
     except httpx.TransportError:
         return False

@@ -101,8 +101,16 @@ class Stream:
 
 
 def body(prompt: Iterable[int], prefill: str = "auto", **fields: Any) -> Json:
-    """A completion request: greedy and never ended by an end-of-sequence token unless `fields` say otherwise."""
-    defaults = {"model": MODEL, "prompt": list(prompt), "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    """A completion request: greedy and never ended by an end-of-sequence token unless `fields` say
+    otherwise.
+    """
+    defaults = {
+        "model": MODEL,
+        "prompt": list(prompt),
+        "temperature": 0,
+        "max_tokens": 8,
+        "ignore_eos": True,
+    }
     return {**defaults, "pdcluster": {"prefill": prefill}, **fields}
 
 
@@ -111,7 +119,9 @@ class Client:
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, limits=limits, trust_env=False)
+        self.http = httpx.Client(
+            base_url=url, timeout=TIMEOUT_SECONDS, limits=limits, trust_env=False
+        )
 
     def close(self) -> None:
         """Close its connections."""
@@ -127,7 +137,11 @@ class Client:
 
     @contextmanager
     def stream(
-        self, prompt: Iterable[int], prefill: str = "auto", headers: dict[str, str] | None = None, **fields: Any
+        self,
+        prompt: Iterable[int],
+        prefill: str = "auto",
+        headers: dict[str, str] | None = None,
+        **fields: Any,
     ) -> Iterator[Stream]:
         """A stream, which must begin well; leaving the block early closes the connection."""
         request = body(prompt, prefill, **fields, stream=True)
@@ -138,23 +152,36 @@ class Client:
 
     @contextmanager
     def unread(self, prompt: Iterable[int], prefill: str = "auto", **fields: Any) -> Iterator[None]:
-        """A stream whose answer, headers too, is never read; the connection breaks when the block is left."""
+        """A stream whose answer, headers too, is never read; the connection breaks when the block
+        is left.
+        """
         url = self.http.base_url
         with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
             request = json.dumps(body(prompt, prefill, **fields, stream=True))
-            connection.request("POST", "/v1/completions", request, {"content-type": "application/json"})
+            connection.request(
+                "POST", "/v1/completions", request, {"content-type": "application/json"}
+            )
             yield
 
     @contextmanager
-    def slow(self, prompt: Iterable[int], prefill: str = "auto", **fields: Any) -> Iterator[Callable[[], str]]:
-        """A whole answer that goes no further than the worker's kernel until what is yielded reads it: its text."""
+    def slow(
+        self, prompt: Iterable[int], prefill: str = "auto", **fields: Any
+    ) -> Iterator[Callable[[], str]]:
+        """A whole answer that goes no further than the worker's kernel until what is yielded reads
+        it: its text.
+        """
         url = self.http.base_url
         with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
             connection.sock = socket.socket()
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             connection.sock.settimeout(TIMEOUT_SECONDS)
             connection.sock.connect((url.host, url.port))
-            connection.request("POST", "/v1/completions", json.dumps(body(prompt, prefill, **fields)), {"content-type": "application/json"})
+            connection.request(
+                "POST",
+                "/v1/completions",
+                json.dumps(body(prompt, prefill, **fields)),
+                {"content-type": "application/json"},
+            )
             yield lambda: connection.getresponse().read().decode()
 
 
@@ -163,6 +190,11 @@ def answer_of(reply: httpx.Response) -> Answer:
     assert reply.status_code == httpx.codes.OK, f"{reply.status_code}: {reply.text}"
     content = reply.json()
     choices = [
-        Choice(tokens_in(c["text"]), c["finish_reason"], (c["logprobs"] or {}).get("token_logprobs", [])) for c in content["choices"]
+        Choice(
+            tokens_in(c["text"]),
+            c["finish_reason"],
+            (c["logprobs"] or {}).get("token_logprobs", []),
+        )
+        for c in content["choices"]
     ]
     return Answer(choices, reply.headers["x-pdcluster-prefill"], content["usage"])

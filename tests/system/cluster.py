@@ -31,7 +31,9 @@ class Cluster:
     model:  the model folder of every worker unless one gets its own.
     """
 
-    def __init__(self, name: str, folder: Path, etcd: EtcdServer, certificates: Certificates, model: Path) -> None:
+    def __init__(
+        self, name: str, folder: Path, etcd: EtcdServer, certificates: Certificates, model: Path
+    ) -> None:
         self.name = name
         self.etcd = etcd
         self.workers: dict[str, WorkerProcess] = {}
@@ -55,8 +57,12 @@ class Cluster:
 
     # --- workers ------------------------------------------------------------------------------
 
-    def add_worker(self, role: str, name: str, *, model: Path | None = None, start: bool = True, **engine: Any) -> WorkerProcess:
-        """A new worker, started but not waited for; `engine` goes over the engine settings of all."""
+    def add_worker(
+        self, role: str, name: str, *, model: Path | None = None, start: bool = True, **engine: Any
+    ) -> WorkerProcess:
+        """A new worker, started but not waited for; `engine` goes over the engine
+        settings of all.
+        """
         settings = {
             "cluster": self.name,
             "revision": "r1",
@@ -66,7 +72,10 @@ class Cluster:
             "discovery": {"endpoints": [self.etcd.endpoint], "leaseSeconds": LEASE_SECONDS},
             "tls": self._certificates.settings(),
             "engine": engine_settings(**engine),
-            "listen": {"host": "127.0.0.1", **{kind: free_port() for kind in ("http", "grpc", "kv")}},
+            "listen": {
+                "host": "127.0.0.1",
+                **{kind: free_port() for kind in ("http", "grpc", "kv")},
+            },
         }
         worker = WorkerProcess(name, self._folder, settings, lambda: self.record(name))
         self.workers[name] = worker
@@ -95,7 +104,11 @@ class Cluster:
             wait_for(has_all, SETTLE_SECONDS, f"{worker.name} uses {num_prefills} prefill workers")
 
     def _alive(self, *roles: str) -> list[WorkerProcess]:
-        return [worker for worker in self.workers.values() if worker.is_alive and worker.settings["role"] in roles]
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.is_alive and worker.settings["role"] in roles
+        ]
 
     # --- facts --------------------------------------------------------------------------------
 
@@ -110,7 +123,9 @@ class Cluster:
 
     @contextmanager
     def drained_by_command(self, *pods: str) -> Iterator[None]:
-        """Their drain commands are there within the block; a test may withdraw them before its end."""
+        """Their drain commands are there within the block; a test may withdraw them
+        before its end.
+        """
         try:
             for pod in pods:
                 self.command(pod, drain=True)
@@ -133,10 +148,16 @@ class Cluster:
         def state() -> str:
             return str((self.record(pod) or {"state": "absent"})["state"])
 
-        wait_for(lambda: state() in states, SETTLE_SECONDS, lambda: f"{pod} is {state()}, not {' or '.join(states)}")
+        wait_for(
+            lambda: state() in states,
+            SETTLE_SECONDS,
+            lambda: f"{pod} is {state()}, not {' or '.join(states)}",
+        )
 
     def wait_settled(self) -> None:
-        """Wait until no worker holds a block and nothing waits, as every test must leave it; check the logs too."""
+        """Wait until no worker holds a block and nothing waits, as every test must leave it; check
+        the logs too.
+        """
         for worker in self._alive("prefill", "decode", "mixed"):
             wait_for(partial(is_settled, worker), SETTLE_SECONDS, partial(_holdings, worker))
         for worker in self.workers.values():
@@ -164,7 +185,10 @@ def is_settled(worker: WorkerProcess) -> bool:
     """Return whether every block is free or cached, and no request is left."""
     metrics, total = worker.metrics(), worker.settings["engine"]["numBlocks"]
     blocks = metrics.by_label("kv_blocks", "state")
-    num_requests = sum(metrics.value(name) for name in ("num_requests_running", "num_requests_waiting", "prefill_queue_requests"))
+    num_requests = sum(
+        metrics.value(name)
+        for name in ("num_requests_running", "num_requests_waiting", "prefill_queue_requests")
+    )
     return blocks.get("free", 0) + blocks.get("cached", 0) == total and num_requests == 0
 
 

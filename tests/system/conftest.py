@@ -31,7 +31,9 @@ SLOW_BYTES_PER_SECOND = 128 << 10
 
 
 SLOW: Json = {"maxBatchedTokens": 4, "maxSequences": 4, "verifyTransfers": True}
-"""Budget of both its engines: hundreds of steps for a long prompt; checksums cost little at that speed."""
+"""Budget of both its engines: hundreds of steps for a long prompt; checksums cost little at that
+speed.
+"""
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -41,7 +43,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = outcome.get_result()
     if report.failed:
         for cluster in clusters.OPEN:
-            report.sections.extend((f"log of {cluster.name}/{name}", tail) for name, tail in cluster.logs().items())
+            report.sections.extend(
+                (f"log of {cluster.name}/{name}", tail) for name, tail in cluster.logs().items()
+            )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -94,7 +98,12 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 
 
 @pytest.fixture(scope="session")
-def open_cluster(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer, certificates: Certificates, tiny_model: Path) -> NewCluster:
+def open_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+    etcd: EtcdServer,
+    certificates: Certificates,
+    tiny_model: Path,
+) -> NewCluster:
     """Makes an empty cluster, to be used as a context manager."""
     folder = tmp_path_factory.mktemp("clusters")
     return lambda name: Cluster(name, folder, etcd, certificates, tiny_model)
@@ -110,7 +119,11 @@ def new_cluster(open_cluster: NewCluster) -> Iterator[NewCluster]:
 @pytest.fixture(scope="session")
 def pair_cluster(open_cluster: NewCluster) -> Iterator[Pair]:
     with open_cluster("pair") as cluster:
-        yield Pair(cluster, cluster.add_worker("prefill", "pair-prefill-0"), cluster.add_worker("decode", "pair-decode-0"))
+        yield Pair(
+            cluster,
+            cluster.add_worker("prefill", "pair-prefill-0"),
+            cluster.add_worker("decode", "pair-decode-0"),
+        )
 
 
 @pytest.fixture
@@ -124,7 +137,9 @@ def pair(pair_cluster: Pair) -> Iterator[Pair]:
 @pytest.fixture(scope="session")
 def slow_cluster(open_cluster: NewCluster) -> Iterator[Pair]:
     with open_cluster("slow") as cluster:
-        prefill = cluster.add_worker("prefill", "slow-prefill-0", transferBandwidth=SLOW_BYTES_PER_SECOND, **SLOW)
+        prefill = cluster.add_worker(
+            "prefill", "slow-prefill-0", transferBandwidth=SLOW_BYTES_PER_SECOND, **SLOW
+        )
         yield Pair(cluster, prefill, cluster.add_worker("decode", "slow-decode-0", **SLOW))
 
 
@@ -152,5 +167,7 @@ def mixed(mixed_cluster: Cluster) -> Iterator[WorkerProcess]:
 
 @pytest.fixture
 def prompts(request: pytest.FixtureRequest) -> Prompts:
-    """Prompts that no other test uses, so that no prefix cache knows them; the same in every run."""
+    """Prompts that no other test uses, so that no prefix cache knows them; the same
+    in every run.
+    """
     return Prompts(request.node.nodeid)

@@ -1,4 +1,6 @@
-"""A real etcd process that a test can kill, bring back, and bring back empty, at the same address."""
+"""A real etcd process that a test can kill, bring back, and bring back empty, at the
+same address.
+"""
 
 import base64
 import json
@@ -37,9 +39,24 @@ class EtcdServer:
         client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
         command = [
             str(Path(sys.executable).parent / "etcd"),
-            *("--name", "test", "--data-dir", str(self._data), "--unsafe-no-fsync", "--log-level", "warn"),
+            *(
+                "--name",
+                "test",
+                "--data-dir",
+                str(self._data),
+                "--unsafe-no-fsync",
+                "--log-level",
+                "warn",
+            ),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+            *(
+                "--listen-peer-urls",
+                peer,
+                "--initial-advertise-peer-urls",
+                peer,
+                "--initial-cluster",
+                f"test={peer}",
+            ),
         ]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -60,22 +77,37 @@ class EtcdServer:
     def values(self, prefix: str) -> dict[str, bytes]:
         """Values stored under a prefix."""
         reply = self._http.post(
-            "/v3/kv/range", content=json.dumps({"key": _base64(prefix), "range_end": _base64(prefix[:-1] + chr(ord(prefix[-1]) + 1))})
+            "/v3/kv/range",
+            content=json.dumps(
+                {
+                    "key": _base64(prefix),
+                    "range_end": _base64(prefix[:-1] + chr(ord(prefix[-1]) + 1)),
+                }
+            ),
         )
         reply.raise_for_status()
-        return {base64.b64decode(kv["key"]).decode(): base64.b64decode(kv["value"]) for kv in reply.json().get("kvs", [])}
+        return {
+            base64.b64decode(kv["key"]).decode(): base64.b64decode(kv["value"])
+            for kv in reply.json().get("kvs", [])
+        }
 
     def put(self, key: str, value: str) -> None:
         """Write a key."""
-        self._http.post("/v3/kv/put", content=json.dumps({"key": _base64(key), "value": _base64(value)})).raise_for_status()
+        self._http.post(
+            "/v3/kv/put", content=json.dumps({"key": _base64(key), "value": _base64(value)})
+        ).raise_for_status()
 
     def delete(self, key: str) -> None:
         """Remove a key."""
-        self._http.post("/v3/kv/deleterange", content=json.dumps({"key": _base64(key)})).raise_for_status()
+        self._http.post(
+            "/v3/kv/deleterange", content=json.dumps({"key": _base64(key)})
+        ).raise_for_status()
 
     def _is_healthy(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, f"etcd ended with {self._process.returncode}: see {self.log}"
+        assert self._process.poll() is None, (
+            f"etcd ended with {self._process.returncode}: see {self.log}"
+        )
         try:
             return bool(self._http.get("/health").json()["health"] == "true")
         except (httpx.HTTPError, ValueError):

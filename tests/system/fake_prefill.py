@@ -38,7 +38,9 @@ class Call:
 
     def finish(self, checksum: int | None = None) -> None:
         """Claim that all is written, and end the call."""
-        self.replies.put(pb.PrefillReply(done=pb.PrefillDone(num_bytes=1, seconds=0.1, checksum=checksum)))
+        self.replies.put(
+            pb.PrefillReply(done=pb.PrefillDone(num_bytes=1, seconds=0.1, checksum=checksum))
+        )
         self.replies.put(None)
 
 
@@ -56,13 +58,21 @@ class FakePrefill(WorkerServicer):
         self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
         add_WorkerServicer_to_server(self, self._server)
         pair = (certificates.key.read_bytes(), certificates.certificate.read_bytes())
-        credentials = grpc.ssl_server_credentials([pair], certificates.ca.read_bytes(), require_client_auth=True)
+        credentials = grpc.ssl_server_credentials(
+            [pair], certificates.ca.read_bytes(), require_client_auth=True
+        )
         self._port = self._server.add_secure_port("127.0.0.1:0", credentials)
 
     def __enter__(self) -> Self:
         self._server.start()
         address = f"127.0.0.1:{self._port}"
-        record = {**self._like, "pod": "fake", "role": "prefill", "engine_id": self.engine_id, "grpc_address": address}
+        record = {
+            **self._like,
+            "pod": "fake",
+            "role": "prefill",
+            "engine_id": self.engine_id,
+            "grpc_address": address,
+        }
         self._cluster.etcd.put(self._key, json.dumps(record))
         return self
 

@@ -31,12 +31,17 @@ def receive(sock: socket.socket, decode: Callable[[bytes], MessageT | int]) -> M
 
 
 def write_blocks(target: pb.Target, block_ids: Sequence[int], block_bytes: int) -> list[str | None]:
-    """Write zeros to these blocks under the target's epoch, a frame each, as a sender would; returns why each was refused, None if not."""
+    """Write zeros to these blocks under the target's epoch, a frame each, as a sender would;
+    returns why each was refused, None if not.
+    """
     with connect(target.addresses[0]) as sock:
         sock.sendall(wire.encode_hello(wire.KvHello(target.engine_id)))
         assert receive(sock, wire.decode_reply) == wire.Reply(None)
         refusals = []
         for block_id in block_ids:
-            sock.sendall(wire.encode_header(wire.Header(target.epoch, HEADS, (block_id,), block_bytes)) + bytes(block_bytes))
+            sock.sendall(
+                wire.encode_header(wire.Header(target.epoch, HEADS, (block_id,), block_bytes))
+                + bytes(block_bytes)
+            )
             refusals.append(receive(sock, wire.decode_ack).refusal)
         return refusals

@@ -33,11 +33,15 @@ class Outcome:
     @property
     def is_clean_error(self) -> bool:
         """True if it ended in an error that the server worded."""
-        return self.status >= httpx.codes.INTERNAL_SERVER_ERROR or (self.stream is not None and self.stream.error is not None)
+        return self.status >= httpx.codes.INTERNAL_SERVER_ERROR or (
+            self.stream is not None and self.stream.error is not None
+        )
 
 
 class Load:
-    """Runs all requests that it is given at once, each at its ingress, and counts those that are done."""
+    """Runs all requests that it is given at once, each at its ingress, and counts those that are
+    done.
+    """
 
     def __init__(self, workers: dict[str, WorkerProcess], max_tokens: int) -> None:
         self.outcomes: list[Outcome] = []
@@ -50,7 +54,10 @@ class Load:
         fresh = list(outcomes)
         self.outcomes += fresh
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits, trust_env=False) as client, asyncio.TaskGroup() as group:
+        async with (
+            httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits, trust_env=False) as client,
+            asyncio.TaskGroup() as group,
+        ):
             for outcome in fresh:
                 group.create_task(self._ask(client, outcome))
 
@@ -66,7 +73,9 @@ class Load:
     async def _ask(self, client: httpx.AsyncClient, outcome: Outcome) -> None:
         request = body(outcome.prompt, outcome.place, max_tokens=self._max_tokens, stream=True)
         try:
-            async with client.stream("POST", f"{self._urls[outcome.ingress]}/v1/completions", json=request) as reply:
+            async with client.stream(
+                "POST", f"{self._urls[outcome.ingress]}/v1/completions", json=request
+            ) as reply:
                 outcome.status = reply.status_code
                 if reply.status_code == httpx.codes.OK:
                     outcome.stream = Stream(reply.headers["x-pdcluster-prefill"], iter(()))

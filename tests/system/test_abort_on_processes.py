@@ -1,4 +1,6 @@
-"""T1 and T10: a client that goes away, whatever its request is doing, cancels both legs and leaves no block behind."""
+"""T1 and T10: a client that goes away, whatever its request is doing, cancels both legs and leaves
+no block behind.
+"""
 
 import pytest
 
@@ -23,7 +25,9 @@ def test_abort_while_decoding(pair: Pair, prompts: Prompts) -> None:
 
 def test_abort_of_a_whole_answer(pair: Pair, prompts: Prompts) -> None:
     with pair.decode.client.unread(prompts(100), "local", max_tokens=1500, stop=["never"]):
-        pair.decode.wait_for(lambda: pair.decode.metrics().value("num_requests_running") > 0, "the request runs")
+        pair.decode.wait_for(
+            lambda: pair.decode.metrics().value("num_requests_running") > 0, "the request runs"
+        )
     pair.cluster.wait_settled()
 
 
@@ -31,7 +35,9 @@ def test_abort_while_prefilling_locally(slow: Pair, prompts: Prompts) -> None:
     def is_in_time() -> bool:
         before = slow.decode.metrics()
         with slow.decode.client.unread(prompts(LONG), "local"):
-            slow.decode.wait_for(lambda: slow.decode.blocks()["in_use"] > 0, "the prefill has begun")
+            slow.decode.wait_for(
+                lambda: slow.decode.blocks()["in_use"] > 0, "the prefill has begun"
+            )
         slow.cluster.wait_settled()
         return slow.decode.growth(before, "generation_tokens_total") == 0
 
@@ -42,7 +48,9 @@ def test_abort_while_prefilling_remotely(slow: Pair, prompts: Prompts) -> None:
     def is_in_time() -> bool:
         before, prefill_before = slow.decode.metrics(), slow.prefill.metrics()
         with slow.decode.client.unread(prompts(LONG), "remote"):
-            slow.prefill.wait_for(lambda: slow.prefill.blocks()["in_use"] > 0, "the prefill worker has begun")
+            slow.prefill.wait_for(
+                lambda: slow.prefill.blocks()["in_use"] > 0, "the prefill worker has begun"
+            )
             assert slow.decode.blocks()["receiving"] > 0
         slow.cluster.wait_settled()
         slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
@@ -55,7 +63,10 @@ def test_abort_while_transferring(slow: Pair, prompts: Prompts) -> None:
     before = slow.decode.metrics()
     with slow.decode.client.stream(prompts(800), "remote", max_tokens=50) as stream:
         stream.read_tokens(1)
-        slow.decode.wait_for(lambda: slow.decode.blocks()["receiving"] > 0, "the transfer goes on after the first token")
+        slow.decode.wait_for(
+            lambda: slow.decode.blocks()["receiving"] > 0,
+            "the transfer goes on after the first token",
+        )
         assert stream.prefill == "remote"
     slow.cluster.wait_settled()
     slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
@@ -65,11 +76,20 @@ def test_abort_while_waiting_for_a_credit(slow: Pair, prompts: Prompts) -> None:
     before, num_blocks = slow.decode.metrics(), -(-LONG // 16)
     with slow.prefill.engine_stopped():  # so that the first request keeps its credit
         with slow.decode.client.unread(prompts(LONG), "remote"):
-            slow.decode.wait_for(lambda: slow.decode.blocks()["receiving"] == num_blocks, "the first request has the credit")
+            slow.decode.wait_for(
+                lambda: slow.decode.blocks()["receiving"] == num_blocks,
+                "the first request has the credit",
+            )
             with slow.decode.client.unread(prompts(LONG), "remote"):
-                slow.decode.wait_for(lambda: slow.decode.metrics().value("prefill_queue_requests") == 1, "the second one waits")
+                slow.decode.wait_for(
+                    lambda: slow.decode.metrics().value("prefill_queue_requests") == 1,
+                    "the second one waits",
+                )
                 assert slow.decode.blocks()["receiving"] == num_blocks  # it holds none
-            slow.decode.wait_for(lambda: slow.decode.metrics().value("prefill_queue_requests") == 0, "the queue is empty again")
+            slow.decode.wait_for(
+                lambda: slow.decode.metrics().value("prefill_queue_requests") == 0,
+                "the queue is empty again",
+            )
         slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
     slow.cluster.wait_settled()
 
@@ -77,7 +97,10 @@ def test_abort_while_waiting_for_a_credit(slow: Pair, prompts: Prompts) -> None:
 def test_abort_while_queued_in_the_engine(slow: Pair, prompts: Prompts) -> None:
     def is_in_time() -> bool:
         others = [prompts(LONG) for _ in range(2)]
-        with slow.decode.client.unread(others[0], "local"), slow.decode.client.unread(others[1], "local"):
+        with (
+            slow.decode.client.unread(others[0], "local"),
+            slow.decode.client.unread(others[1], "local"),
+        ):
             slow.decode.wait_for(lambda: slow.decode.blocks()["in_use"] > 0, "the engine is busy")
             with slow.decode.client.unread(prompts(400), "local"):
                 waits = slow.decode.metrics().value("num_requests_waiting") > 0
@@ -87,7 +110,9 @@ def test_abort_while_queued_in_the_engine(slow: Pair, prompts: Prompts) -> None:
     assert any(is_in_time() for _ in range(ATTEMPTS))
 
 
-def test_one_choice_that_stops_leaves_its_siblings(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_one_choice_that_stops_leaves_its_siblings(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     prompt = prompts(40)
     expected = reference.greedy(prompt, 8)
 

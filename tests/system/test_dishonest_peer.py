@@ -1,4 +1,6 @@
-"""T4 and broken hand-overs against a real decode worker whose prefill worker is scripted: no block is written late, no answer is wrong."""
+"""T4 and broken hand-overs against a real decode worker whose prefill worker is scripted: no block
+is written late, no answer is wrong.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -33,10 +35,15 @@ def decode(lone_cluster: Cluster) -> Iterator[WorkerProcess]:
 
 
 @pytest.fixture
-def fake(lone_cluster: Cluster, decode: WorkerProcess, certificates: Certificates) -> Iterator[FakePrefill]:
+def fake(
+    lone_cluster: Cluster, decode: WorkerProcess, certificates: Certificates
+) -> Iterator[FakePrefill]:
     """Its prefill worker, in the test's hands."""
     with FakePrefill(lone_cluster, certificates, decode.record) as fake:
-        decode.wait_for(lambda: decode.metrics().value("peers", role="prefill", state="ready") == 1, "the pair is made")
+        decode.wait_for(
+            lambda: decode.metrics().value("peers", role="prefill", state="ready") == 1,
+            "the pair is made",
+        )
         yield fake
 
 
@@ -79,7 +86,10 @@ def test_peer_that_never_gets_on_is_given_up(
     reference.check(prompt, answer.tokens)
     decode.wait_for(lambda: call.cancelled, "the call is cancelled")
     decode.wait_growth(before, "remote_prefill_total", 1, outcome="stalled")
-    decode.wait_for(lambda: decode.blocks()["quarantined"] + decode.blocks()["receiving"] == 0, "the epoch is fenced")
+    decode.wait_for(
+        lambda: decode.blocks()["quarantined"] + decode.blocks()["receiving"] == 0,
+        "the epoch is fenced",
+    )
 
 
 def test_write_after_the_epoch_ended_is_refused(
@@ -90,13 +100,18 @@ def test_write_after_the_epoch_ended_is_refused(
         call = fake.next_call()
         assert decode.blocks()["receiving"] == 7
     decode.wait_for(lambda: call.cancelled, "both legs are cancelled")
-    decode.wait_for(lambda: decode.blocks()["quarantined"] + decode.blocks()["receiving"] == 0, "the epoch is fenced")
+    decode.wait_for(
+        lambda: decode.blocks()["quarantined"] + decode.blocks()["receiving"] == 0,
+        "the epoch is fenced",
+    )
 
     # Its blocks belong to another request by now, whose KV must stay its own.
     prompt = prompts(NUM_BLOCKS * 16 - 100)
     with decode.client.stream(prompt, "local", max_tokens=40) as stream:
         stream.read_tokens(5)
-        refusals = write_blocks(call.request.target, call.request.target.block_ids, decode.block_bytes)
+        refusals = write_blocks(
+            call.request.target, call.request.target.block_ids, decode.block_bytes
+        )
         tokens = stream.read_all()
 
     assert len(refusals) == 7
@@ -105,14 +120,18 @@ def test_write_after_the_epoch_ended_is_refused(
     assert decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
 
 
-def test_write_during_the_epoch_is_accepted_once(decode: WorkerProcess, fake: FakePrefill, prompts: Prompts) -> None:
+def test_write_during_the_epoch_is_accepted_once(
+    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts
+) -> None:
     with decode.client.unread(prompts(40), "remote"):
         target = fake.next_call().request.target
         assert write_blocks(target, target.block_ids, decode.block_bytes) == [None] * 3
         assert None not in write_blocks(target, target.block_ids, decode.block_bytes)
 
 
-def test_write_outside_the_target_is_refused(decode: WorkerProcess, fake: FakePrefill, prompts: Prompts) -> None:
+def test_write_outside_the_target_is_refused(
+    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts
+) -> None:
     with decode.client.unread(prompts(40), "remote"):
         target = fake.next_call().request.target
         others = set(range(NUM_BLOCKS + 1)) - set(target.block_ids)
@@ -121,7 +140,11 @@ def test_write_outside_the_target_is_refused(decode: WorkerProcess, fake: FakePr
 
 @pytest.mark.parametrize("num_written", [0, 2])
 def test_claim_of_blocks_that_never_came_means_local_prefill(
-    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference, num_written: int
+    decode: WorkerProcess,
+    fake: FakePrefill,
+    prompts: Prompts,
+    reference: Reference,
+    num_written: int,
 ) -> None:
     prompt = prompts(60)
     asker = Asker(decode, prompt, "remote")
@@ -129,7 +152,10 @@ def test_claim_of_blocks_that_never_came_means_local_prefill(
     (first,) = reference.greedy(prompt, 1)
     call.first_token(first)
     target = call.request.target
-    assert write_blocks(target, target.block_ids[:num_written], decode.block_bytes) == [None] * num_written
+    assert (
+        write_blocks(target, target.block_ids[:num_written], decode.block_bytes)
+        == [None] * num_written
+    )
     call.finish()
 
     answer = asker.result()
@@ -144,13 +170,18 @@ def test_blocks_that_differ_from_their_checksum_mean_local_prefill(
     asker = Asker(decode, prompt, "remote")
     call = fake.next_call()
     call.first_token(reference.greedy(prompt, 1)[0])
-    assert write_blocks(call.request.target, call.request.target.block_ids, decode.block_bytes) == [None] * 4
+    assert (
+        write_blocks(call.request.target, call.request.target.block_ids, decode.block_bytes)
+        == [None] * 4
+    )
     call.finish(checksum=1)
 
     reference.check(prompt, asker.result().tokens)
 
 
-def test_call_that_breaks_off_means_local_prefill(decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference) -> None:
+def test_call_that_breaks_off_means_local_prefill(
+    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
+) -> None:
     before, prompt = decode.metrics(), prompts(60)
     asker = Asker(decode, prompt, "remote")
     call = fake.next_call()

@@ -1,4 +1,5 @@
-"""Workers that leave under load: no stream is cut, none differs, and what still arrives is served elsewhere.
+"""Workers that leave under load: no stream is cut, none differs, and what still arrives is served
+elsewhere.
 
 Two prefill and three decode workers.  Draining starts by the operator's command
 key in etcd or by SIGTERM, of several workers at a time.  Behind a router a trace
@@ -49,7 +50,8 @@ def fleet_cluster(open_cluster: NewCluster) -> Iterator[Fleet]:
     with open_cluster("fleet") as cluster:
         for role, names in (("prefill", PREFILLS), ("decode", DECODES)):
             for name in names:
-                cluster.add_worker(role, name).wait_ready()  # one after the other: all at once they take longer to load
+                # one after the other: all at once they take longer to load
+                cluster.add_worker(role, name).wait_ready()
         yield Fleet(cluster, {name: cluster.workers[name] for name in DECODES})
 
 
@@ -58,21 +60,31 @@ def fleet(fleet_cluster: Fleet) -> Iterator[Fleet]:
     """All five, ready, and each decode worker knows the others."""
     fleet_cluster.cluster.heal()
     for decode in fleet_cluster.decodes.values():
-        wait_for(lambda decode=decode: decode.num_decode_peers() == 2, SETTLE_SECONDS, f"{decode.name} knows two decode peers")
+        wait_for(
+            lambda decode=decode: decode.num_decode_peers() == 2,
+            SETTLE_SECONDS,
+            f"{decode.name} knows two decode peers",
+        )
     yield fleet_cluster
     fleet_cluster.cluster.wait_settled()
 
 
-async def test_drains_of_both_roles_cut_no_stream_and_change_no_token(fleet: Fleet, prompts: Prompts, reference: Reference) -> None:
+async def test_drains_of_both_roles_cut_no_stream_and_change_no_token(
+    fleet: Fleet, prompts: Prompts, reference: Reference
+) -> None:
     cluster, random, load = fleet.cluster, Random(0), Load(fleet.decodes, MAX_TOKENS)
 
     def ask(ingress: str) -> Outcome:
-        return Outcome(prompts(random.randrange(20, 200)), ingress, random.choice(["auto", "local", "remote"]))
+        return Outcome(
+            prompts(random.randrange(20, 200)), ingress, random.choice(["auto", "local", "remote"])
+        )
 
     before = [ask(name) for name in DECODES for _ in range(NUM_BEFORE // 3)]
     during = [ask(name) for name in (FIRST, STAYS) for _ in range(NUM_DURING // 2)]
     asking = asyncio.create_task(load.run(before))
-    await load.wait_for(lambda: sum(outcome.num_tokens > 0 for outcome in load.outcomes) >= NUM_BEFORE // 2)
+    await load.wait_for(
+        lambda: sum(outcome.num_tokens > 0 for outcome in load.outcomes) >= NUM_BEFORE // 2
+    )
     with cluster.drained_by_command(FIRST, PREFILLS[0]):
         fleet.decodes[ENDS].terminate()
         # Some of these arrive before the workers have read their commands, some after.
@@ -83,22 +95,36 @@ async def test_drains_of_both_roles_cut_no_stream_and_change_no_token(fleet: Fle
             assert cluster.workers[name].metrics().value("draining") == 0
 
     assert len(load.outcomes) == NUM_BEFORE + NUM_DURING
-    assert [outcome for outcome in load.outcomes if not outcome.done or outcome.num_tokens != MAX_TOKENS] == []
+    assert [
+        outcome for outcome in load.outcomes if not outcome.done or outcome.num_tokens != MAX_TOKENS
+    ] == []
     again = Load({STAYS: fleet.decodes[STAYS]}, MAX_TOKENS)
     await again.run(Outcome(outcome.prompt, STAYS, "local") for outcome in load.outcomes)
     for drained, plain in zip(load.outcomes, again.outcomes, strict=True):
         assert drained.stream is not None
         assert plain.stream is not None
-        if drained.stream.tokens != plain.stream.tokens:  # right too after a near tie, which the reference knows
+        # right too after a near tie, which the reference knows
+        if drained.stream.tokens != plain.stream.tokens:
             reference.check(drained.prompt, drained.stream.tokens)
             reference.check(plain.prompt, plain.stream.tokens)
 
 
 TRACE = RequestTrace(
-    num_requests=70, seconds=4.0, system_blocks=2, question=Length(40, 0.7, 200), output=Length(40, 0.8, 200), max_input_tokens=300
+    num_requests=70,
+    seconds=4.0,
+    system_blocks=2,
+    question=Length(40, 0.7, 200),
+    output=Length(40, 0.8, 200),
+    max_input_tokens=300,
 )
-TRACED: Json = {"offload": {"prefillLengthThreshold": 48}, "moving": {"maxMoves": 8}, "admission": {"workerWaitSeconds": 60}}
-"""The policy of the trace's workers: about half of its prompts go to prefill workers, and no number of kills is too many."""
+TRACED: Json = {
+    "offload": {"prefillLengthThreshold": 48},
+    "moving": {"maxMoves": 8},
+    "admission": {"workerWaitSeconds": 60},
+}
+"""The policy of the trace's workers: about half of its prompts go to prefill workers, and no number
+of kills is too many.
+"""
 
 
 @pytest.fixture
@@ -111,7 +137,9 @@ def traced(fleet: Fleet) -> Iterator[WorkerProcess]:
     for decode in fleet.decodes.values():
         decode.take_policy(TRACED)
     router.wait_ready()
-    router.wait_for(lambda: router.num_decode_peers() == len(DECODES), "the router knows the decode workers")
+    router.wait_for(
+        lambda: router.num_decode_peers() == len(DECODES), "the router knows the decode workers"
+    )
     yield router
     for worker in set(fleet.cluster.workers.values()) - before - {router}:
         worker.close()
@@ -124,7 +152,9 @@ def traced(fleet: Fleet) -> Iterator[WorkerProcess]:
     del fleet.cluster.workers[router.name]
 
 
-async def test_trace_is_answered_once_while_workers_come_and_go(fleet: Fleet, traced: WorkerProcess, reference: Reference) -> None:
+async def test_trace_is_answered_once_while_workers_come_and_go(
+    fleet: Fleet, traced: WorkerProcess, reference: Reference
+) -> None:
     rows = TRACE.rows("0")
     asks = asks_of(rows, TRACE.block_tokens, range(len(SPECIAL_TOKENS), VOCAB_SIZE), "0")
     chaos = Chaos(fleet.cluster, traced, TRACED, "0")
@@ -132,9 +162,14 @@ async def test_trace_is_answered_once_while_workers_come_and_go(fleet: Fleet, tr
     begun = [asyncio.Event() for _ in (*steps, chaos.all_ready)]
 
     async def gate(index: int) -> None:
-        await begun[index * len(begun) // len(asks)].wait()  # so that requests arrive during each step, and after the last
+        # so that requests arrive during each step, and after the last
+        await begun[index * len(begun) // len(asks)].wait()
 
-    trace = asyncio.create_task(run_trace(str(traced.client.http.base_url), asks, [row.timestamp / 1000 for row in rows], gate))
+    trace = asyncio.create_task(
+        run_trace(
+            str(traced.client.http.base_url), asks, [row.timestamp / 1000 for row in rows], gate
+        )
+    )
     for event, step in zip(begun, steps, strict=False):
         event.set()
         await asyncio.to_thread(step)
@@ -154,7 +189,9 @@ async def test_trace_is_answered_once_while_workers_come_and_go(fleet: Fleet, tr
     assert sum(metrics.by_label("request_rejected_total", "reason").values()) == 0
 
 
-def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet: Fleet, prompts: Prompts, reference: Reference) -> None:
+def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(
+    fleet: Fleet, prompts: Prompts, reference: Reference
+) -> None:
     first, others = fleet.decodes[FIRST], [fleet.decodes[STAYS], fleet.decodes[ENDS]]
     prompt, before = prompts(40), [worker.metrics() for worker in others]
     with first.client.stream(prompts(20), "local", max_tokens=1500) as own:
@@ -162,7 +199,10 @@ def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet: F
         with fleet.cluster.drained_by_command(FIRST):
             first.wait_for(lambda: _ready_reason(first) == "this worker is draining", "it says so")
             # Its own stream is open for as long as its engine is stopped.
-            with first.engine_stopped(), first.client.stream(prompt, "local", max_tokens=50) as relayed:
+            with (
+                first.engine_stopped(),
+                first.client.stream(prompt, "local", max_tokens=50) as relayed,
+            ):
                 relayed.read_tokens(1)
                 scraped = first.client.http.get("/metrics")
                 assert Metrics(scraped.text).value("draining") == 2  # a relayed stream holds it too
@@ -171,15 +211,20 @@ def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet: F
             assert len(own.read_all()) == 1500
             assert own.done
             fleet.cluster.wait_state(FIRST, "drained")
-            assert len(first.client.complete(prompts(30)).tokens) == 8  # a client that still uses a drained worker is served
-            first.wait_for(lambda: _ready_reason(first) == "this worker is drained", "it is drained again")
+            # a client that still uses a drained worker is served
+            assert len(first.client.complete(prompts(30)).tokens) == 8
+            first.wait_for(
+                lambda: _ready_reason(first) == "this worker is drained", "it is drained again"
+            )
     reference.check(prompt, tokens)
     first.wait_for(lambda: _tokens_made(others, before) == 50 + 8, "the others made the tokens")
     first.wait_ready()
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-def test_every_kind_of_answer_is_the_same_over_a_draining_ingress(fleet: Fleet, prompts: Prompts, reference: Reference, place: str) -> None:
+def test_every_kind_of_answer_is_the_same_over_a_draining_ingress(
+    fleet: Fleet, prompts: Prompts, reference: Reference, place: str
+) -> None:
     first, prompt = fleet.decodes[FIRST], prompts(100)
     sampled = {**SAMPLED, "prefill": place}
     greedy = {"n": 2, "logprobs": 2, "max_tokens": 20, "prefill": place}
@@ -193,7 +238,10 @@ def test_every_kind_of_answer_is_the_same_over_a_draining_ingress(fleet: Fleet, 
 
     for one, other in zip(relayed, plain, strict=True):
         assert one.prefill == place
-        assert (one.usage["prompt_tokens"], one.usage["completion_tokens"]) == (100, 20 * len(one.choices))
+        assert (one.usage["prompt_tokens"], one.usage["completion_tokens"]) == (
+            100,
+            20 * len(one.choices),
+        )
         for choice, same in zip(one.choices, other.choices, strict=True):
             assert choice.finish_reason == same.finish_reason
             if choice.tokens == same.tokens:
@@ -203,11 +251,16 @@ def test_every_kind_of_answer_is_the_same_over_a_draining_ingress(fleet: Fleet, 
         reference.check(prompt, choice.tokens)
 
 
-def test_request_over_an_old_connection_is_answered_and_the_connection_closed(fleet: Fleet, prompts: Prompts) -> None:
+def test_request_over_an_old_connection_is_answered_and_the_connection_closed(
+    fleet: Fleet, prompts: Prompts
+) -> None:
     """As a gateway keeps them: the Service's change of mind does not reach them."""
     first = fleet.decodes[FIRST]
     with ExitStack() as stack:
-        clients = [stack.enter_context(httpx.Client(base_url=first.client.http.base_url, trust_env=False)) for _ in range(3)]
+        clients = [
+            stack.enter_context(httpx.Client(base_url=first.client.http.base_url, trust_env=False))
+            for _ in range(3)
+        ]
         for client in clients:
             assert "connection" not in client.get("/version").headers
         with fleet.cluster.drained_by_command(FIRST):
@@ -218,16 +271,24 @@ def test_request_over_an_old_connection_is_answered_and_the_connection_closed(fl
     first.wait_ready()
 
 
-def test_last_decode_worker_finishes_its_streams_and_names_another_way(fleet: Fleet, prompts: Prompts, reference: Reference) -> None:
+def test_last_decode_worker_finishes_its_streams_and_names_another_way(
+    fleet: Fleet, prompts: Prompts, reference: Reference
+) -> None:
     prompt, last = prompts(40), fleet.decodes[STAYS]
     with last.client.stream(prompt, "auto", max_tokens=1500) as stream:
         stream.read_tokens(1)
         with fleet.cluster.drained_by_command(*DECODES):
-            reply = wait_for(lambda: _refusal(last, prompts), SETTLE_SECONDS, "no worker takes a request")
+            reply = wait_for(
+                lambda: _refusal(last, prompts), SETTLE_SECONDS, "no worker takes a request"
+            )
             tokens = stream.read_all()
 
     assert reply is not None
-    assert (reply.json()["error"]["code"], reply.headers["retry-after"], reply.headers["connection"]) == ("draining", "1", "close")
+    assert (
+        reply.json()["error"]["code"],
+        reply.headers["retry-after"],
+        reply.headers["connection"],
+    ) == ("draining", "1", "close")
     assert (stream.done, len(tokens)) == (True, 1500)
     reference.check(prompt, tokens[:200])
     for decode in fleet.decodes.values():
@@ -241,7 +302,10 @@ def _refusal(worker: WorkerProcess, prompts: Prompts) -> httpx.Response | None:
 
 
 def _tokens_made(workers: list[WorkerProcess], since: list[Metrics]) -> float:
-    return sum(worker.growth(before, "generation_tokens_total") for worker, before in zip(workers, since, strict=True))
+    return sum(
+        worker.growth(before, "generation_tokens_total")
+        for worker, before in zip(workers, since, strict=True)
+    )
 
 
 def _ready_reason(worker: WorkerProcess) -> str:

@@ -1,4 +1,6 @@
-"""One worker's drain from its command to its end: in mid-transfer, withdrawn, commanded again, met by SIGTERM, without etcd."""
+"""One worker's drain from its command to its end: in mid-transfer, withdrawn, commanded again, met
+by SIGTERM, without etcd.
+"""
 
 import json
 from collections.abc import Iterator
@@ -40,9 +42,14 @@ def is_ready(worker: WorkerProcess) -> bool:
     return worker.client.http.get("/ready").status_code == httpx.codes.OK
 
 
-def test_prefill_worker_drained_in_mid_transfer_finishes_it(slow: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_prefill_worker_drained_in_mid_transfer_finishes_it(
+    slow: Pair, prompts: Prompts, reference: Reference
+) -> None:
     prompt, before = prompts(500), slow.decode.metrics()
-    with slow.decode.client.stream(prompt, "remote") as stream, slow.cluster.drained_by_command(slow.prefill.name):
+    with (
+        slow.decode.client.stream(prompt, "remote") as stream,
+        slow.cluster.drained_by_command(slow.prefill.name),
+    ):
         stream.read_tokens(1)  # made at once, and the blocks move for seconds
         slow.cluster.wait_state(slow.prefill.name, "draining")
         assert slow.prefill.metrics().value("draining") >= 1
@@ -57,25 +64,40 @@ def test_prefill_worker_drained_in_mid_transfer_finishes_it(slow: Pair, prompts:
     slow.prefill.wait_ready()
 
 
-def test_requests_that_wait_for_a_draining_prefill_worker_are_served(slow: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_requests_that_wait_for_a_draining_prefill_worker_are_served(
+    slow: Pair, prompts: Prompts, reference: Reference
+) -> None:
     """A promised credit is kept; requests without one prefill here, and none fails."""
     cluster, decode, waiting = slow.cluster, slow.decode, [prompts(300) for _ in range(4)]
     with ThreadPoolExecutor(len(waiting)) as pool:
         with slow.prefill.engine_stopped():  # a request with a credit keeps it, and the others wait
-            answers = [pool.submit(decode.client.complete, prompt, "auto", max_tokens=4) for prompt in waiting]
-            decode.wait_for(lambda: decode.metrics().value("prefill_queue_requests") == len(waiting) - 1, "some wait for a credit")
+            answers = [
+                pool.submit(decode.client.complete, prompt, "auto", max_tokens=4)
+                for prompt in waiting
+            ]
+            decode.wait_for(
+                lambda: decode.metrics().value("prefill_queue_requests") == len(waiting) - 1,
+                "some wait for a credit",
+            )
             cluster.command(slow.prefill.name, drain=True)
-            decode.wait_for(lambda: decode.metrics().value("prefill_queue_requests") == 0, "they wait for it no more")
+            decode.wait_for(
+                lambda: decode.metrics().value("prefill_queue_requests") == 0,
+                "they wait for it no more",
+            )
         for prompt, answer in zip(waiting, answers, strict=True):
             reference.check(prompt, answer.result().tokens)
         cluster.wait_state(slow.prefill.name, "drained")
         cluster.command(slow.prefill.name, drain=False)
 
-    assert sorted(answer.result().prefill for answer in answers) == ["local"] * (len(waiting) - 1) + ["remote"]
+    assert sorted(answer.result().prefill for answer in answers) == ["local"] * (
+        len(waiting) - 1
+    ) + ["remote"]
     slow.prefill.wait_ready()
 
 
-def test_command_that_is_withdrawn_in_the_middle_lets_the_worker_serve_again(slow: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_command_that_is_withdrawn_in_the_middle_lets_the_worker_serve_again(
+    slow: Pair, prompts: Prompts, reference: Reference
+) -> None:
     cluster, decode, prompt = slow.cluster, slow.decode, prompts(20)
     with decode.client.stream(prompt, "local", max_tokens=1500) as stream:
         stream.read_tokens(1)
@@ -91,17 +113,25 @@ def test_command_that_is_withdrawn_in_the_middle_lets_the_worker_serve_again(slo
     reference.check(prompt, tokens[:200])
 
 
-@pytest.mark.parametrize(("drain", "state"), [(True, "drained"), (False, "ready")], ids=["drain", "serve"])
+@pytest.mark.parametrize(
+    ("drain", "state"), [(True, "drained"), (False, "ready")], ids=["drain", "serve"]
+)
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_last_of_many_quick_commands_wins(commanded: Pair, prompts: Prompts, role: str, drain: bool, state: str) -> None:
+def test_last_of_many_quick_commands_wins(
+    commanded: Pair, prompts: Prompts, role: str, drain: bool, state: str
+) -> None:
     worker = {"prefill": commanded.prefill, "decode": commanded.decode}[role]
-    name, log, num_changes = worker.name, Log(worker), NUM_FLIPS + (not drain)  # the first and the last flip drain
+    # the first and the last flip drain
+    name, log, num_changes = worker.name, Log(worker), NUM_FLIPS + (not drain)
     for turn in range(NUM_FLIPS):
         commanded.cluster.command(name, drain=turn % 2 == 0)
     commanded.cluster.command(name, drain=drain)
 
-    # A command before the last one may be the reason of the same state: wait until the worker has seen them all.
-    worker.wait_for(lambda: log.count("drain command present=") >= num_changes, f"{name} sees every command")
+    # A command before the last one may be the reason of the same state: wait until the worker has
+    # seen them all.
+    worker.wait_for(
+        lambda: log.count("drain command present=") >= num_changes, f"{name} sees every command"
+    )
     commanded.cluster.wait_state(name, state)
     worker.wait_for(lambda: is_ready(worker) is not drain, f"{name} obeys")
     if not drain:
@@ -129,8 +159,15 @@ def test_worker_that_restarts_obeys_the_command_that_is_there(commanded: Pair) -
     cluster.wait_state(prefill.name, "ready")
 
 
-def test_sigterm_in_a_drain_by_command_ends_in_order(commanded: Pair, prompts: Prompts, reference: Reference) -> None:
-    cluster, decode, prompt, log = commanded.cluster, commanded.decode, prompts(60), Log(commanded.decode)
+def test_sigterm_in_a_drain_by_command_ends_in_order(
+    commanded: Pair, prompts: Prompts, reference: Reference
+) -> None:
+    cluster, decode, prompt, log = (
+        commanded.cluster,
+        commanded.decode,
+        prompts(60),
+        Log(commanded.decode),
+    )
     with decode.client.stream(prompt, "remote", max_tokens=1000) as stream:
         stream.read_tokens(2)
         cluster.command(decode.name, drain=True)
@@ -138,7 +175,9 @@ def test_sigterm_in_a_drain_by_command_ends_in_order(commanded: Pair, prompts: P
         decode.terminate()
         decode.wait_for(lambda: log.count("asked to end") == 1, "the signal has come")
         cluster.command(decode.name, drain=False)  # too late: the process is to end
-        decode.wait_for(lambda: log.count("drain command present=False") == 1, "it has read the change")
+        decode.wait_for(
+            lambda: log.count("drain command present=False") == 1, "it has read the change"
+        )
         assert log.count("state=ready") == 0
         tokens = stream.read_all()
 
@@ -148,15 +187,24 @@ def test_sigterm_in_a_drain_by_command_ends_in_order(commanded: Pair, prompts: P
     assert cluster.record(decode.name) is None
 
 
-def test_command_in_the_drain_of_sigterm_changes_nothing(commanded: Pair, prompts: Prompts, reference: Reference) -> None:
-    cluster, decode, prompt, log = commanded.cluster, commanded.decode, prompts(60), Log(commanded.decode)
+def test_command_in_the_drain_of_sigterm_changes_nothing(
+    commanded: Pair, prompts: Prompts, reference: Reference
+) -> None:
+    cluster, decode, prompt, log = (
+        commanded.cluster,
+        commanded.decode,
+        prompts(60),
+        Log(commanded.decode),
+    )
     with decode.client.stream(prompt, "local", max_tokens=1000) as stream:
         stream.read_tokens(2)
         decode.terminate()
         cluster.wait_state(decode.name, "draining")
         for present in (True, False, True):
             cluster.command(decode.name, drain=present)
-        decode.wait_for(lambda: log.count("drain command present=True") == 2, "it has read the change")
+        decode.wait_for(
+            lambda: log.count("drain command present=True") == 2, "it has read the change"
+        )
         tokens = stream.read_all()
 
     assert (stream.done, len(tokens)) == (True, 1000)
@@ -166,7 +214,9 @@ def test_command_in_the_drain_of_sigterm_changes_nothing(commanded: Pair, prompt
 
 
 @pytest.mark.parametrize("by_command", [True, False], ids=["command", "sigterm"])
-def test_drain_waits_for_a_client_that_has_not_taken_its_answer(commanded: Pair, prompts: Prompts, by_command: bool) -> None:
+def test_drain_waits_for_a_client_that_has_not_taken_its_answer(
+    commanded: Pair, prompts: Prompts, by_command: bool
+) -> None:
     """No request runs any more, and the answer would go with the network of a pod."""
     cluster, decode = commanded.cluster, commanded.decode
     before = decode.metrics()
@@ -176,7 +226,9 @@ def test_drain_waits_for_a_client_that_has_not_taken_its_answer(commanded: Pair,
             cluster.command(decode.name, drain=True)
         else:
             decode.terminate()
-        decode.wait_for(lambda: decode.metrics().value("draining") == 1, "it waits for the client alone")
+        decode.wait_for(
+            lambda: decode.metrics().value("draining") == 1, "it waits for the client alone"
+        )
         cluster.wait_state(decode.name, "draining")
         answer = read()
 
@@ -188,8 +240,15 @@ def test_drain_waits_for_a_client_that_has_not_taken_its_answer(commanded: Pair,
 
 
 @pytest.mark.parametrize("by_command", [True, False], ids=["command", "sigterm"])
-def test_drain_ends_though_etcd_is_gone(commanded: Pair, prompts: Prompts, reference: Reference, by_command: bool) -> None:
-    cluster, decode, prompt, log = commanded.cluster, commanded.decode, prompts(60), Log(commanded.decode)
+def test_drain_ends_though_etcd_is_gone(
+    commanded: Pair, prompts: Prompts, reference: Reference, by_command: bool
+) -> None:
+    cluster, decode, prompt, log = (
+        commanded.cluster,
+        commanded.decode,
+        prompts(60),
+        Log(commanded.decode),
+    )
     try:
         with decode.client.stream(prompt, "remote", max_tokens=1000) as stream:
             stream.read_tokens(2)

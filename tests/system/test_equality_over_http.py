@@ -1,4 +1,6 @@
-"""T6: the same tokens whatever path a request takes, over the real API; greedy ones equal transformers' generate()."""
+"""T6: the same tokens whatever path a request takes, over the real API; greedy ones equal
+transformers' generate().
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +17,32 @@ from tests.system.worker_process import WorkerProcess
 
 # Around the edges of blocks (16), chunks (64) and the offload threshold (256), and some in between.
 EDGES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 208, 256, 320)
-LENGTHS = sorted({1, 2, 3, 7, 9, 24, 40, 72, 100, 150, 200, 300, *(edge + step for edge in EDGES for step in (-1, 0, 1))})
+LENGTHS = sorted(
+    {
+        1,
+        2,
+        3,
+        7,
+        9,
+        24,
+        40,
+        72,
+        100,
+        150,
+        200,
+        300,
+        *(edge + step for edge in EDGES for step in (-1, 0, 1)),
+    }
+)
 MAX_TOKENS = 12
 
 Ask = Callable[[list[int]], Answer]
 
 
 def ask_twice(decode: WorkerProcess) -> Ask:
-    """The second answer of two: its prompt is in the decode worker's prefix cache, so that at most one block is sent."""
+    """The second answer of two: its prompt is in the decode worker's prefix cache, so that at most
+    one block is sent.
+    """
 
     def ask(prompt: list[int]) -> Answer:
         decode.client.complete(prompt, "local", max_tokens=1)
@@ -43,7 +63,8 @@ def ask(request: pytest.FixtureRequest, mixed: WorkerProcess, pair: Pair) -> Ask
 
 @pytest.mark.parametrize("concurrency", [1, 12], ids=["alone", "together"])
 def test_greedy_tokens_equal_transformers(ask: Ask, concurrency: int, reference: Reference) -> None:
-    # One set of prompts for all paths, so that transformers computes each once; a prompt of an earlier path is another path's prefix
+    # One set of prompts for all paths, so that transformers computes each once; a prompt of an
+    # earlier path is another path's prefix
     # hit, which must not change a token either.
     prompts = Prompts("equality")
     cases = [prompts(length) for length in LENGTHS]
@@ -58,7 +79,9 @@ def test_greedy_tokens_equal_transformers(ask: Ask, concurrency: int, reference:
         reference.check(prompt, answer.tokens)
 
 
-def test_seeded_sampling_is_the_same_on_every_path(pair: Pair, mixed: WorkerProcess, prompts: Prompts, reference: Reference) -> None:
+def test_seeded_sampling_is_the_same_on_every_path(
+    pair: Pair, mixed: WorkerProcess, prompts: Prompts, reference: Reference
+) -> None:
     for length in (5, 33, 64, 130):
         prompt = prompts(length)
         answers = [
@@ -79,12 +102,17 @@ def test_seeded_sampling_is_the_same_on_every_path(pair: Pair, mixed: WorkerProc
 def test_unseeded_sampling_differs_between_requests(pair: Pair, prompts: Prompts) -> None:
     prompt = prompts(20)
 
-    answers = {tuple(pair.decode.client.complete(prompt, temperature=1.5, max_tokens=16).tokens) for _ in range(3)}
+    answers = {
+        tuple(pair.decode.client.complete(prompt, temperature=1.5, max_tokens=16).tokens)
+        for _ in range(3)
+    }
 
     assert len(answers) == 3
 
 
-def test_greedy_logprobs_are_the_same_on_every_path(pair: Pair, mixed: WorkerProcess, prompts: Prompts) -> None:
+def test_greedy_logprobs_are_the_same_on_every_path(
+    pair: Pair, mixed: WorkerProcess, prompts: Prompts
+) -> None:
     prompt = prompts(65)
 
     answers = [
@@ -93,7 +121,10 @@ def test_greedy_logprobs_are_the_same_on_every_path(pair: Pair, mixed: WorkerPro
     ]
 
     assert all(answer.tokens == answers[0].tokens for answer in answers)
-    assert all(answer.choices[0].logprobs == pytest.approx(answers[0].choices[0].logprobs, abs=1e-4) for answer in answers)
+    assert all(
+        answer.choices[0].logprobs == pytest.approx(answers[0].choices[0].logprobs, abs=1e-4)
+        for answer in answers
+    )
 
 
 def _among_others(decode: WorkerProcess, prompt: list[int], prompts: Prompts) -> list[Answer]:
@@ -104,18 +135,30 @@ def _among_others(decode: WorkerProcess, prompt: list[int], prompts: Prompts) ->
             pool.submit(decode.client.complete, other, place, max_tokens=30)
             for other, place in zip(others, ("remote", "local") * 2, strict=True)
         ]
-        ours = [pool.submit(decode.client.complete, prompt, place, **SAMPLED) for place in ("remote", "local")]
+        ours = [
+            pool.submit(decode.client.complete, prompt, place, **SAMPLED)
+            for place in ("remote", "local")
+        ]
         answers = [future.result() for future in ours]
         for future in noise:
             future.result()
     return answers
 
 
-def test_constrained_answers_are_the_same_on_every_path(pair: Pair, mixed: WorkerProcess, prompts: Prompts) -> None:
-    """Token n is the text "[n]" here; the prefill worker makes the first token under the constraint too."""
+def test_constrained_answers_are_the_same_on_every_path(
+    pair: Pair, mixed: WorkerProcess, prompts: Prompts
+) -> None:
+    """Token n is the text "[n]" here; the prefill worker makes the first token under the constraint
+    too.
+    """
     prompt = prompts(65)
     for fields in ({}, {"temperature": 1.0, "seed": 7, "logprobs": 2}):
-        asked = {"structured_outputs": {"regex": r"(\[1[0-9]{2}\]){9}"}, "ignore_eos": False, "max_tokens": 30, **fields}
+        asked = {
+            "structured_outputs": {"regex": r"(\[1[0-9]{2}\]){9}"},
+            "ignore_eos": False,
+            "max_tokens": 30,
+            **fields,
+        }
         answers = [
             mixed.client.complete(prompt, **asked),
             *(pair.decode.client.complete(prompt, place, **asked) for place in ("remote", "local")),
@@ -128,10 +171,14 @@ def test_constrained_answers_are_the_same_on_every_path(pair: Pair, mixed: Worke
 
 
 @pytest.mark.parametrize("place", ["remote", "local"])
-def test_a_constraint_that_cannot_be_compiled_is_a_400_wherever_its_prompt_would_run(pair: Pair, prompts: Prompts, place: str) -> None:
+def test_a_constraint_that_cannot_be_compiled_is_a_400_wherever_its_prompt_would_run(
+    pair: Pair, prompts: Prompts, place: str
+) -> None:
     asked = body(prompts(20), place, guided_json={"properties": {"a": {"type": "strin"}}})
     reply = pair.decode.client.post(asked)
 
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == "guided_json"
-    assert reply.json()["error"]["message"].startswith("guided_json: #/properties/a/type: 'strin' is no type")
+    assert reply.json()["error"]["message"].startswith(
+        "guided_json: #/properties/a/type: 'strin' is no type"
+    )

@@ -1,4 +1,6 @@
-"""An etcd that dies for longer than a lease, and one that comes back empty, lose no request and heal by themselves."""
+"""An etcd that dies for longer than a lease, and one that comes back empty, lose no request and
+heal by themselves.
+"""
 
 import time
 from collections.abc import Iterator
@@ -20,10 +22,16 @@ def lossy(pair: Pair) -> Iterator[Pair]:
     yield pair
     pair.cluster.etcd.kill()
     pair.cluster.etcd.start()
-    wait_for(lambda: len(pair.cluster.records()) == 2, HEAL_SECONDS, lambda: f"both workers registered: {pair.cluster.records()}")
+    wait_for(
+        lambda: len(pair.cluster.records()) == 2,
+        HEAL_SECONDS,
+        lambda: f"both workers registered: {pair.cluster.records()}",
+    )
 
 
-def test_outage_longer_than_the_lease_loses_no_request(lossy: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_outage_longer_than_the_lease_loses_no_request(
+    lossy: Pair, prompts: Prompts, reference: Reference
+) -> None:
     away_until = 0.0
 
     def ask_both_ways() -> None:
@@ -42,14 +50,20 @@ def test_outage_longer_than_the_lease_loses_no_request(lossy: Pair, prompts: Pro
     assert (stream.done, len(tokens)) == (True, 1000)
     while time.monotonic() < away_until:
         ask_both_ways()
-    assert [w.client.http.get("/ready").status_code for w in (lossy.prefill, lossy.decode)] == [httpx.codes.OK] * 2
+    assert [w.client.http.get("/ready").status_code for w in (lossy.prefill, lossy.decode)] == [
+        httpx.codes.OK
+    ] * 2
     lossy.cluster.etcd.start()
 
-    wait_for(lambda: len(lossy.cluster.records()) == 2, HEAL_SECONDS, "both workers are registered again")
+    wait_for(
+        lambda: len(lossy.cluster.records()) == 2, HEAL_SECONDS, "both workers are registered again"
+    )
     ask_both_ways()
 
 
-def test_etcd_that_comes_back_empty_is_filled_again(lossy: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_etcd_that_comes_back_empty_is_filled_again(
+    lossy: Pair, prompts: Prompts, reference: Reference
+) -> None:
     engines = {name: record["engine_id"] for name, record in lossy.cluster.records().items()}
     prompt = prompts(50)
     with lossy.decode.client.stream(prompt, "remote", max_tokens=1000) as stream:
@@ -60,8 +74,12 @@ def test_etcd_that_comes_back_empty_is_filled_again(lossy: Pair, prompts: Prompt
     assert (stream.done, len(tokens)) == (True, 1000)
     reference.check(prompt[:50], tokens[:100])
 
-    wait_for(lambda: len(lossy.cluster.records()) == 2, HEAL_SECONDS, "both workers are registered again")
-    assert {name: record["engine_id"] for name, record in lossy.cluster.records().items()} == engines
+    wait_for(
+        lambda: len(lossy.cluster.records()) == 2, HEAL_SECONDS, "both workers are registered again"
+    )
+    assert {
+        name: record["engine_id"] for name, record in lossy.cluster.records().items()
+    } == engines
     again = prompts(60)
     answer = lossy.decode.client.complete(again, "remote")
     assert answer.prefill == "remote"

@@ -42,7 +42,9 @@ class Headless:
         )
         identity = {"POD_NAME": "node-b", "POD_NAMESPACE": "test", "POD_IP": "127.0.0.1"}
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **identity})
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **identity}
+            )
 
     def __enter__(self) -> "Headless":
         return self
@@ -72,7 +74,9 @@ def serving(head: WorkerProcess) -> dict[str, float]:
     return head.metrics().by_label("engine_up", "engine")
 
 
-def test_headless_engine_serves_and_its_end_is_its_own(head: WorkerProcess, prompts: Prompts, reference: Reference, tmp_path: Path) -> None:
+def test_headless_engine_serves_and_its_end_is_its_own(
+    head: WorkerProcess, prompts: Prompts, reference: Reference, tmp_path: Path
+) -> None:
     with Headless(tmp_path, head, revision="r2") as stranger:
         status, said = stranger.end()
     assert status == 1
@@ -82,13 +86,18 @@ def test_headless_engine_serves_and_its_end_is_its_own(head: WorkerProcess, prom
     with Headless(tmp_path, head) as node:
         wait_for(lambda: serving(head) == {"0": 1, "1": 1}, END_SECONDS, node.log.read_text)
         with ThreadPoolExecutor(len(cases)) as pool:
-            answers = list(pool.map(lambda prompt: head.client.complete(prompt, max_tokens=MAX_TOKENS), cases))
+            answers = list(
+                pool.map(lambda prompt: head.client.complete(prompt, max_tokens=MAX_TOKENS), cases)
+            )
         for prompt, answer in zip(cases, answers, strict=True):
             reference.check(prompt, answer.tokens)
         assert min(head.metrics().by_label("engine_requests_total", "engine").values()) > 0
 
         with ExitStack() as stack:
-            streams = [stack.enter_context(head.client.stream(prompts(10), max_tokens=STREAMED)) for _ in range(4)]
+            streams = [
+                stack.enter_context(head.client.stream(prompts(10), max_tokens=STREAMED))
+                for _ in range(4)
+            ]
             for stream in streams:
                 stream.read_tokens(1)
             node.process.kill()
@@ -102,4 +111,7 @@ def test_headless_engine_serves_and_its_end_is_its_own(head: WorkerProcess, prom
         head.kill()
         status, said = node.end()
     assert status == 1
-    assert f"the head 127.0.0.1:{head.settings['listen']['head']} is gone: the connection ended" in said
+    assert (
+        f"the head 127.0.0.1:{head.settings['listen']['head']} is gone: the connection ended"
+        in said
+    )

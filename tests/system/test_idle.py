@@ -9,7 +9,10 @@ from tests.system.worker_process import WorkerProcess
 
 WINDOW_SECONDS = 5.0
 MAX_SHARE = 0.10
-"""Share of one core; a spinning thread shows as 1.0.  The figure that we publish is measured on a quiet machine."""
+"""Share of one core; a spinning thread shows as 1.0.
+
+The figure that we publish is measured on a quiet machine.
+"""
 
 
 def cpu_seconds(worker: WorkerProcess) -> float:

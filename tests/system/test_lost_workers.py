@@ -1,4 +1,6 @@
-"""T2, T3 and T5: a worker that is killed in the middle of a transfer, and one that comes back at the same address."""
+"""T2, T3 and T5: a worker that is killed in the middle of a transfer, and one that comes back at
+the same address.
+"""
 
 import threading
 from typing import cast
@@ -18,7 +20,10 @@ from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 
-def test_prefill_killed_after_the_first_token_keeps_it_and_goes_on(slow: Pair, prompts: Prompts, reference: Reference) -> None:  # T2
+# T2
+def test_prefill_killed_after_the_first_token_keeps_it_and_goes_on(
+    slow: Pair, prompts: Prompts, reference: Reference
+) -> None:
     prompt = prompts(800)
     before = slow.decode.metrics()
     with slow.decode.client.stream(prompt, "remote", max_tokens=12) as stream:
@@ -36,14 +41,21 @@ def test_prefill_killed_after_the_first_token_keeps_it_and_goes_on(slow: Pair, p
 
 
 @pytest.mark.parametrize("prefill", ["auto", "remote"])
-def test_prefill_killed_before_the_first_token(slow: Pair, prompts: Prompts, reference: Reference, prefill: str) -> None:  # T2
+# T2
+def test_prefill_killed_before_the_first_token(
+    slow: Pair, prompts: Prompts, reference: Reference, prefill: str
+) -> None:
     prompt = prompts(1500)
     before = slow.decode.metrics()
     replies: list[httpx.Response] = []
-    asker = threading.Thread(target=lambda: replies.append(slow.decode.client.post(body(prompt, prefill))))
+    asker = threading.Thread(
+        target=lambda: replies.append(slow.decode.client.post(body(prompt, prefill)))
+    )
     asker.start()
     try:
-        slow.prefill.wait_for(lambda: slow.prefill.blocks()["in_use"] > 0, "the prefill worker has begun")
+        slow.prefill.wait_for(
+            lambda: slow.prefill.blocks()["in_use"] > 0, "the prefill worker has begun"
+        )
         slow.prefill.kill()
     finally:
         asker.join()
@@ -59,10 +71,13 @@ def test_prefill_killed_before_the_first_token(slow: Pair, prompts: Prompts, ref
     slow.cluster.wait_settled()
 
 
-def test_decode_killed_while_prefill_sends_frees_its_blocks(slow: Pair, prompts: Prompts) -> None:  # T3
+# T3
+def test_decode_killed_while_prefill_sends_frees_its_blocks(slow: Pair, prompts: Prompts) -> None:
     with slow.decode.client.stream(prompts(800), "remote", max_tokens=12) as stream:
         stream.read_tokens(1)
-        slow.prefill.wait_for(lambda: slow.prefill.blocks()["in_use"] > 0, "the prefill worker sends")
+        slow.prefill.wait_for(
+            lambda: slow.prefill.blocks()["in_use"] > 0, "the prefill worker sends"
+        )
         slow.decode.kill()
         with pytest.raises(httpx.RemoteProtocolError):
             stream.read_all()
@@ -72,7 +87,10 @@ def test_decode_killed_while_prefill_sends_frees_its_blocks(slow: Pair, prompts:
     assert slow.prefill.client.http.get("/ready").status_code == httpx.codes.OK
 
 
-def test_prefill_back_at_the_same_address_is_used_again(pair: Pair, prompts: Prompts, reference: Reference) -> None:  # T5
+# T5
+def test_prefill_back_at_the_same_address_is_used_again(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     old = pair.prefill.record
     pair.prefill.kill()
     pair.prefill.restart()
@@ -80,14 +98,19 @@ def test_prefill_back_at_the_same_address_is_used_again(pair: Pair, prompts: Pro
     new = pair.prefill.record
 
     assert new["engine_id"] != old["engine_id"]
-    assert [new[f"{kind}_address"] for kind in ("http", "grpc", "kv")] == [old[f"{kind}_address"] for kind in ("http", "grpc", "kv")]
+    assert [new[f"{kind}_address"] for kind in ("http", "grpc", "kv")] == [
+        old[f"{kind}_address"] for kind in ("http", "grpc", "kv")
+    ]
     prompt = prompts(100)
     answer = pair.decode.client.complete(prompt, "remote")
     assert answer.prefill == "remote"
     reference.check(prompt, answer.tokens)
 
 
-def test_decode_back_at_the_same_address_is_served_again(pair: Pair, prompts: Prompts, reference: Reference) -> None:  # T5
+# T5
+def test_decode_back_at_the_same_address_is_served_again(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     pair.decode.kill()
     pair.decode.restart()
     pair.cluster.wait_connected()
@@ -98,7 +121,10 @@ def test_decode_back_at_the_same_address_is_served_again(pair: Pair, prompts: Pr
     reference.check(prompt, answer.tokens)
 
 
-def test_calls_for_an_old_engine_are_refused(pair: Pair, certificates: Certificates, prompts: Prompts) -> None:  # T5
+# T5
+def test_calls_for_an_old_engine_are_refused(
+    pair: Pair, certificates: Certificates, prompts: Prompts
+) -> None:
     for worker, call in ((pair.prefill, "Prefill"), (pair.decode, "Generate")):
         status = _call_for(worker, call, "0" * 32, certificates, prompts(20))
 
@@ -106,15 +132,24 @@ def test_calls_for_an_old_engine_are_refused(pair: Pair, certificates: Certifica
         assert worker.record["engine_id"] in status.details()
 
 
-def _call_for(worker: WorkerProcess, call: str, engine_id: str, certificates: Certificates, prompt: list[int]) -> grpc.Call:
+def _call_for(
+    worker: WorkerProcess, call: str, engine_id: str, certificates: Certificates, prompt: list[int]
+) -> grpc.Call:
     """End of a call that names that engine."""
-    request = pb.Request(request_id="r", prompt=prompt, sampling=pb.Sampling(max_tokens=4, repetition_penalty=1, top_p=1))
+    request = pb.Request(
+        request_id="r",
+        prompt=prompt,
+        sampling=pb.Sampling(max_tokens=4, repetition_penalty=1, top_p=1),
+    )
     target = pb.Target(epoch=bytes(16), engine_id="d", addresses=["127.0.0.1:1"], block_ids=[0, 1])
     messages = {
         "Prefill": pb.PrefillRequest(request=request, engine_id=engine_id, target=target),
         "Generate": pb.GenerateRequest(request=request, engine_id=engine_id, prefill="local"),
     }
     address = worker.record["grpc_address"]
-    with grpc.secure_channel(address, certificates.channel(), options=CHANNEL_OPTIONS) as channel, pytest.raises(grpc.RpcError) as caught:
+    with (
+        grpc.secure_channel(address, certificates.channel(), options=CHANNEL_OPTIONS) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
         list(getattr(WorkerStub(channel), call)(messages[call], timeout=10))
     return cast(grpc.Call, caught.value)

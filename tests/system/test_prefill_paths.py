@@ -1,4 +1,6 @@
-"""Place where a prompt is computed, its transfers, and that the client can see and force the path."""
+"""Place where a prompt is computed, its transfers, and that the client can see and
+force the path.
+"""
 
 import httpx
 import openai
@@ -16,7 +18,9 @@ THRESHOLD = 256  # routing.offload.prefillLengthThreshold, by default
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 64, 100])
-def test_forced_remote_moves_what_the_prompt_implies(pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int) -> None:
+def test_forced_remote_moves_what_the_prompt_implies(
+    pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int
+) -> None:
     prompt, num_blocks = prompts(num_tokens), -(-num_tokens // BLOCK)
     before, sent_before = pair.decode.metrics(), pair.prefill.metrics()
 
@@ -25,11 +29,23 @@ def test_forced_remote_moves_what_the_prompt_implies(pair: Pair, prompts: Prompt
     assert answer.prefill == "remote"
     reference.check(prompt, answer.tokens)
     pair.decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
-    pair.decode.wait_growth(before, "kv_transfer_bytes_total", num_blocks * pair.decode.block_bytes, direction="received")
-    pair.prefill.wait_growth(sent_before, "kv_transfer_bytes_total", num_blocks * pair.decode.block_bytes, direction="sent")
+    pair.decode.wait_growth(
+        before,
+        "kv_transfer_bytes_total",
+        num_blocks * pair.decode.block_bytes,
+        direction="received",
+    )
+    pair.prefill.wait_growth(
+        sent_before,
+        "kv_transfer_bytes_total",
+        num_blocks * pair.decode.block_bytes,
+        direction="sent",
+    )
     pair.prefill.wait_growth(sent_before, "engine_step_tokens_sum", num_tokens, kind="prefill")
     for phase in ("queue", "prefill", "first_token", "transfer"):
-        assert pair.prefill.growth(sent_before, "remote_prefill_phase_seconds_count", phase=phase) == 1
+        assert (
+            pair.prefill.growth(sent_before, "remote_prefill_phase_seconds_count", phase=phase) == 1
+        )
 
 
 def test_forced_local_moves_nothing(pair: Pair, prompts: Prompts, reference: Reference) -> None:
@@ -45,8 +61,13 @@ def test_forced_local_moves_nothing(pair: Pair, prompts: Prompts, reference: Ref
     assert pair.decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
 
 
-@pytest.mark.parametrize(("num_tokens", "place"), [(THRESHOLD - 1, "local"), (THRESHOLD, "remote"), (THRESHOLD + 1, "remote")])
-def test_auto_offloads_from_the_threshold_on(pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int, place: str) -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "place"),
+    [(THRESHOLD - 1, "local"), (THRESHOLD, "remote"), (THRESHOLD + 1, "remote")],
+)
+def test_auto_offloads_from_the_threshold_on(
+    pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int, place: str
+) -> None:
     prompt = prompts(num_tokens)
     before = pair.decode.metrics()
 
@@ -66,7 +87,9 @@ def test_both_records_say_that_long_prompts_are_offloaded(pair: Pair, prompts: P
         return found
 
     pair.decode.wait_for(lambda: stated(pair.decode)["remote_ratio"], lambda: stated(pair.decode))
-    pair.prefill.wait_for(lambda: stated(pair.prefill)["bytes_per_second"], lambda: stated(pair.prefill))
+    pair.prefill.wait_for(
+        lambda: stated(pair.prefill)["bytes_per_second"], lambda: stated(pair.prefill)
+    )
     assert (stated(pair.decode)["transport"], stated(pair.prefill)["transport"]) == ("tcp", "tcp")
     assert pair.prefill.metrics().value("kv_transfer_bytes_per_second", transport="tcp") > 0
 
@@ -84,17 +107,26 @@ def test_policy_file_takes_effect_while_running(pair: Pair, prompts: Prompts) ->
     try:
         pair.decode.write_policy({"offload": {"prefillLengthThreshold": 32}})
         pair.decode.wait_for(
-            lambda: pair.decode.client.complete(prompts(40), max_tokens=1).prefill == "remote", "the new threshold is in force"
+            lambda: pair.decode.client.complete(prompts(40), max_tokens=1).prefill == "remote",
+            "the new threshold is in force",
         )
         pair.decode.write_policy({"offload": {"prefillLengthThreshold": "many"}})
-        pair.decode.wait_for(lambda: "prefillLengthThreshold" in pair.decode.log_tail(), "the bad policy is reported")
+        pair.decode.wait_for(
+            lambda: "prefillLengthThreshold" in pair.decode.log_tail(), "the bad policy is reported"
+        )
         assert pair.decode.client.complete(prompts(40), max_tokens=1).prefill == "remote"
     finally:
         pair.decode.write_policy({})
-        pair.decode.wait_for(lambda: pair.decode.client.complete(prompts(40), max_tokens=1).prefill == "local", "the old threshold is back")
+        pair.decode.wait_for(
+            lambda: pair.decode.client.complete(prompts(40), max_tokens=1).prefill == "local",
+            "the old threshold is back",
+        )
 
 
-def test_prefix_hit_at_the_decode_side_writes_only_missing_blocks(pair: Pair, prompts: Prompts, reference: Reference) -> None:  # T12
+# T12
+def test_prefix_hit_at_the_decode_side_writes_only_missing_blocks(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     shared = prompts(5 * BLOCK)
     pair.decode.client.complete(shared, "local", max_tokens=1)
     prompt = [*shared, *prompts(2 * BLOCK + 3)]
@@ -104,14 +136,24 @@ def test_prefix_hit_at_the_decode_side_writes_only_missing_blocks(pair: Pair, pr
 
     assert answer.prefill == "remote"
     reference.check(prompt, answer.tokens)
-    pair.decode.wait_growth(before, "kv_transfer_bytes_total", 3 * pair.decode.block_bytes, direction="received")
+    pair.decode.wait_growth(
+        before, "kv_transfer_bytes_total", 3 * pair.decode.block_bytes, direction="received"
+    )
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-def test_echo_gives_the_log_probabilities_of_transformers(pair: Pair, prompts: Prompts, reference: Reference, place: str) -> None:
+def test_echo_gives_the_log_probabilities_of_transformers(
+    pair: Pair, prompts: Prompts, reference: Reference, place: str
+) -> None:
     prompt = prompts(THRESHOLD + 3)
     pair.decode.client.complete(prompt, "local", max_tokens=1)  # it is in the cache now
-    asked = {"prompt": [prompt, prompt[:40]], "max_tokens": 0, "echo": True, "logprobs": 1, "pdcluster": {"prefill": place}}
+    asked = {
+        "prompt": [prompt, prompt[:40]],
+        "max_tokens": 0,
+        "echo": True,
+        "logprobs": 1,
+        "pdcluster": {"prefill": place},
+    }
     reply = pair.decode.client.post({"model": MODEL, **asked})
     choices = reply.json()["choices"]
 
@@ -122,11 +164,15 @@ def test_echo_gives_the_log_probabilities_of_transformers(pair: Pair, prompts: P
         first, *said = choice["logprobs"]["token_logprobs"]
         assert first is None
         assert said == pytest.approx(chosen, abs=1e-4)
-        assert [max(top.values()) for top in choice["logprobs"]["top_logprobs"][1:]] == pytest.approx(expected.amax(1).tolist(), abs=1e-4)
+        assert [
+            max(top.values()) for top in choice["logprobs"]["top_logprobs"][1:]
+        ] == pytest.approx(expected.amax(1).tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("num_tokens", [4 * BLOCK, 4 * BLOCK + 1])
-def test_full_prefix_hit_with_forced_remote_moves_one_block(pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int) -> None:
+def test_full_prefix_hit_with_forced_remote_moves_one_block(
+    pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int
+) -> None:
     prompt = prompts(num_tokens)
     first = pair.decode.client.complete(prompt, "remote")
     before = pair.decode.metrics()
@@ -137,7 +183,9 @@ def test_full_prefix_hit_with_forced_remote_moves_one_block(pair: Pair, prompts:
     assert second.cached_tokens == (num_tokens - 1) // BLOCK * BLOCK  # [L7]
     assert second.tokens == first.tokens
     reference.check(prompt, second.tokens)
-    pair.decode.wait_growth(before, "kv_transfer_bytes_total", pair.decode.block_bytes, direction="received")
+    pair.decode.wait_growth(
+        before, "kv_transfer_bytes_total", pair.decode.block_bytes, direction="received"
+    )
 
 
 def test_max_tokens_one_moves_no_kv(pair: Pair, prompts: Prompts, reference: Reference) -> None:
@@ -153,7 +201,9 @@ def test_max_tokens_one_moves_no_kv(pair: Pair, prompts: Prompts, reference: Ref
     assert pair.decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
 
 
-def test_first_token_that_stops_moves_no_kv(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_first_token_that_stops_moves_no_kv(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     prompt = prompts(50)
     (stop,) = reference.greedy(prompt, 1)
     before = pair.decode.metrics()
@@ -167,7 +217,9 @@ def test_first_token_that_stops_moves_no_kv(pair: Pair, prompts: Prompts, refere
     assert pair.decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
 
 
-def test_further_choices_start_from_the_cached_prompt(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_further_choices_start_from_the_cached_prompt(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     prompt = prompts(3 * BLOCK + 5)
     before = pair.decode.metrics()
 
@@ -188,11 +240,18 @@ def test_usage_tells_cached_tokens(pair: Pair, prompts: Prompts) -> None:
 
     first, second = (pair.decode.client.complete(prompt, "local") for _ in range(2))
 
-    assert first.usage == {"prompt_tokens": 33, "completion_tokens": 8, "total_tokens": 41, "prompt_tokens_details": {"cached_tokens": 0}}
+    assert first.usage == {
+        "prompt_tokens": 33,
+        "completion_tokens": 8,
+        "total_tokens": 41,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert (second.cached_tokens, second.tokens) == (2 * BLOCK, first.tokens)
 
 
-def test_cached_blocks_are_private_per_salt_on_both_workers(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_cached_blocks_are_private_per_salt_on_both_workers(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     """`local` shows the decode worker's cache, `remote` the prefill worker's own."""
     prompt = prompts(4 * BLOCK + 1)
 
@@ -205,16 +264,22 @@ def test_cached_blocks_are_private_per_salt_on_both_workers(pair: Pair, prompts:
     assert [cached(place, "b") for place in ("local", "remote", "remote")] == [0, 0, 64]
 
 
-def test_stream_sends_the_place_with_the_first_token(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_stream_sends_the_place_with_the_first_token(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     for place in ("remote", "local"):
         prompt = prompts(70)
-        with pair.decode.client.stream(prompt, place, stream_options={"include_usage": True}) as stream:
+        with pair.decode.client.stream(
+            prompt, place, stream_options={"include_usage": True}
+        ) as stream:
             tokens = stream.read_all()
         assert (stream.prefill, stream.done, stream.finish_reason) == (place, True, "length")
         reference.check(prompt, tokens)
 
 
-def test_list_of_prompts_goes_remote_prompt_by_prompt(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_list_of_prompts_goes_remote_prompt_by_prompt(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     cases = [prompts(30), prompts(45), prompts(5)]
     before = pair.decode.metrics()
 
@@ -225,7 +290,9 @@ def test_list_of_prompts_goes_remote_prompt_by_prompt(pair: Pair, prompts: Promp
     pair.decode.wait_growth(before, "remote_prefill_total", 3, outcome="ok")
 
 
-def test_openai_client_can_force_and_see_the_path(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_openai_client_can_force_and_see_the_path(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     content = prompts(40)
     with openai.OpenAI(base_url=f"{pair.decode.client.http.base_url}/v1", api_key="none") as client:
         reply = client.chat.completions.with_raw_response.create(
@@ -242,7 +309,9 @@ def test_openai_client_can_force_and_see_the_path(pair: Pair, prompts: Prompts, 
     reference.check(chat_tokens(content), tokens_in(text))
 
 
-def test_mixed_worker_does_both_phases(mixed: WorkerProcess, prompts: Prompts, reference: Reference) -> None:
+def test_mixed_worker_does_both_phases(
+    mixed: WorkerProcess, prompts: Prompts, reference: Reference
+) -> None:
     prompt = prompts(THRESHOLD + 50)
 
     answer = mixed.client.complete(prompt, "auto")
@@ -251,7 +320,9 @@ def test_mixed_worker_does_both_phases(mixed: WorkerProcess, prompts: Prompts, r
     reference.check(prompt, answer.tokens)
 
 
-def test_forced_remote_without_a_prefill_worker_is_refused(mixed: WorkerProcess, prompts: Prompts) -> None:
+def test_forced_remote_without_a_prefill_worker_is_refused(
+    mixed: WorkerProcess, prompts: Prompts
+) -> None:
     reply = mixed.client.post(body(prompts(20), "remote"))
 
     assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE

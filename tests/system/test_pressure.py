@@ -1,4 +1,6 @@
-"""T7 and T8: more requests than fit wait, are preempted and come out right; ids that clients give never mix two streams."""
+"""T7 and T8: more requests than fit wait, are preempted and come out right; ids that clients give
+never mix two streams.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -23,7 +25,13 @@ NUM_BLOCKS = 24
 def tight_cluster(open_cluster: NewCluster) -> Iterator[Pair]:
     with open_cluster("tight") as cluster:
         prefill = cluster.add_worker("prefill", "tight-prefill-0")
-        yield Pair(cluster, prefill, cluster.add_worker("decode", "tight-decode-0", numBlocks=NUM_BLOCKS, prefixCaching=False))
+        yield Pair(
+            cluster,
+            prefill,
+            cluster.add_worker(
+                "decode", "tight-decode-0", numBlocks=NUM_BLOCKS, prefixCaching=False
+            ),
+        )
 
 
 @pytest.fixture
@@ -54,7 +62,9 @@ class Watcher:
     def _run(self) -> None:
         while not self._ended.is_set():
             metrics = self._worker.metrics()
-            self.highest = {name: max(value, metrics.value(name)) for name, value in self.highest.items()}
+            self.highest = {
+                name: max(value, metrics.value(name)) for name, value in self.highest.items()
+            }
 
 
 @pytest.mark.parametrize("places", [("local",), ("remote",), ("local", "remote")], ids="-".join)
@@ -62,8 +72,13 @@ def test_requests_beyond_the_pool_wait_and_all_finish(
     tight: Pair, prompts: Prompts, reference: Reference, places: tuple[str, ...]
 ) -> None:  # T7
     cases = [(prompts(90 + index), places[index % len(places)]) for index in range(16)]
-    with Watcher(tight.decode, "num_requests_waiting") as watcher, ThreadPoolExecutor(len(cases)) as pool:
-        answers = list(pool.map(lambda case: tight.decode.client.complete(*case, max_tokens=200), cases))
+    with (
+        Watcher(tight.decode, "num_requests_waiting") as watcher,
+        ThreadPoolExecutor(len(cases)) as pool,
+    ):
+        answers = list(
+            pool.map(lambda case: tight.decode.client.complete(*case, max_tokens=200), cases)
+        )
 
     for (prompt, place), answer in zip(cases, answers, strict=True):
         assert (answer.prefill, len(answer.tokens)) == (place, 200)
@@ -72,12 +87,19 @@ def test_requests_beyond_the_pool_wait_and_all_finish(
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-def test_preempted_requests_come_out_right(tight: Pair, prompts: Prompts, reference: Reference, place: str) -> None:  # T6
+# T6
+def test_preempted_requests_come_out_right(
+    tight: Pair, prompts: Prompts, reference: Reference, place: str
+) -> None:
     # Six times 30 tokens fit; six times 330 do not.
     cases = [prompts(30) for _ in range(6)]
     before = tight.decode.metrics()
     with ThreadPoolExecutor(len(cases)) as pool:
-        answers = list(pool.map(lambda prompt: tight.decode.client.complete(prompt, place, max_tokens=300), cases))
+        answers = list(
+            pool.map(
+                lambda prompt: tight.decode.client.complete(prompt, place, max_tokens=300), cases
+            )
+        )
 
     for prompt, answer in zip(cases, answers, strict=True):
         assert (answer.prefill, len(answer.tokens)) == (place, 300)
@@ -85,13 +107,24 @@ def test_preempted_requests_come_out_right(tight: Pair, prompts: Prompts, refere
     assert tight.decode.growth(before, "preemptions_total") > 0
 
 
-def test_preempted_seeded_requests_equal_undisturbed_ones(tight: Pair, pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_preempted_seeded_requests_equal_undisturbed_ones(
+    tight: Pair, pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     cases = [prompts(30) for _ in range(6)]
-    sampling = Sampling(max_tokens=300, seed=7, temperature=0.8, frequency_penalty=0.4, presence_penalty=0.2, ignore_eos=True)
+    sampling = Sampling(
+        max_tokens=300,
+        seed=7,
+        temperature=0.8,
+        frequency_penalty=0.4,
+        presence_penalty=0.2,
+        ignore_eos=True,
+    )
     fields = msgspec.to_builtins(sampling)
     before = tight.decode.metrics()
     with ThreadPoolExecutor(len(cases)) as pool:
-        answers = list(pool.map(lambda prompt: tight.decode.client.complete(prompt, "remote", **fields), cases))
+        answers = list(
+            pool.map(lambda prompt: tight.decode.client.complete(prompt, "remote", **fields), cases)
+        )
 
     assert tight.decode.growth(before, "preemptions_total") > 0
     for prompt, answer in zip(cases, answers, strict=True):
@@ -112,8 +145,13 @@ def test_requests_beyond_the_queue_bound_are_told_to_retry(slow: Pair, prompts: 
         requests = [body(prompts(1500), "local", max_tokens=1) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             replies = list(pool.map(slow.decode.client.post, requests))
-        refused = [reply for reply in replies if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE]
-        assert all(reply.json()["error"]["code"] == "queue_full" and "retry-after" in reply.headers for reply in refused)
+        refused = [
+            reply for reply in replies if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
+        ]
+        assert all(
+            reply.json()["error"]["code"] == "queue_full" and "retry-after" in reply.headers
+            for reply in refused
+        )
         return len(refused)
 
     before = slow.decode.metrics()
@@ -126,21 +164,35 @@ def test_requests_beyond_the_queue_bound_are_told_to_retry(slow: Pair, prompts: 
         slow.decode.wait_for(lambda: num_refused() == 0, "both are served again")
 
 
-def test_low_priority_gets_less_under_load_and_is_refused_beyond_its_objective(pair: Pair, prompts: Prompts) -> None:
+def test_low_priority_gets_less_under_load_and_is_refused_beyond_its_objective(
+    pair: Pair, prompts: Prompts
+) -> None:
     """By what the worker has measured of its own streams; a policy takes effect while it runs."""
-    policy = {"allowClientPriority": True, "slo": {"ttftMilliseconds": 60_000, "tpotMilliseconds": 0.001}}
+    policy = {
+        "allowClientPriority": True,
+        "slo": {"ttftMilliseconds": 60_000, "tpotMilliseconds": 0.001},
+    }
 
     def ask(priority: str) -> httpx.Response:
         return pair.decode.client.post(body(prompts(20), "local", max_tokens=8, priority=priority))
 
     try:
         pair.decode.write_policy(policy | {"degradation": {"maxTokens": 2}})
-        pair.decode.wait_for(lambda: ask("low").headers.get("x-pdcluster-degraded") == "max_tokens=2", "low priority gets two tokens")
+        pair.decode.wait_for(
+            lambda: ask("low").headers.get("x-pdcluster-degraded") == "max_tokens=2",
+            "low priority gets two tokens",
+        )
         low, high = ask("low").json(), ask("high").json()
-        assert (low["pdcluster"], low["usage"]["completion_tokens"]) == ({"degraded": ["max_tokens=2"]}, 2)
+        assert (low["pdcluster"], low["usage"]["completion_tokens"]) == (
+            {"degraded": ["max_tokens=2"]},
+            2,
+        )
         assert ("pdcluster" in high, high["usage"]["completion_tokens"]) == (False, 8)
         pair.decode.write_policy(policy | {"earlyRejection": {"enabled": True}})
-        pair.decode.wait_for(lambda: ask("low").status_code == httpx.codes.TOO_MANY_REQUESTS, "low priority is refused")
+        pair.decode.wait_for(
+            lambda: ask("low").status_code == httpx.codes.TOO_MANY_REQUESTS,
+            "low priority is refused",
+        )
         refused = ask("low")
         assert refused.json()["error"]["code"] == "slo_tpot"
         assert int(refused.headers["retry-after"]) >= 1
@@ -150,11 +202,16 @@ def test_low_priority_gets_less_under_load_and_is_refused_beyond_its_objective(p
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-def test_equal_client_ids_never_mix_streams(pair: Pair, prompts: Prompts, reference: Reference, place: str) -> None:  # T8
+# T8
+def test_equal_client_ids_never_mix_streams(
+    pair: Pair, prompts: Prompts, reference: Reference, place: str
+) -> None:
     cases = [prompts(50 + index) for index in range(8)]
 
     def ask(prompt: list[int]) -> list[int]:
-        with pair.decode.client.stream(prompt, place, headers={"x-request-id": "the-same"}, user="the-same", max_tokens=30) as stream:
+        with pair.decode.client.stream(
+            prompt, place, headers={"x-request-id": "the-same"}, user="the-same", max_tokens=30
+        ) as stream:
             return stream.read_all()
 
     with ThreadPoolExecutor(len(cases)) as pool:

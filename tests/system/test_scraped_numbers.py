@@ -1,4 +1,5 @@
-"""Numbers that the operator reads of a real worker under load: each in the meaning, unit and place that the autoscaler assumes.
+"""Numbers that the operator reads of a real worker under load: each in the meaning, unit and place
+that the autoscaler assumes.
 
 The pages come over HTTP from real processes; the parser and the rates are the operator's.
 """
@@ -20,13 +21,19 @@ from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 NUM_WAITING = 5
-LIMITS = named(render({"monitoring": {"podMonitors": True}}), "PodMonitor", f"{RELEASE}-pdcluster-workers")["spec"]
-NUM_TARGET_LABELS = 10  # that Prometheus adds: job, instance, namespace, pod, container, endpoint, and four by the PodMonitor's relabelings
+LIMITS = named(
+    render({"monitoring": {"podMonitors": True}}), "PodMonitor", f"{RELEASE}-pdcluster-workers"
+)["spec"]
+# that Prometheus adds: job, instance, namespace, pod, container, endpoint, and four by the
+# PodMonitor's relabelings
+NUM_TARGET_LABELS = 10
 
 
 def reading(worker: WorkerProcess) -> Reading:
     """One scrape, as the operator takes it."""
-    return Reading(time.monotonic(), parse_page(worker.client.http.get("/metrics").raise_for_status().content))
+    return Reading(
+        time.monotonic(), parse_page(worker.client.http.get("/metrics").raise_for_status().content)
+    )
 
 
 def gauges(worker: WorkerProcess) -> WorkerSample:
@@ -58,24 +65,43 @@ def test_worker_says_what_it_computes_on(pair: Pair) -> None:
     for worker in (pair.prefill, pair.decode):
         told = worker.record["device"]
         assert (told["kind"], bool(told["name"])) == ("cpu", True)
-        assert worker.client.http.get("/version").json()["device"] == {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **told}
+        assert worker.client.http.get("/version").json()["device"] == {
+            "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 1,
+            **told,
+        }
         series = f'pdcluster_engine_device_info{{device="cpu",name="{told["name"]}"}} 1.0'
         assert series in worker.client.http.get("/metrics").text
         assert f"computes on device=cpu name={told['name']}" in worker.log.read_text()
 
 
-def test_page_of_a_worker_stays_well_below_the_bounds_of_its_pod_monitor(pair: Pair, prompts: Prompts) -> None:
+def test_page_of_a_worker_stays_well_below_the_bounds_of_its_pod_monitor(
+    pair: Pair, prompts: Prompts
+) -> None:
     """A scrape beyond a bound fails whole, so there is room for five times of all that is here."""
     assert pair.decode.client.complete(prompts(100), "remote", max_tokens=2).prefill == "remote"
-    pages = [worker.client.http.get("/metrics").raise_for_status().content for worker in (pair.prefill, pair.decode)]
-    samples = [[sample for family in text_string_to_metric_families(page.decode()) for sample in family.samples] for page in pages]
+    pages = [
+        worker.client.http.get("/metrics").raise_for_status().content
+        for worker in (pair.prefill, pair.decode)
+    ]
+    samples = [
+        [
+            sample
+            for family in text_string_to_metric_families(page.decode())
+            for sample in family.samples
+        ]
+        for page in pages
+    ]
     labels = [sample.labels for page in samples for sample in page]
 
     assert 5 * max(map(len, pages)) < 10**6
     assert LIMITS["bodySizeLimit"] == "1MB"
     assert 5 * max(map(len, samples)) < LIMITS["sampleLimit"]
     assert 5 * max(len(name) for each in labels for name in each) < LIMITS["labelNameLengthLimit"]
-    assert 5 * max(len(value) for each in labels for value in each.values()) < LIMITS["labelValueLengthLimit"]
+    assert (
+        5 * max(len(value) for each in labels for value in each.values())
+        < LIMITS["labelValueLengthLimit"]
+    )
     assert max(map(len, labels)) + NUM_TARGET_LABELS < LIMITS["labelLimit"] / 2
 
 
@@ -84,23 +110,41 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
     num_requests, prompt_tokens, output_tokens = 4, 100, 20
     before = {worker: reading(worker) for worker in (pair.prefill, pair.decode)}
     for _ in range(num_requests):
-        answer = pair.decode.client.complete(prompts(prompt_tokens), place, max_tokens=output_tokens)
+        answer = pair.decode.client.complete(
+            prompts(prompt_tokens), place, max_tokens=output_tokens
+        )
         assert answer.prefill == place
 
-    generated = num_requests * (output_tokens - (place == "remote"))  # the prefill worker makes the first one
+    # the prefill worker makes the first one
+    generated = num_requests * (output_tokens - (place == "remote"))
     pair.decode.wait_for(
-        lambda: reading(pair.decode).page.generation_tokens_total - before[pair.decode].page.generation_tokens_total == generated,
+        lambda: (
+            reading(pair.decode).page.generation_tokens_total
+            - before[pair.decode].page.generation_tokens_total
+            == generated
+        ),
         "all tokens to be counted",
     )
-    decode, prefill = (worker_sample(worker.name, reading(worker), before[worker]) for worker in (pair.decode, pair.prefill))
+    decode, prefill = (
+        worker_sample(worker.name, reading(worker), before[worker])
+        for worker in (pair.decode, pair.prefill)
+    )
     after = {worker: reading(worker).page for worker in before}
     grown = {
         name: getattr(after[pair.decode], name) - getattr(before[pair.decode].page, name)
         for name in ("time_to_first_token_seconds_count", "time_per_output_token_seconds_count")
     }
-    assert grown == {"time_to_first_token_seconds_count": num_requests, "time_per_output_token_seconds_count": num_requests}
-    # Requests and prompts count at the ingress, wherever they are prefilled; computed tokens count where they were computed.
-    ratio = decode.prompt_token_rate / decode.request_rate if decode.request_rate and decode.prompt_token_rate else None
+    assert grown == {
+        "time_to_first_token_seconds_count": num_requests,
+        "time_per_output_token_seconds_count": num_requests,
+    }
+    # Requests and prompts count at the ingress, wherever they are prefilled; computed tokens count
+    # where they were computed.
+    ratio = (
+        decode.prompt_token_rate / decode.request_rate
+        if decode.request_rate and decode.prompt_token_rate
+        else None
+    )
     assert ratio == pytest.approx(prompt_tokens)
     assert (
         prefill.request_rate,
@@ -109,42 +153,70 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
         prefill.time_per_output_token_seconds,
     ) == (0, 0, None, None)
     computing, resting = (decode, prefill) if place == "local" else (prefill, decode)
-    page, old = (after[pair.decode], before[pair.decode].page) if place == "local" else (after[pair.prefill], before[pair.prefill].page)
+    page, old = (
+        (after[pair.decode], before[pair.decode].page)
+        if place == "local"
+        else (after[pair.prefill], before[pair.prefill].page)
+    )
     assert page.prefill_tokens_total - old.prefill_tokens_total == num_requests * prompt_tokens
     assert resting.prefill_token_rate == 0
     assert computing.prefill_busy_rate is not None
     assert 0 < computing.prefill_busy_rate < 1  # seconds of the engine per second
     assert decode.time_to_first_token_seconds is not None
     assert decode.time_per_output_token_seconds is not None
-    assert 0 < decode.time_per_output_token_seconds < decode.time_to_first_token_seconds < 10  # seconds, of one request
+    # seconds, of one request
+    assert 0 < decode.time_per_output_token_seconds < decode.time_to_first_token_seconds < 10
     assert 0 < after[pair.decode].engine_busy_ratio <= 1
 
 
-def test_requests_that_wait_for_prefill_are_the_prefill_queue_alone(slow: Pair, prompts: Prompts) -> None:
+def test_requests_that_wait_for_prefill_are_the_prefill_queue_alone(
+    slow: Pair, prompts: Prompts
+) -> None:
     """Not a reason for another decode worker."""
     with ThreadPoolExecutor(NUM_WAITING) as pool:
         with slow.prefill.engine_stopped():
-            answers = [pool.submit(slow.decode.client.complete, prompts(300), "remote", max_tokens=2) for _ in range(NUM_WAITING)]
+            answers = [
+                pool.submit(slow.decode.client.complete, prompts(300), "remote", max_tokens=2)
+                for _ in range(NUM_WAITING)
+            ]
             # One has the only credit; what it makes wait is reported when the engine goes on.
             wait_shown(
                 slow.decode,
-                lambda shown: (shown.prefill_queue_requests, shown.prefill_queue_tokens) == (NUM_WAITING - 1, 300 * (NUM_WAITING - 1)),
+                lambda shown: (
+                    (shown.prefill_queue_requests, shown.prefill_queue_tokens)
+                    == (NUM_WAITING - 1, 300 * (NUM_WAITING - 1))
+                ),
             )
             assert gauges(slow.decode).num_requests_waiting == 0
         assert all(answer.result().prefill == "remote" for answer in answers)
     wait_shown(slow.decode, lambda shown: shown.prefill_queue_requests == 0)
 
 
-def test_requests_that_wait_for_the_decode_engine_are_its_queue_alone(slow: Pair, prompts: Prompts) -> None:
+def test_requests_that_wait_for_the_decode_engine_are_its_queue_alone(
+    slow: Pair, prompts: Prompts
+) -> None:
     """Not a reason for another prefill worker; four run at once."""
     with ThreadPoolExecutor(4 + NUM_WAITING) as pool:
-        answers = [pool.submit(slow.decode.client.complete, prompts(40), "local", max_tokens=600) for _ in range(4 + NUM_WAITING)]
-        wait_shown(slow.decode, lambda shown: shown.num_requests_running == 4 and shown.num_requests_waiting >= 2)
+        answers = [
+            pool.submit(slow.decode.client.complete, prompts(40), "local", max_tokens=600)
+            for _ in range(4 + NUM_WAITING)
+        ]
+        wait_shown(
+            slow.decode,
+            lambda shown: shown.num_requests_running == 4 and shown.num_requests_waiting >= 2,
+        )
         shown = gauges(slow.decode)
         assert (shown.prefill_queue_requests, shown.prefill_queue_tokens) == (0, 0)
-        assert 0 < shown.kv_cache_usage_ratio < 0.35  # of 512 blocks, four requests of forty at most
+        # of 512 blocks, four requests of forty at most
+        assert 0 < shown.kv_cache_usage_ratio < 0.35
         assert [answer.result().prefill for answer in answers] == ["local"] * (4 + NUM_WAITING)
-    wait_shown(slow.decode, lambda shown: (shown.num_requests_running, shown.num_requests_waiting, shown.kv_cache_usage_ratio) == (0, 0, 0))
+    wait_shown(
+        slow.decode,
+        lambda shown: (
+            (shown.num_requests_running, shown.num_requests_waiting, shown.kv_cache_usage_ratio)
+            == (0, 0, 0)
+        ),
+    )
 
 
 def test_worker_that_restarts_is_another_life(pair: Pair, prompts: Prompts) -> None:
@@ -153,7 +225,8 @@ def test_worker_that_restarts_is_another_life(pair: Pair, prompts: Prompts) -> N
     pair.decode.terminate()
     assert pair.decode.wait_end() == 0
     pair.decode.restart()
-    while reading(pair.decode).page.prompt_tokens_total <= before.page.prompt_tokens_total:  # further than ever in the life before
+    # further than ever in the life before
+    while reading(pair.decode).page.prompt_tokens_total <= before.page.prompt_tokens_total:
         pair.decode.client.complete(prompts(300), max_tokens=1)
 
     assert worker_sample("w", reading(pair.decode), before).request_rate is None
@@ -167,5 +240,8 @@ def test_draining_worker_goes_on_telling(slow: Pair, prompts: Prompts) -> None:
             slow.cluster.wait_state(slow.decode.name, "draining")
             reply = slow.decode.client.http.get("/metrics")
             assert reply.status_code == httpx.codes.OK
-            assert parse_page(reply.content).time_to_first_token_seconds_count > before.time_to_first_token_seconds_count
+            assert (
+                parse_page(reply.content).time_to_first_token_seconds_count
+                > before.time_to_first_token_seconds_count
+            )
     slow.decode.wait_ready()

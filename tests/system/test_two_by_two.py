@@ -1,4 +1,5 @@
-"""Two prefill and two decode workers: requests that go over a second decode worker, and kills under load.
+"""Two prefill and two decode workers: requests that go over a second decode worker, and kills under
+load.
 
 The load is 200 concurrent streams, with one worker of each role killed and
 restarted in between.  Every answer that ends with [DONE] is right.  Streams of
@@ -43,8 +44,14 @@ class Square:
 @pytest.fixture(scope="module")
 def square_cluster(open_cluster: NewCluster) -> Iterator[Square]:
     with open_cluster("square") as cluster:
-        prefills = [cluster.add_worker("prefill", f"prefill-{index}", numBlocks=256) for index in range(2)]
-        yield Square(cluster, prefills, [cluster.add_worker("decode", f"decode-{index}", numBlocks=256) for index in range(2)])
+        prefills = [
+            cluster.add_worker("prefill", f"prefill-{index}", numBlocks=256) for index in range(2)
+        ]
+        yield Square(
+            cluster,
+            prefills,
+            [cluster.add_worker("decode", f"decode-{index}", numBlocks=256) for index in range(2)],
+        )
 
 
 @pytest.fixture
@@ -62,7 +69,8 @@ def kept_busy(first: WorkerProcess, second: WorkerProcess, prompts: Prompts) -> 
         stream.read_tokens(1)
         before = second.metrics()
 
-        def is_relayed() -> bool:  # not while a report, up to a second old, counts a request that has ended
+        # not while a report, up to a second old, counts a request that has ended
+        def is_relayed() -> bool:
             first.client.complete(prompts(5), "local", max_tokens=1)
             return second.growth(before, "generation_tokens_total") > 0
 
@@ -87,17 +95,24 @@ def test_request_goes_to_the_decode_worker_with_fewer(
 
     assert answer.prefill == place
     reference.check(prompt, answer.tokens)
-    square.decodes[1].wait_growth(before, "generation_tokens_total", len(answer.tokens) - (place == "remote"))
+    square.decodes[1].wait_growth(
+        before, "generation_tokens_total", len(answer.tokens) - (place == "remote")
+    )
 
 
-def test_request_goes_to_the_decode_worker_that_has_its_prefix(square: Square, prompts: Prompts, reference: Reference) -> None:
-    """decode-1 gets prompts of its own; as soon as its events have come, decode-0 sends it what begins like them."""
+def test_request_goes_to_the_decode_worker_that_has_its_prefix(
+    square: Square, prompts: Prompts, reference: Reference
+) -> None:
+    """decode-1 gets prompts of its own; as soon as its events have come, decode-0 sends it what
+    begins like them.
+    """
     first, second = square.decodes
     first.take_policy({"decodeScore": {"policy": "kvAware"}})
     before, tried = second.metrics(), 0
     seeded: list[list[int]] = []
 
-    def is_relayed() -> bool:  # what is tried was seeded ever longer ago: events take up to a second
+    # what is tried was seeded ever longer ago: events take up to a second
+    def is_relayed() -> bool:
         nonlocal tried
         seeded.append(prompts(64))
         second.client.complete(seeded[-1], "local", max_tokens=1)
@@ -130,7 +145,9 @@ SEEDED: Json = {
 
 @pytest.mark.parametrize("end", ["killed", "drained"])
 @pytest.mark.parametrize("fields", [{"n": 1}, SEEDED], ids=["greedy", "two seeded choices"])
-def test_request_moves_in_mid_stream_and_nobody_can_tell(square: Square, prompts: Prompts, end: str, fields: Json) -> None:
+def test_request_moves_in_mid_stream_and_nobody_can_tell(
+    square: Square, prompts: Prompts, end: str, fields: Json
+) -> None:
     (ingress, leaves), prompt = square.decodes, prompts(100)
     plain = leaves.client.complete(prompt, "local", max_tokens=LONG, **fields)
     stop = text_of(plain.tokens[-20:-10])
@@ -139,7 +156,9 @@ def test_request_moves_in_mid_stream_and_nobody_can_tell(square: Square, prompts
     with ExitStack() as stack:
         stack.enter_context(kept_busy(ingress, leaves, prompts))
         usage = {"stream_options": {"include_usage": True}, "stop": stop}
-        stream = stack.enter_context(ingress.client.stream(prompt, "local", max_tokens=LONG, **fields, **usage))
+        stream = stack.enter_context(
+            ingress.client.stream(prompt, "local", max_tokens=LONG, **fields, **usage)
+        )
         stream.read_tokens(3)
         while len(stream.texts) < len(whole):
             assert stream.next()
@@ -147,17 +166,25 @@ def test_request_moves_in_mid_stream_and_nobody_can_tell(square: Square, prompts
             leaves.kill()
         else:
             stack.enter_context(square.cluster.drained_by_command(leaves.name))
-            square.cluster.wait_state(leaves.name, "drained")  # while its longest answer goes on elsewhere
+            # while its longest answer goes on elsewhere
+            square.cluster.wait_state(leaves.name, "drained")
         stream.read_all()
 
     assert (stream.done, stream.error) == (True, None)
-    assert [stream.texts[index] for index in range(len(whole))] == [text.partition(stop)[0] for text in whole]
-    made = [len(tokens_in(text.partition(stop)[0] + stop if stop in text else text)) for text in whole]
+    assert [stream.texts[index] for index in range(len(whole))] == [
+        text.partition(stop)[0] for text in whole
+    ]
+    made = [
+        len(tokens_in(text.partition(stop)[0] + stop if stop in text else text)) for text in whole
+    ]
     assert stream.usage is not None
     assert (stream.usage["prompt_tokens"], stream.usage["completion_tokens"]) == (100, sum(made))
     reason = "lost" if end == "killed" else "draining"
-    assert ingress.growth(before, "request_moves_total", reason=reason, outcome="moved") == len(whole)
-    assert (ingress.growth(before, "kv_handovers_total", outcome="ok") > 0) == (end == "drained")  # one that was killed has none
+    assert ingress.growth(before, "request_moves_total", reason=reason, outcome="moved") == len(
+        whole
+    )
+    # one that was killed has none
+    assert (ingress.growth(before, "kv_handovers_total", outcome="ok") > 0) == (end == "drained")
 
 
 def test_decode_peer_lost_before_the_first_token_means_another_try(
@@ -166,16 +193,23 @@ def test_decode_peer_lost_before_the_first_token_means_another_try(
     prompt, lost = prompts(50), square.decodes[1]
     with lost.engine_stopped(), ThreadPoolExecutor(1) as pool:  # no token comes
         answer = pool.submit(square.decodes[0].client.complete, prompt, "local")
-        square.decodes[0].wait_for(lambda: "prompt_tokens=50" in square.decodes[0].log_tail(3), "the request is accepted")
+        square.decodes[0].wait_for(
+            lambda: "prompt_tokens=50" in square.decodes[0].log_tail(3), "the request is accepted"
+        )
         lost.kill()
         reference.check(prompt, answer.result().tokens)
 
 
-async def test_kills_under_load_never_give_a_wrong_answer(square: Square, prompts: Prompts, reference: Reference) -> None:
+async def test_kills_under_load_never_give_a_wrong_answer(
+    square: Square, prompts: Prompts, reference: Reference
+) -> None:
     prefills, decodes = square.prefills, {worker.name: worker for worker in square.decodes}
     random = Random(0)
     places = ["auto", "local", "remote"]
-    outcomes = [Outcome(prompts(random.randrange(1, 200)), f"decode-{index % 2}", random.choice(places)) for index in range(NUM_REQUESTS)]
+    outcomes = [
+        Outcome(prompts(random.randrange(1, 200)), f"decode-{index % 2}", random.choice(places))
+        for index in range(NUM_REQUESTS)
+    ]
     load = Load(decodes, MAX_TOKENS)
     killed = decodes["decode-1"]
 

@@ -1,4 +1,6 @@
-"""Two engine processes behind one worker address [V27] [V28]: the same tokens, and the death of one is its own."""
+"""Two engine processes behind one worker address [V27] [V28]: the same tokens, and the death of one
+is its own.
+"""
 
 import os
 import signal
@@ -50,11 +52,18 @@ def requests_by_engine(worker: WorkerProcess) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("prefill", ["local", "remote"])
-def test_tokens_of_two_engines_are_those_of_one(twos: Pair, reference: Reference, prefill: str) -> None:
+def test_tokens_of_two_engines_are_those_of_one(
+    twos: Pair, reference: Reference, prefill: str
+) -> None:
     prompts = Prompts("two engines")
     cases = [prompts(length) for length in LENGTHS]
     with ThreadPoolExecutor(len(cases)) as pool:
-        answers = list(pool.map(lambda prompt: twos.decode.client.complete(prompt, prefill, max_tokens=MAX_TOKENS), cases))
+        answers = list(
+            pool.map(
+                lambda prompt: twos.decode.client.complete(prompt, prefill, max_tokens=MAX_TOKENS),
+                cases,
+            )
+        )
 
     for prompt, answer in zip(cases, answers, strict=True):
         assert answer.prefill == prefill
@@ -81,11 +90,16 @@ def test_worker_of_two_engines_states_both_and_divides_its_memory(twos: Pair) ->
     assert twos.decode.metrics().by_label("engine_up", "engine") == {"0": 1, "1": 1}
 
 
-def test_streams_of_an_engine_that_dies_go_on_at_the_other_and_it_comes_back(twos: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_streams_of_an_engine_that_dies_go_on_at_the_other_and_it_comes_back(
+    twos: Pair, prompts: Prompts, reference: Reference
+) -> None:
     decode = twos.decode
     cases = [prompts(10) for _ in range(4)]
     with ExitStack() as stack:
-        streams = [stack.enter_context(decode.client.stream(prompt, "local", max_tokens=STREAMED)) for prompt in cases]
+        streams = [
+            stack.enter_context(decode.client.stream(prompt, "local", max_tokens=STREAMED))
+            for prompt in cases
+        ]
         for stream in streams:
             stream.read_tokens(1)
         os.kill(decode.engine_pid_of(1), signal.SIGKILL)
@@ -100,13 +114,29 @@ def test_streams_of_an_engine_that_dies_go_on_at_the_other_and_it_comes_back(two
     if decode.metrics().value("engine_up", engine="1") == 0:  # it may be back already
         assert health.status_code == httpx.codes.OK
         assert "engine 1 is lost: its process ended with status -9" in health.json()["reason"]
-    reference.check(cases[0], decode.client.complete(cases[0], "remote", max_tokens=MAX_TOKENS).tokens)
+    reference.check(
+        cases[0], decode.client.complete(cases[0], "remote", max_tokens=MAX_TOKENS).tokens
+    )
 
-    decode.wait_for(lambda: decode.metrics().value("engine_restarts_total", engine="1") == 1, "the engine is back")
-    decode.wait_for(lambda: [e["state"] for e in (twos.cluster.record(decode.name) or {})["engines"]] == ["ready"] * 2, "it says so")
+    decode.wait_for(
+        lambda: decode.metrics().value("engine_restarts_total", engine="1") == 1,
+        "the engine is back",
+    )
+    decode.wait_for(
+        lambda: (
+            [e["state"] for e in (twos.cluster.record(decode.name) or {})["engines"]]
+            == ["ready"] * 2
+        ),
+        "it says so",
+    )
     before = requests_by_engine(decode)
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda prompt: decode.client.complete(prompt, "remote", max_tokens=MAX_TOKENS), cases))
+        answers = list(
+            pool.map(
+                lambda prompt: decode.client.complete(prompt, "remote", max_tokens=MAX_TOKENS),
+                cases,
+            )
+        )
     for prompt, answer in zip(cases, answers, strict=True):
         reference.check(prompt, answer.tokens)
     assert all(requests_by_engine(decode)[rank] > before[rank] for rank in ("0", "1"))
@@ -118,4 +148,7 @@ def test_worker_whose_engines_all_die_ends(twos: Pair) -> None:
         os.kill(pid, signal.SIGKILL)
 
     assert twos.decode.wait_end() == 1
-    assert "the engine of this worker stopped: its process ended with status -9" in twos.decode.log_tail()
+    assert (
+        "the engine of this worker stopped: its process ended with status -9"
+        in twos.decode.log_tail()
+    )

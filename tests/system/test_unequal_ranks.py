@@ -1,4 +1,6 @@
-"""Workers whose engines have several rank processes: KV moves between unequal ones [N6], and one that loses a rank ends."""
+"""Workers whose engines have several rank processes: KV moves between unequal ones [N6], and one
+that loses a rank ends.
+"""
 
 import contextlib
 import os
@@ -23,7 +25,9 @@ def ranks_cluster(open_cluster: NewCluster) -> Iterator[Cluster]:
     with open_cluster("ranks") as cluster:
         for role in ("prefill", "decode"):
             cluster.add_worker(role, f"{role}-1", verifyTransfers=True)
-            worker = cluster.add_worker(role, f"{role}-2", start=False, verifyTransfers=True, tensorParallelSize=2)
+            worker = cluster.add_worker(
+                role, f"{role}-2", start=False, verifyTransfers=True, tensorParallelSize=2
+            )
             worker.settings["listen"]["kv"] = 0  # each rank has a port
             worker.start()
         yield cluster
@@ -58,8 +62,12 @@ def test_remote_prefill_between_unequal_ranks_gives_the_same_tokens(
             assert answer.prefill == "remote"
             reference.check(prompt, answer.tokens)
         num_blocks = sum(-(-length // 16) for length in LENGTHS)
-        target.wait_growth(before, "kv_transfer_bytes_total", num_blocks * target.block_bytes, direction="received")
-        source.wait_growth(sent, "kv_transfer_bytes_total", num_blocks * target.block_bytes, direction="sent")
+        target.wait_growth(
+            before, "kv_transfer_bytes_total", num_blocks * target.block_bytes, direction="received"
+        )
+        source.wait_growth(
+            sent, "kv_transfer_bytes_total", num_blocks * target.block_bytes, direction="sent"
+        )
         target.wait_growth(before, "remote_prefill_total", len(LENGTHS), outcome="ok")
     ranks.wait_state(f"prefill-{3 - prefill}", "ready")
     ranks.wait_state(f"decode-{3 - decode}", "ready")
@@ -72,7 +80,9 @@ def test_version_and_record_say_the_ranks(ranks: Cluster) -> None:
         assert worker.record["device"].get("tensor_parallel_size", 1) == size
 
 
-def test_a_dead_rank_ends_its_worker_and_costs_others_nothing(ranks: Cluster, prompts: Prompts, reference: Reference) -> None:
+def test_a_dead_rank_ends_its_worker_and_costs_others_nothing(
+    ranks: Cluster, prompts: Prompts, reference: Reference
+) -> None:
     """Kill a rank of a prefill worker first, then of a decode worker in the middle of a stream."""
     prefill, decode = ranks.workers["prefill-2"], ranks.workers["decode-2"]
     os.kill(rank_of(prefill).pid, signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""A stopped engine process (SIGSTOP) whose server process lives: detected, avoided, and restarted."""
+"""A stopped engine process (SIGSTOP) whose server process lives: detected, avoided,
+and restarted.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -43,13 +45,18 @@ def second(impatient: Pair) -> Iterator[WorkerProcess]:
     try:
         cluster.wait_ready()
         for decode in (impatient.decode, worker):
-            decode.wait_for(lambda decode=decode: decode.num_decode_peers() == 1, "both decode workers know each other")
+            decode.wait_for(
+                lambda decode=decode: decode.num_decode_peers() == 1,
+                "both decode workers know each other",
+            )
         yield worker
     finally:
         worker.close()
         del cluster.workers[worker.name]
         cluster.heal()
-        impatient.decode.wait_for(lambda: impatient.decode.num_decode_peers() == 0, "the second one is forgotten")
+        impatient.decode.wait_for(
+            lambda: impatient.decode.num_decode_peers() == 0, "the second one is forgotten"
+        )
 
 
 @pytest.fixture
@@ -66,9 +73,14 @@ def test_stopped_prefill_engine_costs_no_auto_request(
     before, engine_pid = decode.metrics(), prefill.engine_pid
     with prefill.engine_stopped():
         granted = pool.submit(decode.client.complete, prompt, "auto")
-        decode.wait_for(lambda: decode.blocks()["receiving"] > 0, "the first request has a credit and blocks")
+        decode.wait_for(
+            lambda: decode.blocks()["receiving"] > 0, "the first request has a credit and blocks"
+        )
         waiting = pool.submit(decode.client.post, body(prompts(300), "remote"))
-        decode.wait_for(lambda: decode.metrics().value("prefill_queue_requests") == 1, "the second one waits for a credit")
+        decode.wait_for(
+            lambda: decode.metrics().value("prefill_queue_requests") == 1,
+            "the second one waits for a credit",
+        )
 
         _check_told(prefill)
         answer, refused = granted.result(), waiting.result()
@@ -84,7 +96,9 @@ def test_stopped_prefill_engine_costs_no_auto_request(
     assert decode.client.complete(prompts(300), "auto").prefill == "remote"
 
 
-def test_forced_prefill_at_a_stopped_engine_is_a_clear_error(impatient: Pair, prompts: Prompts) -> None:
+def test_forced_prefill_at_a_stopped_engine_is_a_clear_error(
+    impatient: Pair, prompts: Prompts
+) -> None:
     with impatient.prefill.engine_stopped():
         reply = impatient.decode.client.post(body(prompts(300), "remote"))
 
@@ -109,18 +123,27 @@ def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(
 
 
 def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
-    impatient: Pair, second: WorkerProcess, pool: ThreadPoolExecutor, prompts: Prompts, reference: Reference
+    impatient: Pair,
+    second: WorkerProcess,
+    pool: ThreadPoolExecutor,
+    prompts: Prompts,
+    reference: Reference,
 ) -> None:
-    """Those that came to it, those that were sent there, and those that come while its stall is known."""
+    """Those that came to it, those that were sent there, and those that come while its stall is
+    known.
+    """
     first, asked = impatient.decode, [prompts(30) for _ in range(3)]
     with first.client.stream(prompts(20), "local", max_tokens=1900) as stream:
         stream.read_tokens(1)
         _wait_relayed(first, second, prompts)
         with second.engine_stopped():
             answers: list[Future[httpx.Response]] = [
-                pool.submit(worker.client.post, body(prompt, "local")) for worker, prompt in zip((second, first), asked, strict=False)
+                pool.submit(worker.client.post, body(prompt, "local"))
+                for worker, prompt in zip((second, first), asked, strict=False)
             ]
-            second.wait_for(lambda: _status(second, "/ready") != httpx.codes.OK, "the stall is seen")
+            second.wait_for(
+                lambda: _status(second, "/ready") != httpx.codes.OK, "the stall is seen"
+            )
             answers.append(pool.submit(second.client.post, body(asked[2], "local")))
             for prompt, answer in zip(asked, answers, strict=True):
                 reference.check(prompt, answer_of(answer.result()).tokens)
@@ -130,7 +153,9 @@ def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
     assert _status(first, "/ready") == httpx.codes.OK
 
 
-async def test_supervisor_starts_a_worker_anew_whose_engine_stands_still(new_cluster: NewCluster) -> None:
+async def test_supervisor_starts_a_worker_anew_whose_engine_stands_still(
+    new_cluster: NewCluster,
+) -> None:
     cluster, said = new_cluster("supervised"), list[str]()
     worker = cluster.add_worker("mixed", "supervised-0", start=False)
     worker.write_policy({"stallSeconds": 1})
@@ -172,7 +197,9 @@ def _status(worker: WorkerProcess, path: str) -> int:
 
 def _check_told(worker: WorkerProcess) -> None:
     """Its probes and its gauge say that its engine has stalled, before it ends."""
-    worker.wait_for(lambda: _status(worker, "/health") == httpx.codes.SERVICE_UNAVAILABLE, "it is not live")
+    worker.wait_for(
+        lambda: _status(worker, "/health") == httpx.codes.SERVICE_UNAVAILABLE, "it is not live"
+    )
     reply = worker.client.http.get("/ready")
     assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert "has stalled" in reply.json()["reason"]

@@ -1,4 +1,6 @@
-"""T11 and sudden ends: SIGTERM drains, a dead engine ends its worker at once, and nothing is left behind."""
+"""T11 and sudden ends: SIGTERM drains, a dead engine ends its worker at once, and nothing is left
+behind.
+"""
 
 import contextlib
 import signal
@@ -11,7 +13,10 @@ from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
 
 
-def test_sigterm_lets_an_open_stream_finish(pair: Pair, prompts: Prompts, reference: Reference) -> None:  # T11
+# T11
+def test_sigterm_lets_an_open_stream_finish(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     prompt = prompts(100)
     with pair.decode.client.stream(prompt, "remote", max_tokens=400) as stream:
         stream.read_tokens(2)
@@ -29,7 +34,12 @@ def test_draining_worker_takes_no_new_requests(slow: Pair, prompts: Prompts) -> 
     with slow.decode.client.stream(prompts(20), "local", max_tokens=1500) as stream:
         stream.read_tokens(1)
         slow.decode.terminate()
-        slow.decode.wait_for(lambda: slow.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE, "not ready")
+        slow.decode.wait_for(
+            lambda: (
+                slow.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE
+            ),
+            "not ready",
+        )
         reply = slow.decode.client.post(body(prompts(20)))
         assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
         assert "draining" in reply.json()["error"]["message"]
@@ -38,7 +48,10 @@ def test_draining_worker_takes_no_new_requests(slow: Pair, prompts: Prompts) -> 
     assert slow.decode.wait_end() == 0  # the client left, so nothing holds it
 
 
-def test_sigterm_of_a_prefill_worker_finishes_its_transfer(slow: Pair, prompts: Prompts, reference: Reference) -> None:  # T11
+# T11
+def test_sigterm_of_a_prefill_worker_finishes_its_transfer(
+    slow: Pair, prompts: Prompts, reference: Reference
+) -> None:
     prompt = prompts(500)
     before = slow.decode.metrics()
     with slow.decode.client.stream(prompt, "remote") as stream:
@@ -57,12 +70,18 @@ def test_drain_command_in_etcd_takes_the_worker_out_and_back(pair: Pair, prompts
     command = f"/pdcluster/test/{pair.cluster.name}/commands/{pair.prefill.name}"
     try:
         pair.cluster.etcd.put(command, "drain")
-        pair.decode.wait_for(lambda: pair.decode.client.complete(prompts(300), max_tokens=1).prefill == "local", "prefill drains")
+        pair.decode.wait_for(
+            lambda: pair.decode.client.complete(prompts(300), max_tokens=1).prefill == "local",
+            "prefill drains",
+        )
         assert pair.prefill.is_alive
         assert pair.cluster.records()[pair.prefill.name]["state"] in ("draining", "drained")
     finally:
         pair.cluster.etcd.delete(command)
-    pair.decode.wait_for(lambda: pair.decode.client.complete(prompts(300), max_tokens=1).prefill == "remote", "prefill serves again")
+    pair.decode.wait_for(
+        lambda: pair.decode.client.complete(prompts(300), max_tokens=1).prefill == "remote",
+        "prefill serves again",
+    )
 
 
 def test_sigterm_again_changes_nothing(pair: Pair, prompts: Prompts, reference: Reference) -> None:
@@ -72,7 +91,13 @@ def test_sigterm_again_changes_nothing(pair: Pair, prompts: Prompts, reference: 
         stream.read_tokens(1)
         for _ in range(2):
             pair.decode.terminate()
-            pair.decode.wait_for(lambda: pair.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE, "it drains")
+            pair.decode.wait_for(
+                lambda: (
+                    pair.decode.client.http.get("/ready").status_code
+                    == httpx.codes.SERVICE_UNAVAILABLE
+                ),
+                "it drains",
+            )
         tokens = stream.read_all()
 
     assert (stream.done, len(tokens)) == (True, 1000)
@@ -84,7 +109,12 @@ def test_interrupt_in_a_drain_does_not_wait(slow: Pair, prompts: Prompts) -> Non
     with slow.decode.client.stream(prompts(20), "local", max_tokens=2000) as stream:
         stream.read_tokens(1)
         slow.decode.terminate()
-        slow.decode.wait_for(lambda: slow.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE, "it drains")
+        slow.decode.wait_for(
+            lambda: (
+                slow.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE
+            ),
+            "it drains",
+        )
         slow.decode.process.send_signal(signal.SIGINT)
         assert slow.decode.wait_end() == 0
         with contextlib.suppress(httpx.TransportError):
@@ -105,7 +135,9 @@ def test_dead_engine_ends_its_worker_at_once(pair: Pair, prompts: Prompts) -> No
     assert pair.cluster.record(pair.decode.name) is None  # revoked, not left to its lease
 
 
-def test_dead_prefill_engine_costs_no_request(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_dead_prefill_engine_costs_no_request(
+    pair: Pair, prompts: Prompts, reference: Reference
+) -> None:
     pair.prefill.kill_engine()
     assert pair.prefill.wait_end() == 1
 

@@ -1,4 +1,6 @@
-"""A worker as a pod runs it: a user without a name or rights, nothing writable but a temporary folder, keys from a Secret."""
+"""A worker as a pod runs it: a user without a name or rights, nothing writable but a temporary
+folder, keys from a Secret.
+"""
 
 import json
 import os
@@ -23,7 +25,8 @@ USER = 65532
 CAPS = "-all,+dac_read_search"
 
 # A mount namespace of its own: all is read-only but $1/tmp; then the rights are dropped for good.
-# All but one: reading what only root may read here, such as a Python that is installed in root's home.
+# All but one: reading what only root may read here, such as a Python that is installed in root's
+# home.
 CONFINED = f"""
 set -e
 folder=$1; shift
@@ -42,7 +45,13 @@ def can_confine() -> bool:
     """Mounting takes root, and a container may forbid it even then."""
     if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("setpriv") is None:
         return False
-    attempt = ["unshare", "--mount", "sh", "-c", "mount --make-rprivate / && mount -o remount,bind,ro /"]
+    attempt = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        "mount --make-rprivate / && mount -o remount,bind,ro /",
+    ]
     return subprocess.run(attempt, capture_output=True, check=False).returncode == 0
 
 
@@ -67,7 +76,13 @@ def write_files(folder: Path, model: Path, certificates: Certificates, endpoint:
         "discovery": {"endpoints": [endpoint], "leaseSeconds": 3},
         "tls": certificates.settings(),
         "engine": {"maxBatchedTokens": 64, "maxSequences": 32, "numBlocks": 128},
-        "listen": {"host": "127.0.0.1", "http": 0, "grpc": 0, "kv": 0, "apiKeys": str(folder / "keys")},
+        "listen": {
+            "host": "127.0.0.1",
+            "http": 0,
+            "grpc": 0,
+            "kv": 0,
+            "apiKeys": str(folder / "keys"),
+        },
     }
     engine = folder / "engine.yaml"
     engine.write_text(json.dumps(settings))
@@ -76,7 +91,11 @@ def write_files(folder: Path, model: Path, certificates: Certificates, endpoint:
 
 @pytest.mark.skipif(not can_confine(), reason="needs root and the right to mount")
 def test_a_worker_needs_no_rights_and_writes_only_into_tmp(
-    folder: Path, new_cluster: NewCluster, tiny_model: Path, certificates: Certificates, prompts: Prompts
+    folder: Path,
+    new_cluster: NewCluster,
+    tiny_model: Path,
+    certificates: Certificates,
+    prompts: Prompts,
 ) -> None:
     cluster = new_cluster("pod")
     engine = write_files(folder, tiny_model, certificates, cluster.etcd.endpoint)
@@ -92,7 +111,10 @@ def test_a_worker_needs_no_rights_and_writes_only_into_tmp(
     worker = [sys.executable, "-m", "pdcluster_worker", "--engine-config", str(engine)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", CONFINED, "sh", str(folder), *worker], stdout=log, stderr=log, env=environment
+            ["unshare", "--mount", "sh", "-c", CONFINED, "sh", str(folder), *worker],
+            stdout=log,
+            stderr=log,
+            env=environment,
         )
     try:
         check(process, folder, cluster.record, prompts)
@@ -101,7 +123,12 @@ def test_a_worker_needs_no_rights_and_writes_only_into_tmp(
         process.wait()
 
 
-def check(process: "subprocess.Popen[bytes]", folder: Path, record: Callable[[str], Json | None], prompts: Prompts) -> None:
+def check(
+    process: "subprocess.Popen[bytes]",
+    folder: Path,
+    record: Callable[[str], Json | None],
+    prompts: Prompts,
+) -> None:
     """It serves, asks for its key, drains, and logs in lines."""
 
     def is_ready() -> bool:
@@ -114,10 +141,20 @@ def check(process: "subprocess.Popen[bytes]", folder: Path, record: Callable[[st
     assert f"\t{USER}\t" in Path(f"/proc/{process.pid}/status").read_text()
     with httpx.Client(base_url=f"http://{address}", timeout=60, trust_env=False) as http:
         wait_for(lambda: http.get("/ready").status_code == httpx.codes.OK, READY_SECONDS, "ready")
-        assert http.post("/v1/completions", json=body(prompts(20))).status_code == httpx.codes.UNAUTHORIZED
+        assert (
+            http.post("/v1/completions", json=body(prompts(20))).status_code
+            == httpx.codes.UNAUTHORIZED
+        )
         request = body(prompts(20))
         keys = ("sk-client", "sk-client", "sk-other")
-        answers = [answer_of(http.post("/v1/completions", json=request, headers={"authorization": f"Bearer {key}"})) for key in keys]
+        answers = [
+            answer_of(
+                http.post(
+                    "/v1/completions", json=request, headers={"authorization": f"Bearer {key}"}
+                )
+            )
+            for key in keys
+        ]
         assert len(answers[0].tokens) == 8
         assert [answer.cached_tokens for answer in answers] == [0, 16, 0]
     process.terminate()

@@ -19,7 +19,8 @@ from tests.system.waiting import wait_for
 START_SECONDS = 120.0
 
 
-@pytest.mark.parametrize("kind", ["http", "kv"])  # the one of the server process, the other of the engine process
+# the one of the server process, the other of the engine process
+@pytest.mark.parametrize("kind", ["http", "kv"])
 def test_taken_port_ends_with_2(new_cluster: NewCluster, kind: str) -> None:
     worker = new_cluster(f"port-{kind}").add_worker("decode", "decode-0", start=False)
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -45,7 +46,10 @@ def test_pool_with_an_accelerator_ends_with_3_and_says_why(new_cluster: NewClust
 
     assert worker.wait_end() == 3
     assert worker.log_tail(1).startswith("error: pool ")
-    assert "asks for cuda (engine.device: auto with gpu: B200), but no CUDA device is visible" in worker.log_tail(1)
+    assert (
+        "asks for cuda (engine.device: auto with gpu: B200), but no CUDA device is visible"
+        in worker.log_tail(1)
+    )
 
 
 def test_unknown_setting_ends_with_2(new_cluster: NewCluster) -> None:
@@ -71,7 +75,9 @@ def test_missing_identity_ends_with_2(new_cluster: NewCluster) -> None:
         ("tls", "key", "/nowhere", "tls.key: /nowhere cannot be read"),
     ],
 )
-def test_missing_secret_ends_with_2(new_cluster: NewCluster, section: str, setting: str, value: object, reason: str) -> None:
+def test_missing_secret_ends_with_2(
+    new_cluster: NewCluster, section: str, setting: str, value: object, reason: str
+) -> None:
     worker = new_cluster(f"no-{section}").add_worker("decode", "decode-0", start=False)
     worker.settings[section] = {**worker.settings[section], setting: value}
     worker.start()
@@ -91,16 +97,23 @@ def test_dtype_that_nobody_can_compute_in_ends_with_2(new_cluster: NewCluster) -
     assert "'int4' under /pdcluster/test/pinned/dtypes/r1" in worker.log_tail(1)
 
 
-def test_etcd_away_at_start_means_not_ready_until_it_comes(new_cluster: NewCluster, tmp_path: Path, prompts: Prompts) -> None:
+def test_etcd_away_at_start_means_not_ready_until_it_comes(
+    new_cluster: NewCluster, tmp_path: Path, prompts: Prompts
+) -> None:
     cluster, etcd = new_cluster("early"), EtcdServer(tmp_path)
     cluster.etcd = etcd
     worker = cluster.add_worker("mixed", "mixed-0", start=False)
-    worker.settings["model"]["dtype"] = "auto"  # etcd is asked before the engine starts, and again to register
+    # etcd is asked before the engine starts, and again to register
+    worker.settings["model"]["dtype"] = "auto"
     port = worker.settings["listen"]["http"] = free_port()
     client = Client(f"http://127.0.0.1:{port}")
     try:
         worker.start()
-        wait_for(lambda: "etcd" in reason(client), START_SECONDS, lambda: f"/ready names etcd, not {reason(client)!r}")
+        wait_for(
+            lambda: "etcd" in reason(client),
+            START_SECONDS,
+            lambda: f"/ready names etcd, not {reason(client)!r}",
+        )
         assert client.http.get("/health").status_code == httpx.codes.OK
         etcd.start()
         worker.wait_ready()

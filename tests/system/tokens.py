@@ -1,4 +1,6 @@
-"""A tokenizer whose text shows its tokens: token 17 is "[17]", so an answer's text shows its tokens exactly."""
+"""A tokenizer whose text shows its tokens: token 17 is "[17]", so an answer's text shows its tokens
+exactly.
+"""
 
 import json
 import re
@@ -32,7 +34,11 @@ def chat_tokens(content: list[int]) -> list[int]:
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
     """Put the tokenizer into a model folder, in place of the one that is there."""
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    tokenizer = Tokenizer(models.WordLevel({f"[{token_id}]": token_id for token_id in range(vocab_size)}, unk_token="[0]"))
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {f"[{token_id}]": token_id for token_id in range(vocab_size)}, unk_token="[0]"
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\[\d+\]"), behavior="isolated")
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,4 +1,6 @@
-"""A trace of requests over one ingress, and all that came back: each event of each stream, to be judged afterwards."""
+"""A trace of requests over one ingress, and all that came back: each event of each stream, to be
+judged afterwards.
+"""
 
 import asyncio
 import json
@@ -19,7 +21,9 @@ TIMEOUT_SECONDS = 120.0
 
 @dataclass
 class Exchange:
-    """One request and what its client has of it.  status: 0 = the connection broke before the headers; times in seconds"""
+    """One request and what its client has of it.  status: 0 = the connection broke before the
+    headers; times in seconds
+    """
 
     ask: Ask
     status: int = 0
@@ -36,16 +40,31 @@ class Exchange:
     @property
     def text(self) -> str:
         """All that it was given."""
-        return "".join(choice["text"] for chunk in self.chunks for choice in chunk.get("choices", []))
+        return "".join(
+            choice["text"] for chunk in self.chunks for choice in chunk.get("choices", [])
+        )
 
     def fault(self) -> str | None:
         """Reason why it was not answered exactly once, in whole; None = it was."""
         chunks = self.chunks
-        ends = [choice["finish_reason"] for chunk in chunks for choice in chunk.get("choices", []) if choice["finish_reason"]]
+        ends = [
+            choice["finish_reason"]
+            for chunk in chunks
+            for choice in chunk.get("choices", [])
+            if choice["finish_reason"]
+        ]
         counted = [usage for chunk in chunks if (usage := chunk.get("usage"))]
         if self.status != httpx.codes.OK or any("error" in chunk for chunk in chunks):
-            return f"{self.status} {self.refusal}{[chunk['error'] for chunk in chunks if 'error' in chunk]}"
-        if (ends, len(counted), self.events.count("[DONE]"), self.events[-1:]) != (["length"], 1, 1, ["[DONE]"]):
+            return (
+                f"{self.status} "
+                f"{self.refusal}{[chunk['error'] for chunk in chunks if 'error' in chunk]}"
+            )
+        if (ends, len(counted), self.events.count("[DONE]"), self.events[-1:]) != (
+            ["length"],
+            1,
+            1,
+            ["[DONE]"],
+        ):
             return f"ends={ends} usages={len(counted)} last={self.events[-1:]}"
         made = (counted[0]["prompt_tokens"], counted[0]["completion_tokens"])
         wanted = (len(self.ask.prompt), self.ask.num_output_tokens)
@@ -70,8 +89,12 @@ async def at_once(_: int) -> None:
     """A gate that holds nothing."""
 
 
-async def run_trace(url: str, asks: Sequence[Ask], arrivals: Sequence[float], gate: Gate = at_once, **fields: Any) -> list[Exchange]:
-    """Send each at its time, or when its gate opens if that is later, and return when all have ended.  fields: of every request"""
+async def run_trace(
+    url: str, asks: Sequence[Ask], arrivals: Sequence[float], gate: Gate = at_once, **fields: Any
+) -> list[Exchange]:
+    """Send each at its time, or when its gate opens if that is later, and return when all have
+    ended.  fields: of every request
+    """
     exchanges, start = [Exchange(ask) for ask in asks], time.monotonic()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
@@ -80,7 +103,10 @@ async def run_trace(url: str, asks: Sequence[Ask], arrivals: Sequence[float], ga
         await gate(index)
         await _exchange(client, f"{url}/v1/completions", exchanges[index], fields)
 
-    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits, trust_env=False) as client, asyncio.TaskGroup() as group:
+    async with (
+        httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits, trust_env=False) as client,
+        asyncio.TaskGroup() as group,
+    ):
         for index in range(len(exchanges)):
             group.create_task(one(index))
     return exchanges

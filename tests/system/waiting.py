@@ -1,4 +1,6 @@
-"""The one polling helper of the system tests: real processes give no event to wait on from outside."""
+"""The one polling helper of the system tests: real processes give no event to wait on
+from outside.
+"""
 
 import time
 from collections.abc import Callable
@@ -10,7 +12,11 @@ POLL_SECONDS = 0.05
 
 
 def wait_for(
-    predicate: Callable[[], T], timeout_seconds: float, describe: Callable[[], object] | str, *, poll_seconds: float = POLL_SECONDS
+    predicate: Callable[[], T],
+    timeout_seconds: float,
+    describe: Callable[[], object] | str,
+    *,
+    poll_seconds: float = POLL_SECONDS,
 ) -> T:
     """Poll until `predicate` is truthy and return its value.
 

@@ -1,4 +1,5 @@
-"""One real worker: `python -m pdcluster_worker` with its two files, as `pdctl` or a pod would start it.
+"""One real worker: `python -m pdcluster_worker` with its two files, as `pdctl` or a pod would start
+it.
 
 The handle outlives the process: `restart` starts the same worker again, at the
 addresses that it had.  Addresses come from its etcd record.
@@ -42,24 +43,37 @@ class Metrics:
         }
 
     def value(self, name: str, **labels: str) -> float:
-        """A sample's value, `pdcluster_` left out of its name; 0 when it has not been counted yet."""
+        """A sample's value, `pdcluster_` left out of its name; 0 when it has not been
+        counted yet.
+        """
         return self._samples.get((f"pdcluster_{name}", tuple(sorted(labels.items()))), 0.0)
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
         """Values of a metric with one label."""
-        return {dict(labels)[label]: value for (sample, labels), value in self._samples.items() if sample == f"pdcluster_{name}"}
+        return {
+            dict(labels)[label]: value
+            for (sample, labels), value in self._samples.items()
+            if sample == f"pdcluster_{name}"
+        }
 
 
 class WorkerProcess:
-    """A worker of a cluster.  settings: its engine file; record: reads its etcd record, None without one."""
+    """A worker of a cluster.  settings: its engine file; record: reads its etcd record, None
+    without one.
+    """
 
-    def __init__(self, name: str, folder: Path, settings: Json, record: Callable[[], Json | None]) -> None:
+    def __init__(
+        self, name: str, folder: Path, settings: Json, record: Callable[[], Json | None]
+    ) -> None:
         self.name = name
         self.settings = settings
         self.environment: dict[str, str] = {}  # of each start, over ours
         self.log = folder / f"{name}.log"
         self._read_record = record
-        self._engine_file, self._policy_file = folder / f"{name}.engine.yaml", folder / f"{name}.policy.yaml"
+        self._engine_file, self._policy_file = (
+            folder / f"{name}.engine.yaml",
+            folder / f"{name}.policy.yaml",
+        )
         self.write_policy({})
         self._process: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None
@@ -72,11 +86,15 @@ class WorkerProcess:
     def start(self, **environment: str) -> None:
         """Start the process; returns at once."""
         if self._record is not None:
-            self._previous_engine_id = self._record["engine_id"]  # its record may outlive it until the lease ends
+            # its record may outlive it until the lease ends
+            self._previous_engine_id = self._record["engine_id"]
         command, identity = self.invocation()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **identity, **self.environment, **environment}
+                command,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **identity, **self.environment, **environment},
             )
 
     def invocation(self) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -88,11 +106,17 @@ class WorkerProcess:
 
     def wait_ready(self) -> None:
         """Wait until it is registered and takes requests."""
-        wait_for(self._is_ready, READY_SECONDS, lambda: f"{self.name} is not ready: record={self._read_record()}")
+        wait_for(
+            self._is_ready,
+            READY_SECONDS,
+            lambda: f"{self.name} is not ready: record={self._read_record()}",
+        )
 
     def restart(self, *, wait: bool = True) -> None:
         """Start again after its end, where it listened before."""
-        self.settings["listen"].update({kind: port_of(self.record[f"{kind}_address"]) for kind in ("http", "grpc", "kv")})
+        self.settings["listen"].update(
+            {kind: port_of(self.record[f"{kind}_address"]) for kind in ("http", "grpc", "kv")}
+        )
         self.start()
         if wait:
             self.wait_ready()
@@ -102,11 +126,17 @@ class WorkerProcess:
         engine_pid = self.engine_pid
         self.process.kill()
         self.process.wait(END_SECONDS)
-        wait_for(lambda: not _is_alive(engine_pid), END_SECONDS, f"the engine process of {self.name} is gone")
+        wait_for(
+            lambda: not _is_alive(engine_pid),
+            END_SECONDS,
+            f"the engine process of {self.name} is gone",
+        )
 
     def engine_pid_of(self, rank: int) -> int:
         """One of several engine processes."""
-        living = (child for child in _children(self.process.pid) if child.status() != psutil.STATUS_ZOMBIE)
+        living = (
+            child for child in _children(self.process.pid) if child.status() != psutil.STATUS_ZOMBIE
+        )
         (pid,) = (child.pid for child in living if ["--rank", str(rank)] == child.cmdline()[-2:])
         return pid
 
@@ -116,7 +146,9 @@ class WorkerProcess:
 
     @contextlib.contextmanager
     def engine_stopped(self) -> Iterator[None]:
-        """The engine process does nothing within the block (SIGSTOP); the worker may be killed in it."""
+        """The engine process does nothing within the block (SIGSTOP); the worker may be killed in
+        it.
+        """
         engine = psutil.Process(self.engine_pid)
         engine.suspend()
         try:
@@ -135,7 +167,8 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End whatever still runs."""
-        if self._process is not None and self._process.poll() is None:  # its pid is its own only until then
+        # its pid is its own only until then
+        if self._process is not None and self._process.poll() is None:
             children = _children(self._process.pid)
             self._process.kill()
             self._process.wait()
@@ -194,14 +227,19 @@ class WorkerProcess:
 
     def blocks(self) -> dict[str, int]:
         """KV blocks by state."""
-        return {state: int(value) for state, value in self.metrics().by_label("kv_blocks", "state").items()}
+        return {
+            state: int(value)
+            for state, value in self.metrics().by_label("kv_blocks", "state").items()
+        }
 
     def growth(self, before: Metrics, name: str, **labels: str) -> float:
         """Growth of a counter since a scrape."""
         return self.metrics().value(name, **labels) - before.value(name, **labels)
 
     def wait_growth(self, before: Metrics, name: str, expected: float, **labels: str) -> None:
-        """Wait until a counter has grown by exactly that much (the engine reports up to 0.1 s late)."""
+        """Wait until a counter has grown by exactly that much (the engine reports up to 0.1 s
+        late).
+        """
         self.wait_for(
             lambda: self.growth(before, name, **labels) == expected,
             lambda: f"{name}{labels} grew by {self.growth(before, name, **labels)}, not {expected}",
@@ -213,7 +251,11 @@ class WorkerProcess:
 
     def log_tail(self, num_lines: int = 60) -> str:
         """The end of its log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:]) if self.log.exists() else ""
+        return (
+            "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
+            if self.log.exists()
+            else ""
+        )
 
     def unhandled_errors(self) -> list[str]:
         """Lines of its log, since the last call, with an unexpected error."""
@@ -228,7 +270,9 @@ class WorkerProcess:
         fresh.replace(self._policy_file)
 
     def take_policy(self, policy: Json) -> None:
-        """Replace the policy file of a worker that runs, and wait until the other policy is in force."""
+        """Replace the policy file of a worker that runs, and wait until the other policy is in
+        force.
+        """
 
         def num_reloads() -> int:
             return self.log.read_text(errors="replace").count("policy reloaded")
@@ -238,11 +282,16 @@ class WorkerProcess:
         self.wait_for(lambda: num_reloads() > before, "the policy is taken")
 
     def _is_ready(self) -> bool:
-        assert self.is_alive, f"{self.name} ended with {self.process.returncode}: {self.log_tail(10)}"
+        assert self.is_alive, (
+            f"{self.name} ended with {self.process.returncode}: {self.log_tail(10)}"
+        )
         record = self._read_record()
         if record is None or record["engine_id"] in ("", self._previous_engine_id):
             return False
-        if self._client is None or str(self._client.http.base_url) != f"http://{record['http_address']}":
+        if (
+            self._client is None
+            or str(self._client.http.base_url) != f"http://{record['http_address']}"
+        ):
             self._reconnect(record)
         try:
             is_ready = self.client.http.get("/ready").status_code == httpx.codes.OK
@@ -279,4 +328,11 @@ def _is_alive(pid: int) -> bool:
 
 def engine_settings(**values: Any) -> Json:
     """Sizes of a tiny engine: chunks of 64 tokens, one thread."""
-    return {"blockSize": 16, "maxBatchedTokens": 64, "maxSequences": 32, "numBlocks": 512, "threads": 1, **values}
+    return {
+        "blockSize": 16,
+        "maxBatchedTokens": 64,
+        "maxSequences": 32,
+        "numBlocks": 512,
+        "threads": 1,
+        **values,
+    }

@@ -19,7 +19,9 @@ warnings.warn("old\\nways")
 
 
 def test_a_traceback_and_a_warning_are_a_line_each() -> None:
-    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     failure, warning = result.stderr.splitlines()
     assert r"ERROR worker failed reason='x'\nTraceback (most recent call last):\n" in failure
     assert failure.endswith(r"ValueError: two\nlines")
@@ -28,5 +30,7 @@ def test_a_traceback_and_a_warning_are_a_line_each() -> None:
 
 
 def test_what_came_from_outside_cannot_forge_a_line() -> None:
-    record = logging.LogRecord("worker", logging.INFO, "", 0, "label=%s", ("a\n2026-01-01 ERROR\r\\n",), None)
+    record = logging.LogRecord(
+        "worker", logging.INFO, "", 0, "label=%s", ("a\n2026-01-01 ERROR\r\\n",), None
+    )
     assert OneLine("%(message)s").format(record) == r"label=a\n2026-01-01 ERROR\r\\n"

@@ -7,7 +7,9 @@ from contextlib import aclosing
 from pdcluster_worker.streams import Merged
 
 
-async def numbers(*values: int, closed: list[int], gate: asyncio.Event | None = None) -> AsyncGenerator[int, None]:
+async def numbers(
+    *values: int, closed: list[int], gate: asyncio.Event | None = None
+) -> AsyncGenerator[int, None]:
     try:
         for value in values:
             yield value
@@ -22,7 +24,10 @@ async def test_items_of_each_stream_keep_their_order_and_the_end_comes_once() ->
     merged = Merged([numbers(1, 2, 3, closed=closed), numbers(11, 12, closed=closed)])
     found = [item async for item in merged]
 
-    assert ([item for item in found if item < 10], [item for item in found if item > 10]) == ([1, 2, 3], [11, 12])
+    assert ([item for item in found if item < 10], [item for item in found if item > 10]) == (
+        [1, 2, 3],
+        [11, 12],
+    )
     assert await anext(merged, None) is None
     assert sorted(closed) == [1, 11]
 
@@ -30,7 +35,9 @@ async def test_items_of_each_stream_keep_their_order_and_the_end_comes_once() ->
 async def test_closing_closes_every_stream_and_nothing_comes_after_it() -> None:
     closed: list[int] = []
     gate = asyncio.Event()
-    async with aclosing(Merged([numbers(1, closed=closed, gate=gate), numbers(2, closed=closed, gate=gate)])) as merged:
+    async with aclosing(
+        Merged([numbers(1, closed=closed, gate=gate), numbers(2, closed=closed, gate=gate)])
+    ) as merged:
         assert {await anext(merged), await anext(merged)} == {1, 2}
 
     assert sorted(closed) == [1, 2]

@@ -12,7 +12,9 @@ def test_examples() -> None:
     assert (failed, attempted > 0) == (0, True)
 
 
-@pytest.mark.parametrize(("length", "shown"), [(texts.MAX_QUOTED - 2, "x'"), (texts.MAX_QUOTED - 1, "...")])
+@pytest.mark.parametrize(
+    ("length", "shown"), [(texts.MAX_QUOTED - 2, "x'"), (texts.MAX_QUOTED - 1, "...")]
+)
 def test_quoted_value_shows_that_it_is_cut(length: int, shown: str) -> None:
     text = texts.quoted("x" * length)
     assert (len(text), text.endswith(shown)) == (texts.MAX_QUOTED, True)

@@ -13,7 +13,10 @@ VALUES = st.one_of(st.sampled_from([0.0, *BOUNDS, 3.0]), st.floats(0.0, 10.0))
 @given(st.lists(VALUES, max_size=20))
 def test_its_page_is_prometheus_clients(values: list[float]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    histograms = TokenHistogram("x", "text", ours, BOUNDS), Histogram("x", "text", registry=theirs, buckets=BOUNDS)
+    histograms = (
+        TokenHistogram("x", "text", ours, BOUNDS),
+        Histogram("x", "text", registry=theirs, buckets=BOUNDS),
+    )
     for value in values:
         for histogram in histograms:
             histogram.observe(value)

@@ -1,11 +1,12 @@
 """Every error that this package raises on purpose.
 
 OperatorError
-├── InvalidObjectError    a PDCluster object is refused; carries every fault with its path, reason and fix
-├── InvalidTraceError     a trace of load, or a speed to replay it at, is refused; carries every fault with its line, reason and fix
-├── EtcdUnreachableError  no etcd endpoint answers
-├── IncompleteAnswerError a server that is measured answered with an error, or its answer ended early
-└── StartError            a cluster cannot start or go on here; carries the exit code (2 = the user's input, 1 = the rest)
+├── InvalidObjectError    a PDCluster object is refused; carries every fault with its path, reason
+and fix ├── InvalidTraceError     a trace of load, or a speed to replay it at, is refused; carries
+every fault with its line, reason and fix ├── EtcdUnreachableError  no etcd endpoint answers ├──
+IncompleteAnswerError a server that is measured answered with an error, or its answer ended early
+└── StartError            a cluster cannot start or go on here; carries the exit code (2 = the
+user's input, 1 = the rest)
 """
 
 from collections.abc import Sequence
@@ -30,11 +31,15 @@ class Fault:
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}; {self.fix}" if self.path else f"{self.reason}; {self.fix}"
+        return (
+            f"{self.path}: {self.reason}; {self.fix}" if self.path else f"{self.reason}; {self.fix}"
+        )
 
 
 class InvalidObjectError(OperatorError):
-    """A PDCluster object that is refused; `faults` names everything that is wrong, one line each in the message."""
+    """A PDCluster object that is refused; `faults` names everything that is wrong, one line each in
+    the message.
+    """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))
@@ -42,7 +47,9 @@ class InvalidObjectError(OperatorError):
 
 
 class InvalidTraceError(OperatorError):
-    """A trace, or a speed, that is refused; `faults` names everything that is wrong, with paths like `line 3, column seconds`."""
+    """A trace, or a speed, that is refused; `faults` names everything that is wrong, with paths
+    like `line 3, column seconds`.
+    """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))

@@ -15,7 +15,9 @@ def shortened(text: str, most: int) -> str:
 def shortened_bytes(text: str, most: int) -> str:
     """As `shortened`, at most so many bytes of UTF-8; no character is cut in two."""
     encoded = text.encode()
-    return text if len(encoded) <= most else encoded[: most - len(DOTS)].decode(errors="ignore") + DOTS
+    return (
+        text if len(encoded) <= most else encoded[: most - len(DOTS)].decode(errors="ignore") + DOTS
+    )
 
 
 def one_line(text: str, most: int) -> str:

@@ -39,7 +39,10 @@ class LeaseTimes:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.retry < self.renew < self.lease:
-            raise ValueError(f"lease times must be 0 < retry < renew < lease, not {self.retry:g}, {self.renew:g}, {self.lease:g}")
+            raise ValueError(
+                f"lease times must be 0 < retry < renew < lease, not {self.retry:g}, "
+                f"{self.renew:g}, {self.lease:g}"
+            )
 
 
 @dataclass
@@ -86,10 +89,14 @@ class Leadership:
             except TimeoutError:
                 break
         self._renewed_at = float("-inf")
-        logger.error("lost the lease lease=%s/%s identity=%s", self.namespace, self.name, self.identity)
+        logger.error(
+            "lost the lease lease=%s/%s identity=%s", self.namespace, self.name, self.identity
+        )
 
     async def release(self) -> None:
-        """Give the Lease up, if it is held; an error is only logged: the Lease then expires by itself."""
+        """Give the Lease up, if it is held; an error is only logged: the Lease then expires by
+        itself.
+        """
         self._renewed_at = float("-inf")
         try:
             live = await self.client.find(LEASE, self.namespace, self.name)
@@ -123,7 +130,10 @@ class Leadership:
 
     def _may_take(self, live: Body) -> bool:
         self._look(live)
-        return _holder(live) in ("", self.identity) or self.clock() - self._seen_at >= self._lease_seconds(live)
+        return _holder(live) in (
+            "",
+            self.identity,
+        ) or self.clock() - self._seen_at >= self._lease_seconds(live)
 
     def _look(self, live: Body) -> None:
         seen = (live["metadata"]["resourceVersion"], _holder(live))
@@ -132,7 +142,9 @@ class Leadership:
 
     def _lease_seconds(self, live: Body) -> float:
         """Lease time of the current holder; a candidate with other settings must keep to it."""
-        return max(self.times.lease, float((live.get("spec") or {}).get("leaseDurationSeconds") or 0))
+        return max(
+            self.times.lease, float((live.get("spec") or {}).get("leaseDurationSeconds") or 0)
+        )
 
     def _is_anothers(self) -> bool:
         return self._seen[1] not in ("", self.identity)

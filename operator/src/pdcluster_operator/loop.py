@@ -53,19 +53,28 @@ class LoopSettings:
 class Loop:
     """One for the life of the process; `fill` first, then `run`."""
 
-    def __init__(self, client: ApiClient, settings: LoopSettings, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, client: ApiClient, settings: LoopSettings, registry: CollectorRegistry
+    ) -> None:
         self.cache = Cache()
         self.metrics = LoopMetrics(registry)
         self.is_filled = False
         self._client, self._namespaces = client, settings.namespaces
         self._progress = Progress(settings.resync_seconds, time.monotonic())
-        self._runner = QueueRunner(self._work, self.metrics.reconcile_errors.inc, settings.concurrency)
-        listing, grace_seconds = Listing(client, settings.namespaces), min(GRACE_SECONDS, settings.resync_seconds)
+        self._runner = QueueRunner(
+            self._work, self.metrics.reconcile_errors.inc, settings.concurrency
+        )
+        listing, grace_seconds = (
+            Listing(client, settings.namespaces),
+            min(GRACE_SECONDS, settings.resync_seconds),
+        )
         self._resync = Resync(listing, self.cache, self.add, self._progress, grace_seconds)
         etcd = EtcdRequests(client)
         self._scraper = Scraper()
         scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
-        scaling = Scaling(self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port)
+        scaling = Scaling(
+            self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port
+        )
         self._sessions = Sessions(session_maker(client, etcd, scaling, self.add))
         actor = Actor(client, self.cache, settings.site, etcd, Events(client, settings.identity))
         self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
@@ -96,7 +105,9 @@ class Loop:
                 for task in done:
                     task.result()
                 if tasks[0] not in done:
-                    raise RuntimeError(f"ended without a stop: {', '.join(task.get_name() for task in done)}")
+                    raise RuntimeError(
+                        f"ended without a stop: {', '.join(task.get_name() for task in done)}"
+                    )
             finally:
                 for task in tasks:
                     task.cancel()
@@ -122,7 +133,9 @@ class Loop:
         started = time.monotonic()
         with self.metrics.reconcile_seconds.time():
             done = await self._reconciler.reconcile(key)
-        logger.debug("pass ended key=%s wrote=%s seconds=%.6f", key, done.wrote, time.monotonic() - started)
+        logger.debug(
+            "pass ended key=%s wrote=%s seconds=%.6f", key, done.wrote, time.monotonic() - started
+        )
         return done
 
     def _windows(self) -> Iterator[Windows]:
@@ -131,7 +144,9 @@ class Loop:
                 yield session.autoscaling.windows
 
 
-def session_maker(client: ApiClient, etcd: EtcdRequests, scaling: Scaling, enqueue: Callable[[Key], None]) -> Callable[[Key], Session]:
+def session_maker(
+    client: ApiClient, etcd: EtcdRequests, scaling: Scaling, enqueue: Callable[[Key], None]
+) -> Callable[[Key], Session]:
     """Make sessions of PDClusters, with what they all share."""
     events, slots = FailedCreates(client), Slots()
 

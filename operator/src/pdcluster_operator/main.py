@@ -49,7 +49,9 @@ def main() -> None:
     try:
         settings = Settings.from_environment(os.environ)
         _configure_logging(settings.log_level)
-        gc.freeze()  # what is imported stays, and to look for garbage in it would stop everything for 30 ms each time
+        # what is imported stays, and to look for garbage in it would stop everything for 30 ms each
+        # time
+        gc.freeze()
         sys.exit(asyncio.run(_run(settings)))
     except StartError as e:
         for line in str(e).splitlines():
@@ -67,12 +69,17 @@ async def _run(settings: Settings) -> int:
     ProcessCollector(registry=registry)
     metrics = ApiMetrics(registry)
     async with (
-        ApiClient(await connect(settings.kubeconfig, proxies=False), metrics, LIMITS) as client,  # the watches use none either
-        ApiClient(await connect(settings.kubeconfig, proxies=False), metrics, LEASE_LIMITS) as lease_client,
+        # the watches use none either
+        ApiClient(await connect(settings.kubeconfig, proxies=False), metrics, LIMITS) as client,
+        ApiClient(
+            await connect(settings.kubeconfig, proxies=False), metrics, LEASE_LIMITS
+        ) as lease_client,
     ):
         loop = Loop(client, _loop_settings(settings), registry)
         process = Process(settings, loop, stop)
-        runner, port = await _serve(make_app(process.unhealthy, process.unready, registry), settings.http_port)
+        runner, port = await _serve(
+            make_app(process.unhealthy, process.unready, registry), settings.http_port
+        )
         logger.info("started identity=%s http_port=%d", settings.identity, port)
         try:
             return await process.run(lease_client)
@@ -84,7 +91,11 @@ async def _serve(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
     try:
         return await serve(app, port)
     except OSError as e:
-        raise StartError(f"port {port} cannot be listened on: {e.strerror or e}; set PDCLUSTER_HTTP_PORT to a free one", exit_code=2) from e
+        raise StartError(
+            f"port {port} cannot be listened on: {e.strerror or e}; set PDCLUSTER_HTTP_PORT to a "
+            "free one",
+            exit_code=2,
+        ) from e
 
 
 @dataclass
@@ -146,7 +157,9 @@ class Process:
         restoring = asyncio.create_task(self._take_signals_back(started), name="signals")
         stopping = asyncio.create_task(self.stop.wait(), name="stop")
         try:
-            done, _ = await asyncio.wait({working, watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {working, watching, stopping}, return_when=asyncio.FIRST_COMPLETED
+            )
             self.loop.stop()
             await asyncio.wait({working}, timeout=STOP_SECONDS)
             stop_watches.set()
@@ -199,7 +212,9 @@ def _report(ended: Iterable[asyncio.Task[Any]]) -> int:
 
 def _loop_settings(settings: Settings) -> LoopSettings:
     return LoopSettings(
-        site=Site(settings.worker_image, settings.etcd_image, settings.namespace, settings.cluster_domain),
+        site=Site(
+            settings.worker_image, settings.etcd_image, settings.namespace, settings.cluster_domain
+        ),
         identity=settings.identity,
         namespaces=settings.watch_namespaces or (None,),
         resync_seconds=settings.resync_seconds,
@@ -208,6 +223,8 @@ def _loop_settings(settings: Settings) -> LoopSettings:
 
 
 def _configure_logging(level: int) -> None:
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
     logging.getLogger("kopf").setLevel(max(level, logging.WARNING))
     logging.getLogger("aiohttp").setLevel(max(level, logging.WARNING))

@@ -17,8 +17,15 @@ from pdcluster_api.errors import StartError
 Value = TypeVar("Value")
 Number = TypeVar("Number", int, float)
 _PREFIX = "PDCLUSTER_"
-_DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_DNS_NAME = re.compile(
+    r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
+)
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 _POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -61,18 +68,47 @@ class Settings:
         """Raises StartError (exit code 2) with every variable that is wrong."""
         reader = _Reader(environment)
         settings = cls(
-            worker_image=reader.required("WORKER_IMAGE", "the image of workers, as in registry/pdcluster-worker:0.1.0"),
-            etcd_image=reader.required("ETCD_IMAGE", "the image of a managed etcd, as in registry/etcd:3.6.6"),
+            worker_image=reader.required(
+                "WORKER_IMAGE", "the image of workers, as in registry/pdcluster-worker:0.1.0"
+            ),
+            etcd_image=reader.required(
+                "ETCD_IMAGE", "the image of a managed etcd, as in registry/etcd:3.6.6"
+            ),
             identity=environment.get("POD_NAME") or socket.gethostname(),
             namespace=environment.get("POD_NAMESPACE") or _own_namespace(),
-            lease_name=reader.read("LEASE_NAME", "pdcluster-operator", _dns_name, "a name of lower-case letters, digits, '-' and '.'"),
-            cluster_domain=reader.read("CLUSTER_DOMAIN", "cluster.local", _dns_name, "a DNS domain, as in cluster.local"),
-            watch_namespaces=tuple(filter(None, (part.strip() for part in environment.get(f"{_PREFIX}WATCH_NAMESPACES", "").split(",")))),
-            resync_seconds=reader.read("RESYNC_SECONDS", "300", _number(float, 1, 86400), "seconds from 1 to 86400"),
-            concurrency=reader.read("CONCURRENCY", "4", _number(int, 1, 64), "a whole number from 1 to 64"),
-            http_port=reader.read("HTTP_PORT", "8080", _number(int, 0, 65535), "a port from 0 (any) to 65535"),
-            log_level=reader.read("LOG_LEVEL", "info", _one_of(_LEVELS), "debug, info, warning or error"),
-            leader_election=reader.read("LEADER_ELECTION", "true", _one_of({"true": True, "false": False}), "true or false"),
+            lease_name=reader.read(
+                "LEASE_NAME",
+                "pdcluster-operator",
+                _dns_name,
+                "a name of lower-case letters, digits, '-' and '.'",
+            ),
+            cluster_domain=reader.read(
+                "CLUSTER_DOMAIN", "cluster.local", _dns_name, "a DNS domain, as in cluster.local"
+            ),
+            watch_namespaces=tuple(
+                filter(
+                    None,
+                    (
+                        part.strip()
+                        for part in environment.get(f"{_PREFIX}WATCH_NAMESPACES", "").split(",")
+                    ),
+                )
+            ),
+            resync_seconds=reader.read(
+                "RESYNC_SECONDS", "300", _number(float, 1, 86400), "seconds from 1 to 86400"
+            ),
+            concurrency=reader.read(
+                "CONCURRENCY", "4", _number(int, 1, 64), "a whole number from 1 to 64"
+            ),
+            http_port=reader.read(
+                "HTTP_PORT", "8080", _number(int, 0, 65535), "a port from 0 (any) to 65535"
+            ),
+            log_level=reader.read(
+                "LOG_LEVEL", "info", _one_of(_LEVELS), "debug, info, warning or error"
+            ),
+            leader_election=reader.read(
+                "LEADER_ELECTION", "true", _one_of({"true": True, "false": False}), "true or false"
+            ),
             kubeconfig=_kubeconfig(environment),
         )
         reader.finish()

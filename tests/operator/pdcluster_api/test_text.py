@@ -8,7 +8,9 @@ from pdcluster_api.text import DOTS, one_line, shortened, shortened_bytes
 
 
 @given(st.text(), st.integers(3, 40))
-def test_a_text_is_whole_where_it_fits_and_else_its_beginning_with_dots(text: str, most: int) -> None:
+def test_a_text_is_whole_where_it_fits_and_else_its_beginning_with_dots(
+    text: str, most: int
+) -> None:
     found = shortened(text, most)
 
     assert found == text if len(text) <= most else len(found) == most
@@ -23,6 +25,8 @@ def test_bytes_count_and_no_character_is_cut_in_two(text: str, most: int) -> Non
     assert found == text or (found.endswith(DOTS) and text.startswith(found.removesuffix(DOTS)))
 
 
-@pytest.mark.parametrize(("text", "line"), [(" two\n\tlines ", "two lines"), ("x" * 20, "x" * 7 + DOTS), ("", "")])
+@pytest.mark.parametrize(
+    ("text", "line"), [(" two\n\tlines ", "two lines"), ("x" * 20, "x" * 7 + DOTS), ("", "")]
+)
 def test_one_line_is_without_breaks_and_short(text: str, line: str) -> None:
     assert one_line(text, 10) == line

@@ -1,4 +1,6 @@
-"""Parts of the loop: one that ends without a stop ends the whole, which the process then reports."""
+"""Parts of the loop: one that ends without a stop ends the whole, which the process
+then reports.
+"""
 
 import asyncio
 

@@ -13,7 +13,10 @@ from tests.worker.config.engine_files import MINIMUM, write
 
 
 def with_device(folder: Path, device: str) -> Path:
-    return write(folder, f"{MINIMUM}gpu: B200\nengine: {{device: {device}}}\n".replace("pool: cpu", "pool: big"))
+    return write(
+        folder,
+        f"{MINIMUM}gpu: B200\nengine: {{device: {device}}}\n".replace("pool: cpu", "pool: big"),
+    )
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
@@ -22,7 +25,8 @@ def test_node_without_a_gpu_is_refused_with_the_fix(tmp_path: Path, device: str)
         check_gpu(asked_device(load_worker_config(with_device(tmp_path, device))), lambda: 0)
 
     assert str(refusal.value) == (
-        f"pool big asks for cuda (engine.device: {device} with gpu: B200), but no CUDA device is visible: "
+        f"pool big asks for cuda (engine.device: {device} with gpu: B200), but no CUDA device is "
+        "visible: "
         "check the node's driver and device plugin, and that the pod requests an accelerator, "
         "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
     )
@@ -46,7 +50,9 @@ def test_cpu_of_a_pool_with_an_accelerator_is_no_refusal(tmp_path: Path) -> None
     assert asked.kind == "cpu"
 
 
-def test_worker_without_its_device_says_so_whatever_else_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_without_its_device_says_so_whatever_else_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has no say in the dtype of its revision, and no etcd that is away hides the reason."""
     monkeypatch.setattr(module, "count_gpus", lambda: 0)
     with pytest.raises(DeviceError, match="no CUDA device is visible"):

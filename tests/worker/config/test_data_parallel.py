@@ -28,19 +28,37 @@ def loaded(folder: Path, role: str = "mixed", **engine: Any) -> WorkerConfig:
 
 
 def test_engines_divide_what_is_the_worker_s(tmp_path: Path) -> None:
-    config = loaded(tmp_path, dataParallelSize=3, threads=7, kvCacheMemory=100, numBlocks=10, transferBandwidth=9, deviceMemoryShare=0.9)
+    config = loaded(
+        tmp_path,
+        dataParallelSize=3,
+        threads=7,
+        kvCacheMemory=100,
+        numBlocks=10,
+        transferBandwidth=9,
+        deviceMemoryShare=0.9,
+    )
     shares = [share_of(config, rank) for rank in range(3)]
 
     for share in shares:
         engine = share.engine
-        assert (engine.threads, engine.kv_cache_memory, engine.num_blocks, engine.transfer_bandwidth) == (2, 33, 3, 3)
+        assert (
+            engine.threads,
+            engine.kv_cache_memory,
+            engine.num_blocks,
+            engine.transfer_bandwidth,
+        ) == (2, 33, 3, 3)
         assert engine.device_memory_share == pytest.approx(0.3)
         assert (engine.max_batched_tokens, engine.max_sequences) == (256, 64)  # of each
     assert [share.listen.kv for share in shares] == [9100, 9101, 9102]
 
 
-@pytest.mark.parametrize(("sizes", "ports"), [({"tensorParallelSize": 4}, [9100, 9104]), ({"pipelineParallelSize": 2}, [9100, 9101])])
-def test_each_engine_has_kv_ports_for_its_ranks(tmp_path: Path, sizes: dict[str, int], ports: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "ports"),
+    [({"tensorParallelSize": 4}, [9100, 9104]), ({"pipelineParallelSize": 2}, [9100, 9101])],
+)
+def test_each_engine_has_kv_ports_for_its_ranks(
+    tmp_path: Path, sizes: dict[str, int], ports: list[int]
+) -> None:
     config = loaded(tmp_path, dataParallelSize=2, **sizes)
 
     assert [share_of(config, rank).listen.kv for rank in range(2)] == ports
@@ -53,12 +71,19 @@ def test_share_of_a_lone_engine_is_all(tmp_path: Path) -> None:
     assert thread_share(loaded(tmp_path).engine) == 0  # the machine says
 
 
-def test_share_leaves_what_is_not_limited_as_it_is_and_every_engine_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_leaves_what_is_not_limited_as_it_is_and_every_engine_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(data_parallel, "available_threads", lambda: 2)
     config = loaded(tmp_path, dataParallelSize=4)
 
     share = share_of(config, 3).engine
-    assert (share.threads, share.num_blocks, share.transfer_bandwidth, share.device_memory_share) == (1, None, 0, None)
+    assert (
+        share.threads,
+        share.num_blocks,
+        share.transfer_bandwidth,
+        share.device_memory_share,
+    ) == (1, None, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +91,16 @@ def test_share_leaves_what_is_not_limited_as_it_is_and_every_engine_a_thread(tmp
     [
         ("mixed", {"dataParallelSize": 0}, "`int` >= 1"),
         ("mixed", {"dataParallelSize": 9}, "`int` <= 8"),
-        ("mixed", {"dataParallelSize": 4, "numBlocks": 3}, r"numBlocks \(3\) must be at least dataParallelSize \(4\)"),
-        ("decode", {"prefillDelayer": {}}, r"engine\.prefillDelayer is for prefill and mixed workers, not for decode: remove it"),
+        (
+            "mixed",
+            {"dataParallelSize": 4, "numBlocks": 3},
+            r"numBlocks \(3\) must be at least dataParallelSize \(4\)",
+        ),
+        (
+            "decode",
+            {"prefillDelayer": {}},
+            r"engine\.prefillDelayer is for prefill and mixed workers, not for decode: remove it",
+        ),
         ("mixed", {"prefillDelayer": {"maxDelayPasses": 0}}, "`int` >= 1"),
         ("mixed", {"prefillDelayer": {"maxDelayPasses": 10_001}}, "`int` <= 10000"),
         ("mixed", {"prefillDelayer": {"maxDelayMilliseconds": 0}}, "`int` >= 1"),
@@ -79,13 +112,18 @@ def test_share_leaves_what_is_not_limited_as_it_is_and_every_engine_a_thread(tmp
         ("mixed", {"prefillDelayer": {"passes": 1}}, "unknown field `passes`"),
     ],
 )
-def test_wrong_setting_is_refused_with_its_reason(tmp_path: Path, role: str, engine: dict[str, Any], reason: str) -> None:
+def test_wrong_setting_is_refused_with_its_reason(
+    tmp_path: Path, role: str, engine: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         loaded(tmp_path, role, **engine)
 
 
 def test_delayer_may_stand_switched_off_on_a_decode_worker(tmp_path: Path) -> None:
-    assert loaded(tmp_path, "decode", prefillDelayer={"enabled": False}).engine.prefill_delayer is not None
+    assert (
+        loaded(tmp_path, "decode", prefillDelayer={"enabled": False}).engine.prefill_delayer
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,5 +135,7 @@ def test_delayer_may_stand_switched_off_on_a_decode_worker(tmp_path: Path) -> No
         ({"prefillDelayer": {}}, False),
     ],
 )
-def test_engines_share_a_board_where_they_have_something_to_say(tmp_path: Path, engine: dict[str, Any], expected: bool) -> None:
+def test_engines_share_a_board_where_they_have_something_to_say(
+    tmp_path: Path, engine: dict[str, Any], expected: bool
+) -> None:
     assert has_board(loaded(tmp_path, **engine).engine) is expected

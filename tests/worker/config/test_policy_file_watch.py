@@ -10,7 +10,9 @@ from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.policy_file import PolicyFile
 
 
-def test_policy_that_is_newer_is_warned_of_once_for_each_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_policy_that_is_newer_is_warned_of_once_for_each_content(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("newer: 1")
     policy = PolicyFile(path)

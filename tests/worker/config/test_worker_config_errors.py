@@ -18,7 +18,10 @@ CHUNKS = "{low: 32, high: 128, stages: 4, maxTokens: 512}"
 
 
 def test_worker_config_says_how_the_engine_schedules(tmp_path: Path) -> None:
-    fields = f"{{scheduler: sarathi, schedulingPolicy: fcfs, tbtSloMilliseconds: 50, chunkSchedule: {CHUNKS}}}"
+    fields = (
+        f"{{scheduler: sarathi, schedulingPolicy: fcfs, tbtSloMilliseconds: 50, chunkSchedule: "
+        f"{CHUNKS}}}"
+    )
     config = load_worker_config(write(tmp_path, f"{MINIMUM}engine: {fields}\n"))
 
     chunks = ChunkSchedule(32, 128, 4, 512)
@@ -27,26 +30,42 @@ def test_worker_config_says_how_the_engine_schedules(tmp_path: Path) -> None:
 
 
 def test_worker_config_says_how_tokens_are_drafted(tmp_path: Path) -> None:
-    fields = "{numTokens: 4, promptLookupMax: 6, promptLookupMin: 2, adaptive: false, disableAboveRunning: 8}"
-    engine = load_worker_config(write(tmp_path, f"{MINIMUM}engine: {{maxSequences: 10, speculation: {fields}}}\n")).engine
+    fields = (
+        "{numTokens: 4, promptLookupMax: 6, promptLookupMin: 2, adaptive: false, "
+        "disableAboveRunning: 8}"
+    )
+    engine = load_worker_config(
+        write(tmp_path, f"{MINIMUM}engine: {{maxSequences: 10, speculation: {fields}}}\n")
+    ).engine
     assert engine.drafts is not None
-    assert engine.drafts.settings == SpeculationSettings(4, 6, 2, adaptive=False, disable_above_running=8)
+    assert engine.drafts.settings == SpeculationSettings(
+        4, 6, 2, adaptive=False, disable_above_running=8
+    )
     assert engine.max_decode_rows == 50
 
-    off = load_worker_config(write(tmp_path, f"{MINIMUM}engine: {{speculation: {{method: 'Off'}}}}\n")).engine
+    off = load_worker_config(
+        write(tmp_path, f"{MINIMUM}engine: {{speculation: {{method: 'Off'}}}}\n")
+    ).engine
     assert (off.drafts, off.max_decode_rows) == (None, off.max_sequences)
 
 
 def test_worker_config_refuses_drafts_of_a_prefill_worker(tmp_path: Path) -> None:
     prefill = MINIMUM.replace("role: decode", "role: prefill")
-    with pytest.raises(ConfigError, match=r"engine\.speculation is for decode and mixed workers, not for prefill: remove it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"engine\.speculation is for decode and mixed workers, not for prefill: remove it",
+    ):
         load_worker_config(write(tmp_path, f"{prefill}engine: {{speculation: {{}}}}\n"))
 
 
 def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
     config = load_worker_config(write(tmp_path, MINIMUM))
 
-    assert (config.engine.block_size, config.listen.http, config.discovery.lease_seconds) == (16, 8000, 10)
+    assert (config.engine.block_size, config.listen.http, config.discovery.lease_seconds) == (
+        16,
+        8000,
+        10,
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,31 +75,83 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ("engine: {device: gpu}", r"Invalid enum value 'gpu' - at `\$\.engine\.device`"),
         ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`"),
         ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
-        ("engine: {maxBatchedTokens: 8, maxSequences: 16}", r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)"),
-        ("engine: {speculation: {numTokens: 17}}", r"Expected `int` <= 16 - at `\$\.engine\.speculation\.numTokens`"),
-        ("engine: {speculation: {method: draft}}", r"method: draft needs speculation\.draftModel: give the folder of a smaller model"),
-        ("engine: {speculation: {draftModel: /small}}", r"speculation\.draftModel is for method draft, not ngram: leave it out"),
-        ("engine: {speculation: {promptLookupMin: 6}}", r"promptLookupMin \(6\) must be at most promptLookupMax \(5\): lower the one"),
-        ("engine: {scheduler: fastest}", r"Invalid enum value 'fastest' - at `\$\.engine\.scheduler`"),
-        ("engine: {scheduler: orca, maxModelLen: 300}", r"maxBatchedTokens \(256\) is below the longest request of 300 tokens: raise"),
-        ("engine: {chunkedPrefill: false, maxModelLen: 257}", r"chunkedPrefill: false computes a prompt in one step"),
-        ("engine: {longPrefillTokenThreshold: 65, maxModelLen: 64}", r"longPrefillTokenThreshold \(65\) is above the longest request"),
+        (
+            "engine: {maxBatchedTokens: 8, maxSequences: 16}",
+            r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)",
+        ),
+        (
+            "engine: {speculation: {numTokens: 17}}",
+            r"Expected `int` <= 16 - at `\$\.engine\.speculation\.numTokens`",
+        ),
+        (
+            "engine: {speculation: {method: draft}}",
+            r"method: draft needs speculation\.draftModel: give the folder of a smaller model",
+        ),
+        (
+            "engine: {speculation: {draftModel: /small}}",
+            r"speculation\.draftModel is for method draft, not ngram: leave it out",
+        ),
+        (
+            "engine: {speculation: {promptLookupMin: 6}}",
+            r"promptLookupMin \(6\) must be at most promptLookupMax \(5\): lower the one",
+        ),
+        (
+            "engine: {scheduler: fastest}",
+            r"Invalid enum value 'fastest' - at `\$\.engine\.scheduler`",
+        ),
+        (
+            "engine: {scheduler: orca, maxModelLen: 300}",
+            r"maxBatchedTokens \(256\) is below the longest request of 300 tokens: raise",
+        ),
+        (
+            "engine: {chunkedPrefill: false, maxModelLen: 257}",
+            r"chunkedPrefill: false computes a prompt in one step",
+        ),
+        (
+            "engine: {longPrefillTokenThreshold: 65, maxModelLen: 64}",
+            r"longPrefillTokenThreshold \(65\) is above the longest request",
+        ),
         (
             "engine: {longPrefillTokenThreshold: 6, chunkedPrefill: false}",
             "longPrefillTokenThreshold caps the chunks of scheduler continuous",
         ),
-        ("engine: {chunkedPrefill: false, scheduler: sarathi}", "chunkedPrefill: false is for scheduler continuous, not sarathi"),
-        ("engine: {tbtSloMilliseconds: 50}", "tbtSloMilliseconds is for scheduler sarathi, not continuous: leave it out"),
-        (f"engine: {{chunkSchedule: {CHUNKS}}}", "chunkSchedule is for scheduler sarathi, not continuous: leave it out"),
-        (f"engine: {{scheduler: sarathi, maxBatchedTokens: 64, chunkSchedule: {CHUNKS}}}", r"chunkSchedule\.high \(128\) must be at most"),
-        ("engine: {chunkSchedule: {low: 2, high: 1, stages: 1, maxTokens: 9}}", r"low \(2\) must be at most high \(1\)"),
-        ("engine: {tensorParallelSize: 9}", r"Expected `int` <= 8 - at `\$\.engine\.tensorParallelSize`"),
+        (
+            "engine: {chunkedPrefill: false, scheduler: sarathi}",
+            "chunkedPrefill: false is for scheduler continuous, not sarathi",
+        ),
+        (
+            "engine: {tbtSloMilliseconds: 50}",
+            "tbtSloMilliseconds is for scheduler sarathi, not continuous: leave it out",
+        ),
+        (
+            f"engine: {{chunkSchedule: {CHUNKS}}}",
+            "chunkSchedule is for scheduler sarathi, not continuous: leave it out",
+        ),
+        (
+            f"engine: {{scheduler: sarathi, maxBatchedTokens: 64, chunkSchedule: {CHUNKS}}}",
+            r"chunkSchedule\.high \(128\) must be at most",
+        ),
+        (
+            "engine: {chunkSchedule: {low: 2, high: 1, stages: 1, maxTokens: 9}}",
+            r"low \(2\) must be at most high \(1\)",
+        ),
+        (
+            "engine: {tensorParallelSize: 9}",
+            r"Expected `int` <= 8 - at `\$\.engine\.tensorParallelSize`",
+        ),
         (
             "engine: {tensorParallelSize: 4, pipelineParallelSize: 3}",
-            r"tensorParallelSize \(4\) times pipelineParallelSize \(3\) is 12 ranks, over the 8 of one worker",
+            r"tensorParallelSize \(4\) times pipelineParallelSize \(3\) is 12 ranks, over the 8 of "
+            r"one worker",
         ),
-        ("engine: {fenceTimeoutSeconds: 0}", r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`"),
-        ("engine: {admissionWatermark: 1.5}", r"Expected `float` <= 1\.0 - at `\$\.engine\.admissionWatermark`"),
+        (
+            "engine: {fenceTimeoutSeconds: 0}",
+            r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`",
+        ),
+        (
+            "engine: {admissionWatermark: 1.5}",
+            r"Expected `float` <= 1\.0 - at `\$\.engine\.admissionWatermark`",
+        ),
         ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),
         ("tensorParallel: 2", "unknown field `tensorParallel`"),
         ("engine: {transport: rdma}", r"unknown field `transport` - at `\$\.engine`"),
@@ -90,7 +161,9 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ("gpu: " + "[" * 5000, "not YAML: maximum recursion depth exceeded"),
     ],
 )
-def test_worker_config_refusal_names_field_and_reason(tmp_path: Path, line: str, reason: str) -> None:
+def test_worker_config_refusal_names_field_and_reason(
+    tmp_path: Path, line: str, reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         load_worker_config(write(tmp_path, f"{MINIMUM}{line}\n"))
 
@@ -101,7 +174,10 @@ def test_worker_config_of_a_record_may_have_fields_that_had_one_value(tmp_path: 
     """An older operator has rendered it, and it is never rendered again."""
     retired = "tensorParallel: 1\nengine: {kvCacheDtype: auto, transport: tcp, blockSize: 32}\n"
 
-    old, new = (load_worker_config(write(tmp_path, MINIMUM + text)) for text in (retired, "engine: {blockSize: 32}\n"))
+    old, new = (
+        load_worker_config(write(tmp_path, MINIMUM + text))
+        for text in (retired, "engine: {blockSize: 32}\n")
+    )
     assert old == new
 
 
@@ -116,27 +192,44 @@ def test_policy_empty_file_is_the_default_policy(tmp_path: Path) -> None:
     assert load_policy(write(tmp_path, "")).offload.prefill_length_threshold == 256
 
 
-@pytest.mark.parametrize(("value", "reason"), [("1.0e+308", "<= 1000.0"), ("1001", "<= 1000.0"), (".inf", "<= 1000.0"), (".nan", "> 0.0")])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("1.0e+308", "<= 1000.0"), ("1001", "<= 1000.0"), (".inf", "<= 1000.0"), (".nan", "> 0.0")],
+)
 def test_policy_batches_ahead_is_bounded(tmp_path: Path, value: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=rf"Expected `float` {reason} - at `\$\.credits\.batchesAhead`"):
+    with pytest.raises(
+        ConfigError, match=rf"Expected `float` {reason} - at `\$\.credits\.batchesAhead`"
+    ):
         load_policy(write(tmp_path, f"credits: {{batchesAhead: {value}}}"))
 
 
-def test_policy_of_a_newer_operator_is_taken_but_for_what_is_not_known_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_policy_of_a_newer_operator_is_taken_but_for_what_is_not_known_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write(tmp_path, "offload: {prefillQueueMax: 3, newer: 1}\nnewest: {a: {b: 1}}\n")
 
     assert load_policy(path).offload.prefill_queue_max == 3
     (record,) = caplog.records
-    assert (record.levelname, record.getMessage()[-55:]) == ("WARNING", f"path={path} fields=offload.newer,newest"[-55:])
+    assert (record.levelname, record.getMessage()[-55:]) == (
+        "WARNING",
+        f"path={path} fields=offload.newer,newest"[-55:],
+    )
 
 
 def test_policy_names_unknown_fields_of_each_tenant_and_of_a_section_that_may_be_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = write(tmp_path, "tenants: {alice: {newer: 1}}\ndegradation: {smallerModel: {name: small, newer: 1}}\n")
+    path = write(
+        tmp_path,
+        "tenants: {alice: {newer: 1}}\ndegradation: {smallerModel: {name: small, newer: 1}}\n",
+    )
 
     assert load_policy(path).tenants.keys() == {"alice"}
-    assert caplog.records[0].getMessage().endswith("fields=tenants.alice.newer,degradation.smallerModel.newer")
+    assert (
+        caplog.records[0]
+        .getMessage()
+        .endswith("fields=tenants.alice.newer,degradation.smallerModel.newer")
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,24 +240,38 @@ def test_policy_names_unknown_fields_of_each_tenant_and_of_a_section_that_may_be
         ("lowPriority: {prefillWorkers: never}", "Invalid enum value 'never'"),
         ("degradation: {maxTokens: 0}", ">= 1"),
         ("tenantDefaults: {requestsPerSecond: 0}", "> 0.0"),
-        ("tenants: {alice: {tokensPerMinute: 0}}", r">= 1 - at `\$\.tenants\[...\]\.tokensPerMinute`"),
+        (
+            "tenants: {alice: {tokensPerMinute: 0}}",
+            r">= 1 - at `\$\.tenants\[...\]\.tokensPerMinute`",
+        ),
         ("tenants: {alice: {priority: urgent}}", "Invalid enum value 'urgent'"),
     ],
 )
-def test_policy_refuses_limits_that_let_nothing_through(tmp_path: Path, text: str, reason: str) -> None:
+def test_policy_refuses_limits_that_let_nothing_through(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         load_policy(write(tmp_path, text))
 
 
-@pytest.mark.parametrize("text", ["offload: {newer: 1, prefillQueueMax: -1}", "offload: [1]", "[1]", "offload: null"])
-def test_policy_with_a_wrong_value_is_refused_whatever_else_it_has(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["offload: {newer: 1, prefillQueueMax: -1}", "offload: [1]", "[1]", "offload: null"]
+)
+def test_policy_with_a_wrong_value_is_refused_whatever_else_it_has(
+    tmp_path: Path, text: str
+) -> None:
     with pytest.raises(ConfigError, match="Expected"):
         load_policy(write(tmp_path, text))
 
 
 @pytest.mark.parametrize(
     ("address", "host", "listens"),
-    [("10.1.2.3", "0.0.0.0", "0.0.0.0"), ("fd00::7", "0.0.0.0", "::"), ("fd00::7", "127.0.0.1", "127.0.0.1"), ("", "0.0.0.0", "0.0.0.0")],
+    [
+        ("10.1.2.3", "0.0.0.0", "0.0.0.0"),
+        ("fd00::7", "0.0.0.0", "::"),
+        ("fd00::7", "127.0.0.1", "127.0.0.1"),
+        ("", "0.0.0.0", "0.0.0.0"),
+    ],
 )
 def test_worker_listens_on_addresses_of_its_own_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, host: str, listens: str
@@ -187,11 +294,19 @@ def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) ->
     ("line", "reason"),
     [
         ("gpu: h100", "gpu: h100 is not for a router, which has no engine: remove it"),
-        ("engine: {prefillDelayer: {}}", "engine.prefillDelayer is for prefill and mixed workers, not for router: remove it"),
-        ("engine: {speculation: {}}", "engine.speculation is for decode and mixed workers, not for router: remove it"),
+        (
+            "engine: {prefillDelayer: {}}",
+            "engine.prefillDelayer is for prefill and mixed workers, not for router: remove it",
+        ),
+        (
+            "engine: {speculation: {}}",
+            "engine.speculation is for decode and mixed workers, not for router: remove it",
+        ),
     ],
 )
-def test_worker_config_refuses_what_a_router_has_no_engine_for(tmp_path: Path, line: str, reason: str) -> None:
+def test_worker_config_refuses_what_a_router_has_no_engine_for(
+    tmp_path: Path, line: str, reason: str
+) -> None:
     router = MINIMUM.replace("role: decode", "role: router")
     assert load_worker_config(write(tmp_path, router)).role == "router"
 

@@ -22,7 +22,9 @@ def engine() -> ScriptedEngine:
 async def worker(engine: ScriptedEngine) -> AsyncIterator[Worker]:
     client = EngineClient(engine)
     task = asyncio.create_task(client.run())
-    worker = Worker("decode", Engines(Engine(client, FACTS, "127.0.0.1:9100")), Metrics(), PolicyConfig())
+    worker = Worker(
+        "decode", Engines(Engine(client, FACTS, "127.0.0.1:9100")), Metrics(), PolicyConfig()
+    )
     worker.state = "ready"
     yield worker
     task.cancel()

@@ -1,6 +1,8 @@
-"""The two walls of dispatch, played by tests: an engine that answers from a script, and prefill workers that record what they are asked.
+"""The two walls of dispatch, played by tests: an engine that answers from a script, and prefill
+workers that record what they are asked.
 
-Not replaced: EngineClient, CreditBroker, RemotePrefill, DecodeDispatcher and the pure routing under them.
+Not replaced: EngineClient, CreditBroker, RemotePrefill, DecodeDispatcher and the pure routing under
+              them.
 """
 
 import asyncio
@@ -35,13 +37,25 @@ FACTS = EngineReady(
 def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> EngineStats:
     """Statistics of an engine with that many free blocks and nothing else to say."""
     return EngineStats(
-        0, 0, 0, 0, {"free": free_blocks}, free_blocks, *([0] * 4), [], *([0] * 10), num_transfers=num_transfers, num_inputs=num_inputs
+        0,
+        0,
+        0,
+        0,
+        {"free": free_blocks},
+        free_blocks,
+        *([0] * 4),
+        [],
+        *([0] * 10),
+        num_transfers=num_transfers,
+        num_inputs=num_inputs,
     )
 
 
 def steps_of(*steps: tuple[str, float], num_steps: int = 0, bytes_sent: int = 0) -> EngineStats:
     """Statistics of an engine that has made these steps since the last ones."""
-    return replace(stats(free_blocks=0), steps=list(steps), num_steps=num_steps, bytes_sent=bytes_sent)
+    return replace(
+        stats(free_blocks=0), steps=list(steps), num_steps=num_steps, bytes_sent=bytes_sent
+    )
 
 
 def client_of(worker: Worker) -> EngineClient:
@@ -95,7 +109,9 @@ class RecordingPeer:
     def release(self, request_id: str) -> None:
         self.released.append(request_id)
 
-    async def prefill(self, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
+    async def prefill(
+        self, spec: RequestSpec, target: Target
+    ) -> AsyncGenerator[Token | PrefillDone, None]:
         self.targets.append(target)
         try:
             for reply in self.replies:

@@ -1,8 +1,15 @@
-"""Disaggregation in a record: refused pairs soon, figures rarely and only when they have changed."""
+"""Disaggregation in a record: refused pairs soon, figures rarely and only when they
+have changed.
+"""
 
 import pytest
 
-from pdcluster_worker.dispatch.disaggregation import FIGURES_SECONDS, MAX_REASON, MAX_REFUSED, Disaggregating
+from pdcluster_worker.dispatch.disaggregation import (
+    FIGURES_SECONDS,
+    MAX_REASON,
+    MAX_REFUSED,
+    Disaggregating,
+)
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.peers.records import Disaggregation, RefusedPeer
 from pdcluster_worker.routing.prefill_share import WINDOW_SECONDS, PrefillShare
@@ -17,7 +24,9 @@ class Scene:
         self.share = PrefillShare()
         self.refused: dict[str, str] = {}
         self.rate = 0.0
-        self.told = Disaggregating("tcp", self.share, lambda: self.refused, lambda: self.rate, self.clock)
+        self.told = Disaggregating(
+            "tcp", self.share, lambda: self.refused, lambda: self.rate, self.clock
+        )
 
     def count(self, num_local: int, num_remote: int) -> None:
         for is_remote in [False] * num_local + [True] * num_remote:
@@ -50,7 +59,9 @@ def test_many_refused_peers_are_counted_and_the_first_few_named(scene: Scene) ->
     scene.told.look()
 
     assert scene.told.stated.num_refused == 20
-    assert [peer.pod for peer in scene.told.stated.refused] == [f"p-{number:02}" for number in range(MAX_REFUSED)]
+    assert [peer.pod for peer in scene.told.stated.refused] == [
+        f"p-{number:02}" for number in range(MAX_REFUSED)
+    ]
     assert {len(peer.reason) for peer in scene.told.stated.refused} == {MAX_REASON}
 
 
@@ -59,7 +70,11 @@ def test_figures_are_told_at_once_and_then_not_for_a_while(scene: Scene) -> None
     scene.rate = 123_456_789.0
     assert scene.told.look()
     stated = scene.told.stated
-    assert (stated.long_prompts, stated.remote_ratio, stated.bytes_per_second) == (4, 0.75, 120_000_000)
+    assert (stated.long_prompts, stated.remote_ratio, stated.bytes_per_second) == (
+        4,
+        0.75,
+        120_000_000,
+    )
 
     scene.count(96, 0)
     scene.clock.advance(FIGURES_SECONDS - 1)

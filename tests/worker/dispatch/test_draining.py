@@ -1,4 +1,6 @@
-"""States ready, draining and drained of a worker, on counters of what holds it and of clients that have not taken all."""
+"""States ready, draining and drained of a worker, on counters of what holds it and of clients that
+have not taken all.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -68,7 +70,9 @@ async def test_drain_by_command_ends_drained_when_nothing_holds(holder: Holder) 
     assert holder.states == ["draining", "drained"]
 
 
-async def test_drain_of_an_idle_worker_is_over_when_its_clients_were_asked_for(holder: Holder) -> None:
+async def test_drain_of_an_idle_worker_is_over_when_its_clients_were_asked_for(
+    holder: Holder,
+) -> None:
     holder.drain.command(True)
     await holder.drained()
 
@@ -87,7 +91,9 @@ async def test_drain_waits_for_clients_that_have_not_taken_all(holder: Holder) -
     assert (holder.states, holder.drain.num_holding) == (["draining", "drained"], 0)
 
 
-async def test_drain_waits_for_who_is_there_when_the_last_request_has_ended_and_nobody_else(holder: Holder) -> None:
+async def test_drain_waits_for_who_is_there_when_the_last_request_has_ended_and_nobody_else(
+    holder: Holder,
+) -> None:
     """Refusals and scrapes go on, and some answer is always on the way."""
     holder.num_unsent = 2
     holder.drain.command(True)
@@ -114,7 +120,9 @@ async def test_who_is_there_is_seen_anew_when_another_request_has_ended(holder: 
     await holder.drained()
 
 
-async def test_drain_goes_on_when_it_cannot_ask_for_clients_and_says_so_once(holder: Holder, caplog: pytest.LogCaptureFixture) -> None:
+async def test_drain_goes_on_when_it_cannot_ask_for_clients_and_says_so_once(
+    holder: Holder, caplog: pytest.LogCaptureFixture
+) -> None:
     holder.error = RuntimeError("can't start new thread")
     holder.drain.command(True)
     await until(lambda: holder.num_asked >= 3)
@@ -167,7 +175,9 @@ async def test_what_clients_have_yet_to_take_while_something_else_holds_counts_n
     await holder.drained()
 
 
-async def test_request_that_ends_while_clients_are_asked_for_makes_the_answer_void(holder: Holder) -> None:
+async def test_request_that_ends_while_clients_are_asked_for_makes_the_answer_void(
+    holder: Holder,
+) -> None:
     """Its own client may not be in it."""
     holder.count = 1
     holder.answering.clear()
@@ -183,7 +193,9 @@ async def test_request_that_ends_while_clients_are_asked_for_makes_the_answer_vo
     await holder.drained()
 
 
-async def test_clients_are_seldom_asked_for_while_something_else_holds_and_never_after_the_drain(holder: Holder) -> None:
+async def test_clients_are_seldom_asked_for_while_something_else_holds_and_never_after_the_drain(
+    holder: Holder,
+) -> None:
     """Output of a drained worker, such as to a scraper, does not make it drain again."""
     holder.count = 1
     looks = 0
@@ -207,7 +219,9 @@ async def test_clients_are_seldom_asked_for_while_something_else_holds_and_never
 
 
 @pytest.mark.parametrize("word", ["request", "withdrawn"])
-async def test_what_comes_while_clients_are_asked_for_makes_the_answer_void(holder: Holder, word: str) -> None:
+async def test_what_comes_while_clients_are_asked_for_makes_the_answer_void(
+    holder: Holder, word: str
+) -> None:
     """A request may begin and end meanwhile: its client was not counted."""
     holder.answering.clear()
     holder.drain.command(True)
@@ -227,7 +241,9 @@ async def test_what_comes_while_clients_are_asked_for_makes_the_answer_void(hold
     assert "drained" not in holder.states
 
 
-async def test_drain_that_is_withdrawn_serves_again_from_draining_and_from_drained(holder: Holder) -> None:
+async def test_drain_that_is_withdrawn_serves_again_from_draining_and_from_drained(
+    holder: Holder,
+) -> None:
     holder.count = 1
     holder.drain.command(True)
     holder.drain.command(False)
@@ -312,7 +328,11 @@ async def test_drain_looks_again_after_a_quick_change_of_mind(holder: Holder) ->
     assert holder.states == ["draining", "ready", "draining", "drained"]
 
 
-@given(st.lists(st.sampled_from(["drain", "serve", "begin", "end", "look", "send", "read"]), max_size=30))
+@given(
+    st.lists(
+        st.sampled_from(["drain", "serve", "begin", "end", "look", "send", "read"]), max_size=30
+    )
+)
 def test_state_follows_from_the_last_word_and_what_holds(words: list[str]) -> None:
     async def play() -> None:
         holder = Holder()
@@ -332,11 +352,18 @@ def test_state_follows_from_the_last_word_and_what_holds(words: list[str]) -> No
             if not wanted or holder.count:
                 num_left = None
             elif not drained:
-                num_left = min(holder.num_unsent, len(holder.names) if num_left is None else num_left)
+                num_left = min(
+                    holder.num_unsent, len(holder.names) if num_left is None else num_left
+                )
             drained = wanted and not holder.count and (drained or not num_left)
-            assert holder.drain.state == ("ready" if not wanted else "drained" if drained else "draining")
+            assert holder.drain.state == (
+                "ready" if not wanted else "drained" if drained else "draining"
+            )
             assert holder.drain.num_holding == (holder.count if wanted else 0) + (num_left or 0)
-        assert all(one != other for one, other in zip(holder.states, holder.states[1:], strict=False))  # every call is a change
+        # every call is a change
+        assert all(
+            one != other for one, other in zip(holder.states, holder.states[1:], strict=False)
+        )
         await holder.drain.close()
 
     with pytest.MonkeyPatch.context() as monkeypatch:

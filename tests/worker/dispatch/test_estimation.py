@@ -32,24 +32,40 @@ class Bench:
         self.estimation = Estimation(self.metrics, lambda: self.policy, lambda: self.now)
         self.estimation.seats = lambda: 2
 
-    def feed(self, followed: Followed, count: int, token_seconds: float, *, is_last: bool = True) -> None:
+    def feed(
+        self, followed: Followed, count: int, token_seconds: float, *, is_last: bool = True
+    ) -> None:
         for number in range(count):
             self.now += token_seconds
             reason = "stop" if is_last and number == count - 1 else None
-            followed.token(Token("r", 1, finish_reason=reason, prefill_seconds=None if number else 0.5))
+            followed.token(
+                Token("r", 1, finish_reason=reason, prefill_seconds=None if number else 0.5)
+            )
 
-    def serve(self, *, count: int = 101, token_seconds: float = 0.01, deadline: float | None = None) -> None:
+    def serve(
+        self, *, count: int = 101, token_seconds: float = 0.01, deadline: float | None = None
+    ) -> None:
         with self.estimation.following(spec(deadline)) as followed:
             self.feed(followed, count, token_seconds)
 
     def completion(self) -> float | None:
         """The estimate for a request that came now."""
         estimator, estimation = self.estimation.estimator, self.estimation
-        return None if estimator is None else estimator.estimated_completion_seconds(estimation.flight_of(spec()), estimation.line)
+        return (
+            None
+            if estimator is None
+            else estimator.estimated_completion_seconds(
+                estimation.flight_of(spec()), estimation.line
+            )
+        )
 
     def ttft(self) -> float | None:
         estimator, estimation = self.estimation.estimator, self.estimation
-        return None if estimator is None else estimator.estimated_ttft_seconds(estimation.flight_of(spec()), estimation.line)
+        return (
+            None
+            if estimator is None
+            else estimator.estimated_ttft_seconds(estimation.flight_of(spec()), estimation.line)
+        )
 
     def mape(self, quantity: str, group: str) -> tuple[float, float]:
         """Mean error and number of estimates."""
@@ -60,7 +76,9 @@ class Bench:
 
 
 def spec(deadline: float | None = None, max_tokens: int = 101) -> RequestSpec:
-    return RequestSpec("r", [1] * 50, Sampling(max_tokens=max_tokens, seed=1), deadline_seconds=deadline)
+    return RequestSpec(
+        "r", [1] * 50, Sampling(max_tokens=max_tokens, seed=1), deadline_seconds=deadline
+    )
 
 
 @pytest.mark.parametrize("name", ["rwt", "loadAware"])
@@ -109,7 +127,9 @@ def test_requests_that_decode_together_are_one_batch() -> None:
     for _ in range(5):
         bench.serve(token_seconds=0.01)
         with ExitStack() as stack:
-            first, second = (stack.enter_context(bench.estimation.following(spec())) for _ in range(2))
+            first, second = (
+                stack.enter_context(bench.estimation.following(spec())) for _ in range(2)
+            )
             for number in range(101):
                 bench.now += 0.02
                 for followed in (first, second):
@@ -133,7 +153,11 @@ def test_a_request_that_was_cut_short_teaches_nothing() -> None:
 
 
 def test_the_error_of_estimates_is_exported_by_group() -> None:
-    bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, slo_granularity_seconds=10.0))
+    bench = Bench(
+        EstimationPolicy(
+            estimator="rwt", preset_token_milliseconds=20.0, slo_granularity_seconds=10.0
+        )
+    )
     bench.serve(token_seconds=0.01, deadline=25.0)
 
     assert bench.mape("completion", "20s") == (pytest.approx(1.0), 1)  # 2.02 s for 1.01 s
@@ -149,23 +173,41 @@ def test_the_way_to_a_worker_takes_no_request_out_of_its_group(waited: float, gr
 
 
 def test_group_labels_of_the_error_are_bounded() -> None:
-    bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, slo_granularity_seconds=1.0))
+    bench = Bench(
+        EstimationPolicy(
+            estimator="rwt", preset_token_milliseconds=20.0, slo_granularity_seconds=1.0
+        )
+    )
     for deadline in range(1, 40):
         bench.serve(count=2, deadline=float(deadline))
-    groups = {s.labels["group"] for m in bench.metrics.registry.collect() for s in m.samples if s.name.startswith("pdcluster_estimate")}
+    groups = {
+        s.labels["group"]
+        for m in bench.metrics.registry.collect()
+        for s in m.samples
+        if s.name.startswith("pdcluster_estimate")
+    }
 
     assert len(groups) == MAX_LABELS + 1
     assert "other" in groups
 
 
 def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate() -> None:
-    policy = EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
+    policy = EstimationPolicy(
+        estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True
+    )
     bench = Bench(policy)
     with pytest.raises(RequestError) as refused, bench.estimation.following(spec(deadline=0.5)):
         pass
 
-    assert (refused.value.status, refused.value.code, refused.value.retry_after_seconds) == (503, "deadline_unmeetable", 2)
-    assert "complete in about 2.0 s, after the deadline of 0.5 s: allow more time" in refused.value.message
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_seconds) == (
+        503,
+        "deadline_unmeetable",
+        2,
+    )
+    assert (
+        "complete in about 2.0 s, after the deadline of 0.5 s: allow more time"
+        in refused.value.message
+    )
     with bench.estimation.following(spec(deadline=3.0)), bench.estimation.following(spec()):
         pass
     bench.policy = replace(policy, reject_unmeetable=False)
@@ -174,14 +216,18 @@ def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate() -> None:
 
 
 def test_a_request_that_has_begun_elsewhere_is_not_refused() -> None:
-    bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True))
+    bench = Bench(
+        EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
+    )
 
     with bench.estimation.following(replace(spec(deadline=0.5), output=[7])):
         pass
 
 
 def test_a_refused_request_is_not_in_the_line() -> None:
-    bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True))
+    bench = Bench(
+        EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
+    )
     before = bench.ttft()
     for _ in range(9):
         with pytest.raises(RequestError), bench.estimation.following(spec(deadline=0.5)):
@@ -190,11 +236,20 @@ def test_a_refused_request_is_not_in_the_line() -> None:
     assert bench.ttft() == before
 
 
-async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     engine.answer = two_tokens
-    estimation = EstimationPolicy(estimator="loadAware", preset_token_milliseconds=5.0, reject_unmeetable=True)
+    estimation = EstimationPolicy(
+        estimator="loadAware", preset_token_milliseconds=5.0, reject_unmeetable=True
+    )
     worker.policy = replace(PolicyConfig(), estimation=estimation)
-    here = DecodeDispatcher(worker, RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, 4)), list, list)
+    here = DecodeDispatcher(
+        worker,
+        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, 4)),
+        list,
+        list,
+    )
     with journey.begun("r") as way:
         assert [g.token.token_id async for g in here.run(spec(), "auto")] == [7, 8]
     asked = len(engine.inputs)
@@ -203,13 +258,24 @@ async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(
 
     assert len(engine.inputs) == asked
     assert next(event.facts["group"] for event in way.events if event.name == "estimate") == "none"
-    assert worker.metrics.registry.get_sample_value("pdcluster_estimate_error_ratio_count", {"quantity": "completion", "group": "none"})
+    assert worker.metrics.registry.get_sample_value(
+        "pdcluster_estimate_error_ratio_count", {"quantity": "completion", "group": "none"}
+    )
 
 
-async def test_the_estimator_of_the_policy_feeds_early_rejection(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_the_estimator_of_the_policy_feeds_early_rejection(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     estimation = EstimationPolicy(estimator="rwt", preset_token_milliseconds=60_000.0)
-    worker.policy = replace(PolicyConfig(), estimation=estimation, early_rejection=EarlyRejectionPolicy(enabled=True))
-    here = DecodeDispatcher(worker, RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, 4)), list, list)
+    worker.policy = replace(
+        PolicyConfig(), estimation=estimation, early_rejection=EarlyRejectionPolicy(enabled=True)
+    )
+    here = DecodeDispatcher(
+        worker,
+        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, 4)),
+        list,
+        list,
+    )
     low = replace(spec(), priority=100)
 
     with pytest.raises(RequestError, match=r"the first token would take about 60.0 s") as refused:

@@ -12,12 +12,21 @@ from tests.worker.dispatch.doubles import FACTS
 
 
 @pytest.mark.parametrize(("invariant", "operations"), [(True, "reference"), (False, "")])
-def test_hello_has_the_operations_where_equal_bits_are_promised(invariant: bool, operations: str) -> None:
+def test_hello_has_the_operations_where_equal_bits_are_promised(
+    invariant: bool, operations: str
+) -> None:
     model = SimpleNamespace(name="chat")
-    config: Any = SimpleNamespace(role="decode", revision="r1", model=model, engine=EngineConfig(batch_invariant=invariant))
+    config: Any = SimpleNamespace(
+        role="decode", revision="r1", model=model, engine=EngineConfig(batch_invariant=invariant)
+    )
 
     hello = hello_of(cast(WorkerConfig, config), "w1", FACTS)
 
-    assert (hello.engine_id, hello.operations, hello.revision, hello.weights) == ("w1", operations, "r1", "w")
+    assert (hello.engine_id, hello.operations, hello.revision, hello.weights) == (
+        "w1",
+        operations,
+        "r1",
+        "w",
+    )
     assert (hello.model, hello.max_model_len, hello.vocab_size) == ("chat", 256, 100)
     assert hello.max_batched_tokens == 256

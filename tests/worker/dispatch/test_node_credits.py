@@ -1,4 +1,6 @@
-"""Credits of a prefill worker follow its engines: as many as they take, none while no engine makes progress or the worker drains."""
+"""Credits of a prefill worker follow its engines: as many as they take, none while no engine makes
+progress or the worker drains.
+"""
 
 from pathlib import Path
 
@@ -28,7 +30,9 @@ BUDGET = 100  # of a step; two are promised ahead for each engine
 
 
 class Scene:
-    """A prefill worker of two engines that a decode worker asks for credits; nothing listens and etcd is away."""
+    """A prefill worker of two engines that a decode worker asks for credits; nothing listens and
+    etcd is away.
+    """
 
     def __init__(self, tls: TLSConfig) -> None:
         config = WorkerConfig(
@@ -44,7 +48,13 @@ class Scene:
         )
         self.engines = Engines(*(self.engine(rank) for rank in range(2)))
         self.worker = Worker("prefill", self.engines, Metrics(), PolicyConfig())
-        self.node = JoinedWorker(config, Identity("pod", "default", "127.0.0.1"), Credentials(tls), self.worker, self._untaken)
+        self.node = JoinedWorker(
+            config,
+            Identity("pod", "default", "127.0.0.1"),
+            Credentials(tls),
+            self.worker,
+            self._untaken,
+        )
         # As `join` does, without ports and without a session with etcd.
         self.node._record = self.node._make_record(1, 2)
         self.worker.state = "ready"
@@ -53,7 +63,12 @@ class Scene:
         self.answers = self.desk.open("decode-engine")
 
     def engine(self, rank: int) -> Engine:
-        return Engine(EngineClient(ScriptedEngine()), replace(FACTS, engine_id=f"engine-{rank}"), f"127.0.0.1:{9100 + rank}", rank)
+        return Engine(
+            EngineClient(ScriptedEngine()),
+            replace(FACTS, engine_id=f"engine-{rank}"),
+            f"127.0.0.1:{9100 + rank}",
+            rank,
+        )
 
     def want(self, *request_ids: str) -> None:
         for request_id in request_ids:
@@ -108,7 +123,9 @@ async def test_nothing_is_promised_while_no_engine_gets_on(scene: Scene) -> None
     assert scene.granted() == ["b"]
 
 
-async def test_engine_that_comes_back_promises_nothing_for_a_worker_that_drains(scene: Scene) -> None:
+async def test_engine_that_comes_back_promises_nothing_for_a_worker_that_drains(
+    scene: Scene,
+) -> None:
     scene.node._announce("draining")
     scene.worker.engines_changed()
     scene.want("a")
@@ -132,7 +149,11 @@ async def test_engine_that_stalls_as_another_dies_leaves_no_promise(scene: Scene
 async def test_another_policy_of_the_prefill_queue_holds_at_once(scene: Scene) -> None:
     """Ten tokens each, so that they fill no batch: with a window the eighth lets all eight in."""
     value = scene.worker.metrics.registry.get_sample_value
-    scene.node.set_policy(PolicyConfig(prefill_queue=PrefillQueuePolicy(mode="throughputFirst", max_window_milliseconds=1000)))
+    scene.node.set_policy(
+        PolicyConfig(
+            prefill_queue=PrefillQueuePolicy(mode="throughputFirst", max_window_milliseconds=1000)
+        )
+    )
     scene.desk.want("decode-engine", "first", 10, 0)
     assert scene.granted() == ["first"]  # alone, on an idle worker
     for request_id in "abcdefg":
@@ -143,7 +164,10 @@ async def test_another_policy_of_the_prefill_queue_holds_at_once(scene: Scene) -
     scene.desk.want("decode-engine", "h", 10, 0)
     assert scene.granted() == ["h", *"abcdefg"]
     assert (value("pdcluster_credit_wants"), value("pdcluster_credit_tokens")) == (0, 90)
-    sums = (value("pdcluster_prefill_group_requests_count"), value("pdcluster_prefill_group_requests_sum"))
+    sums = (
+        value("pdcluster_prefill_group_requests_count"),
+        value("pdcluster_prefill_group_requests_sum"),
+    )
     assert sums == (2, 9)
 
     scene.desk.want("decode-engine", "late", 10, 0)

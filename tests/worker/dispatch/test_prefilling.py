@@ -27,7 +27,9 @@ TARGET = Target(b"e" * 16, "decode-engine", ["127.0.0.1:1"], 0, [5])
 DONE = PrefillDone("r", num_bytes=64, seconds=0.02, busy_seconds=0.01)
 
 
-async def collect(worker: Worker, engine: ScriptedEngine, *outputs: EngineOutput) -> list[Token | PrefillDone]:
+async def collect(
+    worker: Worker, engine: ScriptedEngine, *outputs: EngineOutput
+) -> list[Token | PrefillDone]:
     def answer(message: EngineInput) -> Sequence[EngineOutput]:
         return outputs if isinstance(message, Prefill) else ()
 
@@ -35,7 +37,9 @@ async def collect(worker: Worker, engine: ScriptedEngine, *outputs: EngineOutput
     return [reply async for reply in PrefillDispatcher(worker).prefill(SPEC, TARGET)]
 
 
-async def test_prefilling_hands_over_the_token_and_done_even_when_both_are_there_at_once(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_prefilling_hands_over_the_token_and_done_even_when_both_are_there_at_once(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     replies = await collect(worker, engine, Tokens([Token("r", 7)]), DONE)
 
     assert replies == [Token("r", 7), DONE]
@@ -44,17 +48,25 @@ async def test_prefilling_hands_over_the_token_and_done_even_when_both_are_there
     assert worker.sent_bytes_per_second == 6400
 
 
-async def test_prefill_worker_observes_its_queue_prefill_first_token_and_transfer(worker: Worker, engine: ScriptedEngine) -> None:
-    await collect(worker, engine, Tokens([Token("r", 7, queue_seconds=0.5, prefill_seconds=0.25)]), DONE)
+async def test_prefill_worker_observes_its_queue_prefill_first_token_and_transfer(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    await collect(
+        worker, engine, Tokens([Token("r", 7, queue_seconds=0.5, prefill_seconds=0.25)]), DONE
+    )
     value = worker.metrics.registry.get_sample_value
     name = "pdcluster_remote_prefill_phase_seconds"
     phases = ("queue", "prefill", "first_token", "transfer")
 
     assert [value(f"{name}_count", {"phase": phase}) for phase in phases] == [1, 1, 1, 1]
-    assert [value(f"{name}_sum", {"phase": phase}) for phase in ("queue", "prefill", "transfer")] == [0.5, 0.25, 0.02]
+    assert [
+        value(f"{name}_sum", {"phase": phase}) for phase in ("queue", "prefill", "transfer")
+    ] == [0.5, 0.25, 0.02]
 
 
-async def test_prefilling_ends_with_a_token_that_ends_the_request(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_prefilling_ends_with_a_token_that_ends_the_request(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     token = Token("r", 2, finish_reason="stop")
 
     assert await collect(worker, engine, Tokens([token])) == [token]
@@ -63,7 +75,11 @@ async def test_prefilling_ends_with_a_token_that_ends_the_request(worker: Worker
 @pytest.mark.parametrize(
     ("output", "reason", "status"),
     [
-        (PrefillFailed("r", "connection reset by peer"), "KV transfer to 127.0.0.1:1 failed: connection reset", 503),
+        (
+            PrefillFailed("r", "connection reset by peer"),
+            "KV transfer to 127.0.0.1:1 failed: connection reset",
+            503,
+        ),
         (RequestFailed("r", "logits are not finite"), "logits are not finite", 500),
     ],
 )
@@ -76,7 +92,9 @@ async def test_prefilling_failure_of_the_engine_is_told(
     assert (caught.value.status, worker.active) == (status, 0)
 
 
-async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     engine.answer = lambda m: [Tokens([Token("r", 7)])] if isinstance(m, Prefill) else ()
     async with aclosing(PrefillDispatcher(worker).prefill(SPEC, TARGET)) as replies:
         await anext(replies)
@@ -85,8 +103,12 @@ async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(worker: Wor
     assert engine.inputs[-1] == Abort("r")
 
 
-async def test_prefilling_draining_worker_keeps_the_credits_that_are_out(worker: Worker, engine: ScriptedEngine) -> None:
-    """The service has checked the credit before it calls; a worker without credits left refuses there."""
+async def test_prefilling_draining_worker_keeps_the_credits_that_are_out(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    """The service has checked the credit before it calls; a worker without credits left refuses
+    there.
+    """
     worker.announce("draining")
 
     assert await collect(worker, engine, Tokens([Token("r", 7)]), DONE) == [Token("r", 7), DONE]

@@ -20,7 +20,9 @@ from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, client_of, stat
 
 
 class Scene:
-    """A worker under a pulse whose clock the test moves; its engine answers pings while `answers`."""
+    """A worker under a pulse whose clock the test moves; its engine answers pings
+    while `answers`.
+    """
 
     def __init__(self, worker: Worker, engine: ScriptedEngine) -> None:
         self.worker, self.engine = worker, engine
@@ -62,7 +64,11 @@ def scene(worker: Worker, engine: ScriptedEngine) -> Scene:
 async def test_pulse_of_an_engine_that_answers_changes_nothing(scene: Scene) -> None:
     assert not any(await scene.look(30))
 
-    assert (client_of(scene.worker).stalled, scene.worker.load().state, scene.gauge) == (None, "ready", 0)
+    assert (client_of(scene.worker).stalled, scene.worker.load().state, scene.gauge) == (
+        None,
+        "ready",
+        0,
+    )
     assert len([m for m in scene.engine.inputs if isinstance(m, Ping)]) == 30
 
 
@@ -70,7 +76,8 @@ async def test_pulse_pings_are_no_messages_that_statistics_know_of(scene: Scene)
     scene.engine.say(stats(8, num_inputs=0))
     await scene.look(3)
 
-    assert client_of(scene.worker).is_reported  # else a drain would wait for a report that an idle engine does not make
+    # else a drain would wait for a report that an idle engine does not make
+    assert client_of(scene.worker).is_reported
 
 
 async def test_pulse_of_a_stalled_engine_fails_health_and_leaves_the_choice(scene: Scene) -> None:
@@ -119,7 +126,11 @@ async def test_pulse_of_an_engine_that_gets_on_again_serves_as_before(scene: Sce
     scene.engine.say(Pong(0, has_work=False))
     await scene.look(2)
 
-    assert (client_of(scene.worker).stalled, scene.worker.load().state, scene.gauge) == (None, "ready", 0)
+    assert (client_of(scene.worker).stalled, scene.worker.load().state, scene.gauge) == (
+        None,
+        "ready",
+        0,
+    )
     client_of(scene.worker).open("r")
     assert scene.told == [(True, None), (False, None)]  # of a stall before any request fails
 
@@ -145,7 +156,9 @@ async def test_pulse_margin_is_that_of_the_policy_in_force(scene: Scene) -> None
     assert client_of(scene.worker).stalled is None
 
 
-async def test_worker_load_tells_progress_and_the_longest_step(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_worker_load_tells_progress_and_the_longest_step(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     engine.say(steps_of(("prefill", 1.5), num_steps=3, bytes_sent=64))
     while client_of(worker).stats is None:
         await asyncio.sleep(0)
@@ -155,7 +168,12 @@ async def test_worker_load_tells_progress_and_the_longest_step(worker: Worker, e
 
 async def test_worker_knows_the_steps_of_the_warm_up(worker: Worker) -> None:
     facts = replace(FACTS, longest_step_seconds=7.5)
-    other = Worker("decode", Engines(Engine(client_of(worker), facts, "127.0.0.1:9100")), type(worker.metrics)(), worker.policy)
+    other = Worker(
+        "decode",
+        Engines(Engine(client_of(worker), facts, "127.0.0.1:9100")),
+        type(worker.metrics)(),
+        worker.policy,
+    )
 
     assert other.engines.first.stall_watch.longest_step_seconds == 7.5
 

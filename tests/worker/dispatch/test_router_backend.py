@@ -24,7 +24,14 @@ class PlayedNode:
     """A node whose decode workers a test sets; its ingress answers one token."""
 
     def __init__(self, policy: PolicyConfig) -> None:
-        self.worker = Worker("router", Engines(), Metrics(), policy, engineless=Engineless("w", 16), absence=self.absence)
+        self.worker = Worker(
+            "router",
+            Engines(),
+            Metrics(),
+            policy,
+            engineless=Engineless("w", 16),
+            absence=self.absence,
+        )
         self.worker.state = "ready"
         self.ingress = SimpleNamespace(generate=self._generate)
         self.on_peers = lambda: None
@@ -40,15 +47,26 @@ class PlayedNode:
         return None
 
     def become(self, *limits: tuple[int, int]) -> None:
-        self.peers = [SimpleNamespace(hello=SimpleNamespace(max_model_len=length, vocab_size=size)) for length, size in limits]
+        self.peers = [
+            SimpleNamespace(hello=SimpleNamespace(max_model_len=length, vocab_size=size))
+            for length, size in limits
+        ]
         self.on_peers()
 
-    async def _generate(self, specs: list[RequestSpec], *_: object) -> AsyncGenerator[Generated, None]:
+    async def _generate(
+        self, specs: list[RequestSpec], *_: object
+    ) -> AsyncGenerator[Generated, None]:
         yield Generated(Token(specs[0].request_id, 7, finish_reason="length"))
 
 
-def make(wait_seconds: float = 0.0, max_queued_requests: int = 1024) -> tuple[PlayedNode, RouterBackend]:
-    policy = PolicyConfig(admission=AdmissionPolicy(worker_wait_seconds=wait_seconds, max_queued_requests=max_queued_requests))
+def make(
+    wait_seconds: float = 0.0, max_queued_requests: int = 1024
+) -> tuple[PlayedNode, RouterBackend]:
+    policy = PolicyConfig(
+        admission=AdmissionPolicy(
+            worker_wait_seconds=wait_seconds, max_queued_requests=max_queued_requests
+        )
+    )
     node, backend = PlayedNode(policy), RouterBackend("chat", 2048, 100)
     backend.serve(cast(JoinedWorker, node))
     return node, backend
@@ -60,11 +78,21 @@ async def collect(backend: RouterBackend) -> list[int]:
 
 async def test_router_without_decode_workers_is_ready_and_refuses_with_the_reason() -> None:
     _, backend = make()
-    with pytest.raises(RequestError, match=r"no decode worker takes requests now \(none is registered\): retry later") as caught:
+    with pytest.raises(
+        RequestError,
+        match=r"no decode worker takes requests now \(none is registered\): retry later",
+    ) as caught:
         await collect(backend)
 
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "no_decode_worker", 2)
-    assert (backend.ready(), backend.shortfall()) == (None, "no decode worker takes requests: none is registered")
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (
+        503,
+        "no_decode_worker",
+        2,
+    )
+    assert (backend.ready(), backend.shortfall()) == (
+        None,
+        "no decode worker takes requests: none is registered",
+    )
 
 
 async def test_router_request_waits_for_a_decode_worker() -> None:

@@ -24,7 +24,12 @@ async def test_worker_takes_requests_until_it_has_ended(worker: Worker) -> None:
     with pytest.raises(RequestError, match="drained") as caught, worker.request():
         pass
 
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds, worker.active) == (503, "draining", 1, 0)
+    assert (
+        caught.value.status,
+        caught.value.code,
+        caught.value.retry_after_seconds,
+        worker.active,
+    ) == (503, "draining", 1, 0)
 
 
 async def test_worker_tells_of_each_request_that_begins(worker: Worker) -> None:
@@ -36,7 +41,9 @@ async def test_worker_tells_of_each_request_that_begins(worker: Worker) -> None:
     assert active == [1, 2]
 
 
-async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_told(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_told(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     assert worker.num_holding == 1  # the engine has not said yet what it holds
     engine.answer = lambda _: [stats(8, num_transfers=2, num_inputs=len(engine.inputs))]
     client_of(worker).send(Abort("r"))
@@ -53,7 +60,9 @@ async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_told(
     assert worker.num_holding == 1
 
 
-async def test_worker_reports_a_change_of_state_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_reports_a_change_of_state_at_once(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 3600.0)
     async with aclosing(worker.reports()) as reports, asyncio.timeout(5):
         assert (await anext(reports)).load.state == "ready"
@@ -65,7 +74,9 @@ async def test_worker_reports_a_change_of_state_at_once(worker: Worker, monkeypa
         assert (await following).load.state == "ready"
 
 
-async def test_worker_room_that_was_reported_before_the_wait_is_room(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_worker_room_that_was_reported_before_the_wait_is_room(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     """An engine that frees blocks and goes idle says so once, perhaps before a task waits."""
     engine.say(stats(free_blocks=8))
     while client_of(worker).stats is None:
@@ -79,12 +90,20 @@ async def test_worker_room_that_was_reported_before_the_wait_is_room(worker: Wor
     await asyncio.wait_for(waiting, 5)
 
 
-async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks(worker: Worker, engine: ScriptedEngine) -> None:
-    """A request that found no blocks here is no reason for another prefill worker, and those behind it still are."""
+async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    """A request that found no blocks here is no reason for another prefill worker, and those behind
+    it still are.
+    """
 
     def shown() -> list[float]:
         metrics = worker.metrics
-        gauges = (metrics.num_requests_waiting, metrics.prefill_queue_requests, metrics.prefill_queue_tokens)
+        gauges = (
+            metrics.num_requests_waiting,
+            metrics.prefill_queue_requests,
+            metrics.prefill_queue_tokens,
+        )
         return [gauge.collect()[0].samples[0].value for gauge in gauges]
 
     engine.say(stats(free_blocks=1))
@@ -98,10 +117,19 @@ async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks
     await asyncio.sleep(0)
     assert shown() == [1, 9, 313]
     load = worker.load()
-    assert (load.num_waiting, load.waiting_tokens, load.credit_queue_requests, load.credit_queue_tokens) == (1, 32, 9, 313)
+    assert (
+        load.num_waiting,
+        load.waiting_tokens,
+        load.credit_queue_requests,
+        load.credit_queue_tokens,
+    ) == (1, 32, 9, 313)
 
     # When none of those that may ask does, none behind them can.
-    waiting += [asyncio.create_task(worker.room(worker.engines.first, f"r{n}", 8)) for n in range(ASKING_HEADS) if n != 2]
+    waiting += [
+        asyncio.create_task(worker.room(worker.engines.first, f"r{n}", 8))
+        for n in range(ASKING_HEADS)
+        if n != 2
+    ]
     await asyncio.sleep(0)
     assert shown() == [10, 0, 0]
 
@@ -129,13 +157,21 @@ async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(
 
 
 def test_merge_names_each_hash_once() -> None:
-    events = [BlockEvents([b"a", b"b"], [], 1), BlockEvents([], [b"a"], 2), BlockEvents([b"a"], [b"b"], 3)]
+    events = [
+        BlockEvents([b"a", b"b"], [], 1),
+        BlockEvents([], [b"a"], 2),
+        BlockEvents([b"a"], [b"b"], 3),
+    ]
 
     assert merge(events) == ([b"a"], [b"b"], False)
 
 
 def test_merge_begins_anew_where_everything_is_told() -> None:
-    events = [BlockEvents([b"a", b"b"], [b"z"], 1), BlockEvents([b"c", b"d"], [], 3, is_cleared=True), BlockEvents([b"e"], [b"c"], 4)]
+    events = [
+        BlockEvents([b"a", b"b"], [b"z"], 1),
+        BlockEvents([b"c", b"d"], [], 3, is_cleared=True),
+        BlockEvents([b"e"], [b"c"], 4),
+    ]
 
     assert merge(events) == ([b"d", b"e"], [], True)
 
@@ -145,7 +181,9 @@ async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_it
 ) -> None:
     """[V19], [Y11]: a repeat changes nothing; after a gap nothing is taken until a snapshot."""
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
-    engine.answer = lambda message: [BlockEvents([b"d"], [], 5, is_cleared=True)] if isinstance(message, AskSnapshot) else ()
+    engine.answer = lambda message: (
+        [BlockEvents([b"d"], [], 5, is_cleared=True)] if isinstance(message, AskSnapshot) else ()
+    )
     async with aclosing(worker.reports()) as reports, asyncio.timeout(5):
         await anext(reports)
         engine.say(BlockEvents([b"a"], [], 1))
@@ -163,13 +201,16 @@ async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_it
     assert engine.inputs == [AskSnapshot()]
 
 
-async def test_worker_cached_tokens_leaves_one_token_to_compute(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_worker_cached_tokens_leaves_one_token_to_compute(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     engine.say(BlockEvents([b"0", b"1"], [], 1))
     while not worker.engines.hashes():
         await asyncio.sleep(0)
     engines, first = worker.engines, worker.engines.first
 
-    assert engines.cached_tokens(first, [b"0", b"1"], 8) == 4  # block-aligned: the last block is computed again
+    # block-aligned: the last block is computed again
+    assert engines.cached_tokens(first, [b"0", b"1"], 8) == 4
     assert engines.cached_tokens(first, [b"0", b"1"], 9) == 8
     assert engines.cached_tokens(first, [b"x", b"1"], 9) == 0
 
@@ -184,7 +225,11 @@ def test_policy_file_takes_good_changes_and_keeps_the_last_good_one(tmp_path: Pa
     assert policy.reload()
     assert policy.current.offload.prefill_length_threshold == 50
 
-    for bad in ("offload: {prefillLengthThreshold: -1}\n", "offload: {prefillQueueMax: x}\n", "offload: [\n"):
+    for bad in (
+        "offload: {prefillLengthThreshold: -1}\n",
+        "offload: {prefillQueueMax: x}\n",
+        "offload: [\n",
+    ):
         path.write_text(bad)
         assert not policy.reload()
     path.unlink()

@@ -15,13 +15,32 @@ class EngineRig:
     """One core, its surroundings, and everything that it has said."""
 
     def __init__(self, network, clock, name, delayer=None, depth=1, drafter=None, **sizes):
-        values = {"block_size": 4, "num_blocks": 16, "max_batched_tokens": 32, "max_sequences": 4, "max_model_len": 100} | sizes
+        values = {
+            "block_size": 4,
+            "num_blocks": 16,
+            "max_batched_tokens": 32,
+            "max_sequences": 4,
+            "max_model_len": 100,
+        } | sizes
         self.settings = EngineSettings(**values)
         self.network, self.clock = network, clock
-        self.runner = FakeRunner(self.settings.num_blocks, self.settings.block_size, window=self.settings.window, depth=depth)
+        self.runner = FakeRunner(
+            self.settings.num_blocks,
+            self.settings.block_size,
+            window=self.settings.window,
+            depth=depth,
+        )
         self.transport = FakeTransport(network, self.runner, name, clock, verify=True)
         epochs = (number.to_bytes(16, "big") for number in range(1, 1000))
-        self.core = EngineCore(self.settings, self.runner, self.transport, clock, lambda: next(epochs), delayer=delayer, drafter=drafter)
+        self.core = EngineCore(
+            self.settings,
+            self.runner,
+            self.transport,
+            clock,
+            lambda: next(epochs),
+            delayer=delayer,
+            drafter=drafter,
+        )
         self.outputs = []
 
     def handle(self, *inputs):
@@ -52,7 +71,12 @@ class EngineRig:
 
     def tokens(self, request_id):
         """All Token structs of one request, in order."""
-        return [token for output in self.of(m.Tokens) for token in output.tokens if token.request_id == request_id]
+        return [
+            token
+            for output in self.of(m.Tokens)
+            for token in output.tokens
+            if token.request_id == request_id
+        ]
 
     def token_ids(self, request_id):
         """Ids of them."""
@@ -69,8 +93,16 @@ class EngineRig:
         return {state: count for state, count in self.core.pool.counts().items() if count}
 
 
-def make_spec(request_id="a", prompt=(1, 2, 3, 4, 5), max_tokens=3, output=(), priority=0, **sampling):
-    return RequestSpec(request_id, list(prompt), Sampling(max_tokens=max_tokens, seed=0, **sampling), list(output), priority)
+def make_spec(
+    request_id="a", prompt=(1, 2, 3, 4, 5), max_tokens=3, output=(), priority=0, **sampling
+):
+    return RequestSpec(
+        request_id,
+        list(prompt),
+        Sampling(max_tokens=max_tokens, seed=0, **sampling),
+        list(output),
+        priority,
+    )
 
 
 @pytest.fixture
@@ -102,7 +134,9 @@ def pair():
             """Receive on the decode side, Prefill on the other; returns the ReceiveReady."""
             both.decode.handle(m.Receive(request))
             ready = both.decode.of(m.ReceiveReady)[-1]
-            target = Target(ready.epoch, "decode", ["nowhere"], ready.cached_tokens, ready.block_ids)
+            target = Target(
+                ready.epoch, "decode", ["nowhere"], ready.cached_tokens, ready.block_ids
+            )
             both.prefill.core.handle(m.Prefill(request, target))
             if prefill_step:
                 both.prefill.step()

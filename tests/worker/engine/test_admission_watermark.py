@@ -11,7 +11,9 @@ from pdcluster_worker.messages.requests import Sampling
 
 
 def make_tables(num_blocks=10, **sizes):
-    settings = EngineSettings(4, num_blocks, max_batched_tokens=8, max_sequences=4, max_model_len=400, **sizes)
+    settings = EngineSettings(
+        4, num_blocks, max_batched_tokens=8, max_sequences=4, max_model_len=400, **sizes
+    )
     return BlockTables(settings, BlockPool(num_blocks))
 
 
@@ -35,12 +37,18 @@ def test_watermark_is_off_by_default_and_rounds_down():
     assert make_tables(num_blocks=7, admission_watermark=0.5)._num_kept == 3
 
 
-@pytest.mark.parametrize(("name", "kept"), [("continuous", (0, 5)), ("prefill-first", (2, 5)), ("sarathi", (2, 5)), ("orca", (0, 5))])
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("continuous", (0, 5)), ("prefill-first", (2, 5)), ("sarathi", (2, 5)), ("orca", (0, 5))],
+)
 def test_watermark_of_a_scheduler_is_the_least_of_the_one_that_is_set(name, kept):
     """[A3]: one block of each hundred, rounded up."""
     own = SchedulerSettings(name=name, policy="fcfs")
     sizes = {"num_blocks": 101, "scheduler": own}
-    assert tuple(make_tables(**sizes, admission_watermark=share)._num_kept for share in (0.0, 0.05)) == kept
+    assert (
+        tuple(make_tables(**sizes, admission_watermark=share)._num_kept for share in (0.0, 0.05))
+        == kept
+    )
 
 
 def test_watermark_is_no_bound_of_growth():
@@ -53,21 +61,30 @@ def test_watermark_is_no_bound_of_growth():
 
 
 @pytest.mark.parametrize(("watermark", "num_together"), [(0.0, 3), (0.3, 2)])
-def test_requests_beside_a_watermark_run_after_one_another_and_are_preempted_less(engine, spec, watermark, num_together):
+def test_requests_beside_a_watermark_run_after_one_another_and_are_preempted_less(
+    engine, spec, watermark, num_together
+):
     """[V7]: three prompts of 4 blocks fill a pool of 13; beside 3 kept blocks the third waits."""
     rig = engine(num_blocks=13, max_batched_tokens=64, admission_watermark=watermark)
-    prompts = {name: [*range(start, start + 15)] for name, start in (("a", 0), ("b", 100), ("c", 200))}
+    prompts = {
+        name: [*range(start, start + 15)] for name, start in (("a", 0), ("b", 100), ("c", 200))
+    }
     rig.handle(*(m.Submit(spec(name, prompt, max_tokens=6)) for name, prompt in prompts.items()))
     assert len(rig.runner.executed[0]) == num_together
     rig.run()
-    assert {name: rig.token_ids(name) for name in prompts} == {name: rig.runner.reference(prompt, 6) for name, prompt in prompts.items()}
+    assert {name: rig.token_ids(name) for name in prompts} == {
+        name: rig.runner.reference(prompt, 6) for name, prompt in prompts.items()
+    }
     assert (rig.stats.preemptions > 0) is (watermark == 0.0)
 
 
 def test_request_as_large_as_the_pool_runs_alone_whatever_the_watermark(engine, spec):
     """[V7]: the watermark holds a large request until the others are done, no longer."""
     rig = engine(num_blocks=6, admission_watermark=0.9)
-    rig.handle(m.Submit(spec("a", [1, 2, 3], max_tokens=4)), m.Submit(spec("b", list(range(21)), max_tokens=3)))
+    rig.handle(
+        m.Submit(spec("a", [1, 2, 3], max_tokens=4)),
+        m.Submit(spec("b", list(range(21)), max_tokens=3)),
+    )
     rig.run()
     assert rig.token_ids("b") == rig.runner.reference(list(range(21)), 3)
 

@@ -201,7 +201,8 @@ def test_an_unknown_scheduler_is_refused_with_the_names():
     with pytest.raises(ConfigError) as caught:
         scheduler_of("fastest")
     assert str(caught.value) == (
-        "engine.scheduler: 'fastest' is no scheduler: use one of continuous, sarathi, prefill-first, orca, request-level, simple-chunking"
+        "engine.scheduler: 'fastest' is no scheduler: use one of continuous, sarathi, "
+        "prefill-first, orca, request-level, simple-chunking"
     )
 
 
@@ -211,7 +212,8 @@ def test_an_unknown_scheduler_is_refused_with_the_names():
         (
             {"name": "orca"},
             "scheduler orca computes a prompt in one step, and maxBatchedTokens (32) is below the "
-            "longest request of 100 tokens: raise maxBatchedTokens, or set maxModelLen to at most that",
+            "longest request of 100 tokens: raise maxBatchedTokens, or set maxModelLen to at most "
+            "that",
         ),
         ({"name": "prefill-first"}, "scheduler prefill-first computes a prompt in one step"),
         ({"name": "request-level"}, "scheduler request-level computes a prompt in one step"),

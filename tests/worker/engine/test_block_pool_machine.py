@@ -86,7 +86,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def receive(self, data):
         number = data.draw(st.integers(0, len(self.tables) - 1))
-        others = {block for index, table in enumerate(self.tables) if index != number for block in table}
+        others = {
+            block for index, table in enumerate(self.tables) if index != number for block in table
+        }
         if not any(block in self.hashes or block in others for block in self.tables[number]):
             self.receiving.append(self.tables.pop(number))
             self.pool.start_receiving(self.receiving[-1])
@@ -139,4 +141,6 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+TestPoolMachine.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

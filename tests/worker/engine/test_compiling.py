@@ -1,4 +1,6 @@
-"""Requests whose constraint is being compiled wait for it alone; a constraint that cannot be compiled ends its request alone [V31]."""
+"""Requests whose constraint is being compiled wait for it alone; a constraint that cannot be
+compiled ends its request alone [V31].
+"""
 
 import pytest
 
@@ -20,7 +22,8 @@ def test_a_request_waits_for_its_grammar_and_others_do_not(engine, spec):
 
     assert len(rig.token_ids("goes on")) == 3
     assert rig.token_ids("waits") == []
-    assert rig.blocks == {"free": rig.settings.num_blocks} or "in_use" not in rig.blocks  # it holds none
+    # it holds none
+    assert rig.blocks == {"free": rig.settings.num_blocks} or "in_use" not in rig.blocks
     assert not rig.core.has_work  # the loop sleeps until it is woken
     assert rig.stats.num_waiting == 1
 
@@ -46,7 +49,9 @@ def test_a_constraint_that_cannot_be_compiled_is_a_refusal_of_its_request(engine
     rig.handle(m.Submit(constrained(spec, "wrong")), m.Submit(spec("right")))
     rig.run()
 
-    assert rig.of(m.RequestFailed) == [m.RequestFailed("wrong", "#/type: no", is_refusal=True, param="constraint")]
+    assert rig.of(m.RequestFailed) == [
+        m.RequestFailed("wrong", "#/type: no", is_refusal=True, param="constraint")
+    ]
     assert len(rig.token_ids("right")) == 3
 
 
@@ -85,7 +90,9 @@ def test_a_received_request_waits_for_its_kv_and_its_grammar(pair, spec, late):
         both.decode.step()
         both.decode.run()
 
-    assert [first.token_id, *both.decode.token_ids("a")] == both.decode.runner.reference(request.prompt, 3)
+    assert [first.token_id, *both.decode.token_ids("a")] == both.decode.runner.reference(
+        request.prompt, 3
+    )
 
 
 @pytest.mark.parametrize("late", [True, False])

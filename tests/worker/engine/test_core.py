@@ -75,7 +75,9 @@ def test_a_repeated_id_of_a_live_request_is_ignored(pair, spec):
     request = spec("a", PROMPT, max_tokens=4)
     ready = both.start(request)
     both.decode.handle(m.Submit(request), m.Receive(request))
-    both.prefill.handle(m.Prefill(request, Target(ready.epoch, "decode", ["nowhere"], 0, ready.block_ids)))
+    both.prefill.handle(
+        m.Prefill(request, Target(ready.epoch, "decode", ["nowhere"], 0, ready.block_ids))
+    )
     assert len(both.decode.of(m.ReceiveReady)) == 1
     assert both.decode.blocks == {"free": 13, "receiving": 3}
     assert len(both.prefill.tokens("a")) == 1
@@ -102,7 +104,9 @@ def test_a_request_that_can_never_run_fails_with_the_reason(engine, spec, values
 
 
 def test_a_moved_request_goes_on_where_it_was(engine, spec):
-    """Prompt and output come apart: limits count the whole output, tokens go on as if nothing had happened."""
+    """Prompt and output come apart: limits count the whole output, tokens go on as if nothing had
+    happened.
+    """
     rig = engine()
     expected = rig.runner.reference(PROMPT, 6)
     rig.handle(m.Submit(spec("a", PROMPT, output=expected[:2], max_tokens=6)))
@@ -113,7 +117,12 @@ def test_a_moved_request_goes_on_where_it_was(engine, spec):
 
 def test_the_answer_of_a_step_comes_in_the_order_of_events(engine, spec):
     rig = engine()
-    kinds = [type(output) for output in rig.handle(m.Submit(spec("bad", [])), m.Submit(spec("a", PROMPT, max_tokens=1)))]
+    kinds = [
+        type(output)
+        for output in rig.handle(
+            m.Submit(spec("bad", [])), m.Submit(spec("a", PROMPT, max_tokens=1))
+        )
+    ]
     assert kinds == [m.RequestFailed, m.Tokens, m.BlockEvents, m.EngineStats]
 
 
@@ -137,7 +146,10 @@ def test_first_token_carries_queue_and_prefill_seconds_once(engine, spec):
 
 def test_a_preempted_request_says_its_times_only_once(engine, spec):
     rig = engine(num_blocks=5, prefix_caching=False)
-    rig.handle(m.Submit(spec("a", range(8), max_tokens=6)), m.Submit(spec("b", range(20, 28), max_tokens=6)))
+    rig.handle(
+        m.Submit(spec("a", range(8), max_tokens=6)),
+        m.Submit(spec("b", range(20, 28), max_tokens=6)),
+    )
     rig.run()
     assert rig.stats.preemptions == 1
     assert [token.queue_seconds for token in rig.tokens("b")] == [0.0] + [None] * 5
@@ -150,17 +162,28 @@ def test_statistics_split_a_mixed_step_by_its_tokens(engine, spec):
     rig.handle(m.Submit(spec("a", [1, 2], max_tokens=2)))
     rig.handle(m.Submit(spec("b", [3, 4, 5, 6], max_tokens=1)))
     stats = rig.stats
-    assert (stats.prompt_tokens, stats.prefill_tokens, stats.generation_tokens, stats.num_steps) == (6, 6, 3, 2)
+    assert (
+        stats.prompt_tokens,
+        stats.prefill_tokens,
+        stats.generation_tokens,
+        stats.num_steps,
+    ) == (6, 6, 3, 2)
     assert (stats.prefill_seconds, stats.decode_seconds) == pytest.approx((1.8, 0.2))
     assert (stats.busy_seconds, stats.overhead_seconds) == (2.0, 0.0)
-    assert [step for output in rig.of(m.EngineStats) for step in output.steps] == [("prefill", 1.0), ("mixed", 1.0)]
+    assert [step for output in rig.of(m.EngineStats) for step in output.steps] == [
+        ("prefill", 1.0),
+        ("mixed", 1.0),
+    ]
 
 
 def test_a_decode_step_is_called_decode(engine, spec):
     rig = engine()
     rig.handle(m.Submit(spec("a", [1, 2], max_tokens=2)))
     rig.run()
-    assert [kind for output in rig.of(m.EngineStats) for kind, _ in output.steps] == ["prefill", "decode"]
+    assert [kind for output in rig.of(m.EngineStats) for kind, _ in output.steps] == [
+        "prefill",
+        "decode",
+    ]
 
 
 def test_statistics_are_sent_ten_times_a_second_and_when_idle(engine, spec):
@@ -184,7 +207,9 @@ def test_statistics_count_waiting_tokens_of_queued_and_unfinished_prefills(engin
 
 
 def test_statistics_count_transfers_until_the_last_block_is_safe(pair, spec):
-    """On both sides, though the request is gone: what is not fenced may be written, what is not ended may be read."""
+    """On both sides, though the request is gone: what is not fenced may be written, what is not
+    ended may be read.
+    """
     both = pair()
     both.prefill.transport.holding = both.decode.transport.holding = True
     both.start(spec("a", PROMPT))
@@ -207,7 +232,9 @@ def test_statistics_know_the_last_message_once_the_engine_is_idle(engine, spec):
 
 
 def test_idle_engine_checks_its_pool_after_its_output_is_out(engine, spec):
-    """A lost reference stops the engine instead of corrupting a later request, and the check delays no token."""
+    """A lost reference stops the engine instead of corrupting a later request, and the check delays
+    no token.
+    """
     rig = engine()
     rig.core.handle(m.Submit(spec("a", max_tokens=1)))
     rig.core.pool.allocate(1)
@@ -222,7 +249,10 @@ def test_an_idle_engine_checks_a_slice_of_its_pool_a_turn_and_then_rests(engine,
     rig.handle(m.Submit(spec("a", max_tokens=1)))
     looked = []
     check = rig.core.pool.check_blocks
-    rig.core.pool.check_blocks = lambda block_ids, held: (looked.append(len(block_ids)), check(block_ids, held))
+    rig.core.pool.check_blocks = lambda block_ids, held: (
+        looked.append(len(block_ids)),
+        check(block_ids, held),
+    )
     while rig.core.next_wake_seconds() is not None:
         rig.core.check_when_idle()
     assert looked == [SLICE_BLOCKS] * 4  # one of five was looked at before

@@ -1,8 +1,15 @@
-"""The prefill delayer in the engine's loop: what waits, what goes on, and that a delayed engine sleeps [S6]."""
+"""The prefill delayer in the engine's loop: what waits, what goes on, and that a delayed engine
+sleeps [S6].
+"""
 
 import pytest
 
-from pdcluster_worker.engine.prefill_delayer import PAUSE_SECONDS, DelayerSettings, PrefillDelayer, RankState
+from pdcluster_worker.engine.prefill_delayer import (
+    PAUSE_SECONDS,
+    DelayerSettings,
+    PrefillDelayer,
+    RankState,
+)
 from pdcluster_worker.messages import engine as m
 from tests.worker.engine.played_board import PlayedBoard
 
@@ -17,7 +24,9 @@ def board():
 
 @pytest.fixture
 def rig(engine, board):
-    return engine(delayer=PrefillDelayer(DelayerSettings(max_delay_passes=4), board), max_batched_tokens=5)
+    return engine(
+        delayer=PrefillDelayer(DelayerSettings(max_delay_passes=4), board), max_batched_tokens=5
+    )
 
 
 def test_delayed_engine_with_nothing_to_run_sleeps_until_its_next_pass(rig, spec):

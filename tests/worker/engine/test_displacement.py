@@ -1,4 +1,6 @@
-"""Under `preemptive` a waiting request takes the place of a running one of lower priority, which loses no token."""
+"""Under `preemptive` a waiting request takes the place of a running one of lower priority, which
+loses no token.
+"""
 
 import pytest
 
@@ -14,7 +16,13 @@ def preempted(rig) -> int:
 
 @pytest.mark.parametrize(
     ("policy", "low", "high", "expected"),
-    [("preemptive", 1, 0, "lhl"), ("preemptive", 0, 0, "lh"), ("preemptive", 0, 1, "lh"), ("priority", 1, 0, "lh"), ("fcfs", 1, 0, "lh")],
+    [
+        ("preemptive", 1, 0, "lhl"),
+        ("preemptive", 0, 0, "lh"),
+        ("preemptive", 0, 1, "lh"),
+        ("priority", 1, 0, "lh"),
+        ("fcfs", 1, 0, "lh"),
+    ],
 )
 def test_a_seat_goes_to_the_higher_priority(engine, spec, policy, low, high, expected):
     rig = engine(max_sequences=1, scheduler=SchedulerSettings(policy=policy))
@@ -25,7 +33,10 @@ def test_a_seat_goes_to_the_higher_priority(engine, spec, policy, low, high, exp
     rig.run()
 
     ran = [request_id for batch in rig.runner.executed for request_id, _ in batch]
-    assert "".join(each for each, before in zip(ran, ["", *ran], strict=False) if each != before) == expected
+    assert (
+        "".join(each for each, before in zip(ran, ["", *ran], strict=False) if each != before)
+        == expected
+    )
     assert rig.token_ids("l") == rig.runner.reference([1, 2], 6)
     assert rig.token_ids("h") == rig.runner.reference([3, 4, 5], 3)
     assert preempted(rig) == (expected == "lhl")
@@ -34,7 +45,10 @@ def test_a_seat_goes_to_the_higher_priority(engine, spec, policy, low, high, exp
 def test_blocks_are_taken_from_the_lowest_and_as_many_as_needed(engine, spec):
     """Blocks of 4: both low ones hold 2 of 5, and the high one needs 4."""
     rig = engine(num_blocks=5, max_batched_tokens=32, scheduler=PREEMPTIVE)
-    rig.handle(m.Submit(spec("a", range(6), max_tokens=2, priority=1)), m.Submit(spec("b", range(20, 26), max_tokens=2, priority=2)))
+    rig.handle(
+        m.Submit(spec("a", range(6), max_tokens=2, priority=1)),
+        m.Submit(spec("b", range(20, 26), max_tokens=2, priority=2)),
+    )
     rig.handle(m.Submit(spec("h", range(40, 53), max_tokens=2)))
     rig.run()
 
@@ -48,7 +62,10 @@ def test_blocks_are_taken_from_the_lowest_and_as_many_as_needed(engine, spec):
 def test_nothing_is_taken_where_it_would_not_be_enough(engine, spec):
     """The blocks that the equal one holds are missing: the low one goes on."""
     rig = engine(num_blocks=5, max_batched_tokens=32, scheduler=PREEMPTIVE)
-    rig.handle(m.Submit(spec("equal", range(10), max_tokens=3)), m.Submit(spec("low", range(20, 22), max_tokens=3, priority=1)))
+    rig.handle(
+        m.Submit(spec("equal", range(10), max_tokens=3)),
+        m.Submit(spec("low", range(20, 22), max_tokens=3, priority=1)),
+    )
     rig.handle(m.Submit(spec("h", range(40, 54), max_tokens=2)))
     rig.run()
 

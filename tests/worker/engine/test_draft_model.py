@@ -1,4 +1,6 @@
-"""Drafts by a second model, over blocks of its own: followed, computed once, given back, and never more than a guess."""
+"""Drafts by a second model, over blocks of its own: followed, computed once, given back, and never
+more than a guess.
+"""
 
 import pytest
 
@@ -10,7 +12,14 @@ from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.testing import FakeRunner
 
 PROMPT = list(range(10))
-SIZES = {"num_blocks": 32, "block_size": 4, "max_batched_tokens": 64, "max_model_len": 100, "vocab_size": 1000, "draft_vocab_size": 1000}
+SIZES = {
+    "num_blocks": 32,
+    "block_size": 4,
+    "max_batched_tokens": 64,
+    "max_model_len": 100,
+    "vocab_size": 1000,
+    "draft_vocab_size": 1000,
+}
 
 
 def drafter(weight=1, **sizes):

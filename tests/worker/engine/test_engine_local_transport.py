@@ -13,18 +13,32 @@ from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 @pytest.mark.parametrize("lost", [False, True], ids=["delivered", "lost"])
 @pytest.mark.parametrize("num_tokens", [1, 4, 7, 8, 9, 16, 33])
 def test_remote_prefill_over_the_local_transport(spec, num_tokens, lost):
-    """T6 at lengths around block and chunk edges; a lost block means a local prefill and the same tokens."""
+    """T6 at lengths around block and chunk edges; a lost block means a local prefill and the same
+    tokens.
+    """
     fabric = LocalFabric(deferred=True)
-    sizes = EngineSettings(block_size=4, num_blocks=16, max_batched_tokens=8, max_sequences=4, max_model_len=100)
+    sizes = EngineSettings(
+        block_size=4, num_blocks=16, max_batched_tokens=8, max_sequences=4, max_model_len=100
+    )
     runners = [FakeRunner(16, 4), FakeRunner(16, 4)]
     clock = FakeClock()
-    transports = [LocalTransport(fabric, [runner], name, verify=True, clock=clock) for runner, name in zip(runners, "dp", strict=True)]
-    decode, prefill = (EngineCore(sizes, runner, transport, clock) for runner, transport in zip(runners, transports, strict=True))
+    transports = [
+        LocalTransport(fabric, [runner], name, verify=True, clock=clock)
+        for runner, name in zip(runners, "dp", strict=True)
+    ]
+    decode, prefill = (
+        EngineCore(sizes, runner, transport, clock)
+        for runner, transport in zip(runners, transports, strict=True)
+    )
     request = spec("a", list(range(num_tokens)), max_tokens=6)
 
     decode.handle(m.Receive(request))
     ready = next(output for output in decode.step() if isinstance(output, m.ReceiveReady))
-    prefill.handle(m.Prefill(request, Target(ready.epoch, "d", ["nowhere"], ready.cached_tokens, ready.block_ids)))
+    prefill.handle(
+        m.Prefill(
+            request, Target(ready.epoch, "d", ["nowhere"], ready.cached_tokens, ready.block_ids)
+        )
+    )
     said = []
     while prefill.has_work:
         said += prefill.step()
@@ -33,14 +47,21 @@ def test_remote_prefill_over_the_local_transport(spec, num_tokens, lost):
         fabric.drop_next()
     while fabric.deliver_next():
         pass
-    end = next(output for output in prefill.step() if isinstance(output, m.PrefillDone | m.PrefillFailed))
+    end = next(
+        output for output in prefill.step() if isinstance(output, m.PrefillDone | m.PrefillFailed)
+    )
     if isinstance(end, m.PrefillDone):
         decode.handle(m.ReceiveDone("a", ready.epoch, first, end.checksum))
     else:
         decode.handle(m.ReceiveFailed("a", ready.epoch, first))
     answer = [first.token_id]
     while True:
-        answer += [token.token_id for output in decode.step() if isinstance(output, m.Tokens) for token in output.tokens]
+        answer += [
+            token.token_id
+            for output in decode.step()
+            if isinstance(output, m.Tokens)
+            for token in output.tokens
+        ]
         if not decode.has_work:
             break
 

@@ -1,4 +1,5 @@
-"""Two engine cores, each with any scheduler, a network that may be late, lossy or wrong, and a server that may give up at any moment.
+"""Two engine cores, each with any scheduler, a network that may be late, lossy or wrong, and a
+server that may give up at any moment.
 
 The machine plays the server processes of a decode and a prefill worker.  After
 every rule both pools must be whole; every block that is read or written must
@@ -55,8 +56,12 @@ class Client:
 class Engine:
     """One core with everything around it."""
 
-    def __init__(self, name: str, sizes: EngineSettings, network: FakeNetwork, clock: FakeClock, depth: int) -> None:
-        self.runner = FakeRunner(sizes.num_blocks, BLOCK_SIZE, VOCAB, window=sizes.window, depth=depth)
+    def __init__(
+        self, name: str, sizes: EngineSettings, network: FakeNetwork, clock: FakeClock, depth: int
+    ) -> None:
+        self.runner = FakeRunner(
+            sizes.num_blocks, BLOCK_SIZE, VOCAB, window=sizes.window, depth=depth
+        )
         self.transport = FakeTransport(network, self.runner, name, clock)
         self.budget = sizes.max_batched_tokens
         epochs = (bytes([i % 251]) * 8 + i.to_bytes(8, "big") for i in range(1, 1 << 30))
@@ -64,7 +69,9 @@ class Engine:
         self.inbox: deque[m.EngineInput] = deque()
         self.runner.on_write = self._check_private
         self.transport.on_read = lambda block: self._check_state(block, BlockState.IN_USE)
-        self.transport.on_write = lambda block: self._check_state(block, BlockState.RECEIVING, BlockState.QUARANTINED)
+        self.transport.on_write = lambda block: self._check_state(
+            block, BlockState.RECEIVING, BlockState.QUARANTINED
+        )
 
     def step(self) -> list[m.EngineOutput]:
         while self.inbox:
@@ -129,9 +136,14 @@ class EngineMachine(RuleBasedStateMachine):
         stops=st.booleans(),
     )
     def ask(self, num_shared, suffix, max_tokens, where, priority, stops):
-        sampling = Sampling(max_tokens=max_tokens, seed=0, eos_token_ids=[EOS], ignore_eos=not stops)
-        spec = RequestSpec(f"r{len(self.clients)}", [*BASE[:num_shared], *suffix], sampling, priority=priority)
-        # "prefill": decoded on the prefill engine, which forces preemptions of requests that are being sent
+        sampling = Sampling(
+            max_tokens=max_tokens, seed=0, eos_token_ids=[EOS], ignore_eos=not stops
+        )
+        spec = RequestSpec(
+            f"r{len(self.clients)}", [*BASE[:num_shared], *suffix], sampling, priority=priority
+        )
+        # "prefill": decoded on the prefill engine, which forces preemptions of requests that are
+        # being sent
         home = self.prefill if where == "prefill" else self.decode
         self.clients[spec.request_id] = Client(spec, home, where == "remote")
         home.inbox.append(m.Receive(spec) if where == "remote" else m.Submit(spec))
@@ -189,9 +201,13 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(client.at_prefill for client in self.clients.values()))
     @rule(data=st.data())
     def give_up(self, data):
-        client = data.draw(st.sampled_from([client for client in self.clients.values() if client.at_prefill]))
+        client = data.draw(
+            st.sampled_from([client for client in self.clients.values() if client.at_prefill])
+        )
         self.prefill.inbox.append(m.Abort(client.spec.request_id))
-        self._end_remote(client, m.ReceiveFailed(client.spec.request_id, client.epoch, client.first))
+        self._end_remote(
+            client, m.ReceiveFailed(client.spec.request_id, client.epoch, client.first)
+        )
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), at_prefill=st.booleans())
@@ -202,7 +218,9 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not client.over for client in self.clients.values()))
     @rule(data=st.data())
     def repeat(self, data):
-        client = data.draw(st.sampled_from([client for client in self.clients.values() if not client.over]))
+        client = data.draw(
+            st.sampled_from([client for client in self.clients.values() if not client.over])
+        )
         if not client.remote:  # T8: the id is live, so this is ignored
             client.home.inbox.append(m.Submit(client.spec))
 
@@ -217,7 +235,10 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def steps_keep_their_budget(self):
         for engine in (self.decode, self.prefill):
-            assert all(sum(count for _, count in batch) <= engine.budget for batch in engine.runner.executed[-1:])
+            assert all(
+                sum(count for _, count in batch) <= engine.budget
+                for batch in engine.runner.executed[-1:]
+            )
             assert all(len(batch) <= 3 for batch in engine.runner.executed[-1:])
 
     def teardown(self):
@@ -248,7 +269,11 @@ class EngineMachine(RuleBasedStateMachine):
     # --- the server processes -----------------------------------------------------------------
 
     def _is_quiet(self) -> bool:
-        return all(client.over for client in self.clients.values()) and not self.decode.inbox and not self.prefill.inbox
+        return (
+            all(client.over for client in self.clients.values())
+            and not self.decode.inbox
+            and not self.prefill.inbox
+        )
 
     def _take(self, engine: Engine, outputs: list[m.EngineOutput]) -> None:
         for output in outputs:
@@ -277,14 +302,20 @@ class EngineMachine(RuleBasedStateMachine):
         match output:
             case m.ReceiveReady(epoch=epoch, cached_tokens=cached, block_ids=block_ids):
                 client.epoch = epoch
-                self.prefill.inbox.append(m.Prefill(client.spec, Target(epoch, "decode", ["nowhere"], cached, block_ids)))
+                self.prefill.inbox.append(
+                    m.Prefill(client.spec, Target(epoch, "decode", ["nowhere"], cached, block_ids))
+                )
             case m.ReceiveRefused(needed_blocks=needed):
                 assert needed <= DECODE_BLOCKS
                 client.remote = not client.refused  # once more, then locally
                 client.refused = True
-                self.decode.inbox.append(m.Receive(client.spec) if client.remote else m.Submit(client.spec))
+                self.decode.inbox.append(
+                    m.Receive(client.spec) if client.remote else m.Submit(client.spec)
+                )
             case m.PrefillDone(checksum=checksum) if client.at_prefill:
-                self._end_remote(client, m.ReceiveDone(request_id, client.epoch, client.first, checksum))
+                self._end_remote(
+                    client, m.ReceiveDone(request_id, client.epoch, client.first, checksum)
+                )
             case m.PrefillFailed() if client.at_prefill:
                 self._end_remote(client, m.ReceiveFailed(request_id, client.epoch, client.first))
             case m.RequestFailed(message=message) if engine is client.home:
@@ -303,7 +334,10 @@ class EngineMachine(RuleBasedStateMachine):
             expected = expected[: expected.index(EOS) + 1]
         if client.failure is not None:
             num_tokens = len(prompt) + len(client.shown)
-            assert "poisoned" in client.failure or num_tokens + 1 > client.home.core.pool.num_blocks * BLOCK_SIZE, client.failure
+            assert (
+                "poisoned" in client.failure
+                or num_tokens + 1 > client.home.core.pool.num_blocks * BLOCK_SIZE
+            ), client.failure
         if client.aborted or client.failure is not None:
             assert client.shown == expected[: len(client.shown)]
         else:
@@ -311,4 +345,6 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+TestEngineMachine.settings = settings(
+    max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)

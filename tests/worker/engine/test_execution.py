@@ -10,9 +10,13 @@ from pdcluster_worker.messages import engine as m
 def test_one_bad_request_of_a_batch_fails_alone(engine, spec):
     rig = engine()
     rig.runner.failing = {"bad": ValueError("no such position")}
-    rig.handle(*(m.Submit(spec(request_id, [ord(request_id[0])])) for request_id in ("a", "bad", "c")))
+    rig.handle(
+        *(m.Submit(spec(request_id, [ord(request_id[0])])) for request_id in ("a", "bad", "c"))
+    )
     rig.run()
-    assert rig.of(m.RequestFailed) == [m.RequestFailed("bad", "the model failed on this request: ValueError: no such position")]
+    assert rig.of(m.RequestFailed) == [
+        m.RequestFailed("bad", "the model failed on this request: ValueError: no such position")
+    ]
     for request_id in "ac":
         assert rig.token_ids(request_id) == rig.runner.reference([ord(request_id)], 3)
     assert rig.blocks == {"free": 16}
@@ -36,7 +40,9 @@ def test_three_whole_batches_that_fail_alike_end_the_engine(engine, spec):
     fail_batch(0)
     fail_batch(1)
     assert len(rig.of(m.RequestFailed)) == 4
-    with pytest.raises(EngineBrokenError, match="3 model steps in a row failed for every request: RuntimeError"):
+    with pytest.raises(
+        EngineBrokenError, match="3 model steps in a row failed for every request: RuntimeError"
+    ):
         fail_batch(2)
 
 
@@ -72,8 +78,12 @@ def test_a_failing_prefill_is_answered_and_its_send_cancelled(pair, spec):
 
 def test_a_row_that_fails_by_itself_fails_alone_and_nothing_runs_again(engine, spec):
     rig = engine()
-    rig.runner.failing_rows = {"bad": failed_row("not_finite", "the logits are not finite after 3 tokens")}
-    rig.handle(*(m.Submit(spec(request_id, [ord(request_id[0])])) for request_id in ("a", "bad", "c")))
+    rig.runner.failing_rows = {
+        "bad": failed_row("not_finite", "the logits are not finite after 3 tokens")
+    }
+    rig.handle(
+        *(m.Submit(spec(request_id, [ord(request_id[0])])) for request_id in ("a", "bad", "c"))
+    )
     assert rig.runner.executed == [[("a", 1), ("bad", 1), ("c", 1)]]
     rig.run()
     message = "the model failed on this request: the logits are not finite after 3 tokens"

@@ -11,7 +11,11 @@ class Looks:
 
     def __init__(self, pool, holds=()):
         self.pool, self.holds, self.num = pool, holds, 0
-        check_block, count_states, check_free = pool._check_block, pool.count_states, pool.check_free
+        check_block, count_states, check_free = (
+            pool._check_block,
+            pool.count_states,
+            pool.check_free,
+        )
         pool._check_block = lambda *block: (self.add(1), check_block(*block))
         pool.count_states = lambda blocks: (self.add(len(blocks)), count_states(blocks))[1]
         pool.check_free = lambda places, seen: (self.add(len(places)), check_free(places, seen))
@@ -81,5 +85,7 @@ def test_walk_finds_a_hold_that_nobody_knows():
     pool = BlockPool(2 * SLICE_BLOCKS)
     pool.allocate(SLICE_BLOCKS + 1)
     walk = PoolWalk(pool, lambda: iter(range(SLICE_BLOCKS)))
-    with pytest.raises(AssertionError, match=f"block {SLICE_BLOCKS} has 1 references, 0 holders are known"):
+    with pytest.raises(
+        AssertionError, match=f"block {SLICE_BLOCKS} has 1 references, 0 holders are known"
+    ):
         walk_on(walk)

@@ -1,4 +1,6 @@
-"""The prefill delayer: every status and outcome, its bounds, its counts and its feedback loop, by id [S1] [S2] to [S8]."""
+"""The prefill delayer: every status and outcome, its bounds, its counts and its feedback loop, by
+id [S1] [S2] to [S8].
+"""
 
 from collections import Counter
 
@@ -25,7 +27,9 @@ CAN, CANNOT = RankState(prefillable=True), RankState(prefillable=False)
 MAX_RUNNING = 16
 
 
-def pressure(waiting: int = 1, running: int = 0, usage: float = 0.9, *, continuing: bool = False) -> Pressure:
+def pressure(
+    waiting: int = 1, running: int = 0, usage: float = 0.9, *, continuing: bool = False
+) -> Pressure:
     return Pressure(waiting, running, MAX_RUNNING, continuing, usage)
 
 
@@ -40,12 +44,33 @@ def pressure(waiting: int = 1, running: int = 0, usage: float = 0.9, *, continui
         (SETTINGS, Wait(1, 0.0), [CANNOT, CAN], Verdict("mixed", False, "delay")),
         (SETTINGS, Wait(2, 0.0), [CAN, CANNOT], Verdict("mixed", False, "delay")),
         (SETTINGS, Wait(3, 0.0), [CAN, CANNOT], Verdict("mixed", True, "wait_timeout")),
-        (SETTINGS, Wait(1, -5.0), [CAN, CANNOT], Verdict("mixed", True, "wait_timeout")),  # max_delay_seconds
-        (SETTINGS, None, [CAN, CANNOT, RankState(True, timed_out=True)], Verdict("mixed", True, "wait_timeout")),
-        (DelayerSettings(max_delay_passes=1), None, [CAN, CANNOT], Verdict("mixed", True, "wait_timeout")),
+        # max_delay_seconds
+        (SETTINGS, Wait(1, -5.0), [CAN, CANNOT], Verdict("mixed", True, "wait_timeout")),
+        (
+            SETTINGS,
+            None,
+            [CAN, CANNOT, RankState(True, timed_out=True)],
+            Verdict("mixed", True, "wait_timeout"),
+        ),
+        (
+            DelayerSettings(max_delay_passes=1),
+            None,
+            [CAN, CANNOT],
+            Verdict("mixed", True, "wait_timeout"),
+        ),
         # one rank below the watermark forces all [S5]
-        (WATERMARK, Wait(1, 0.0), [CAN, CANNOT, RankState(True, below_watermark=True)], Verdict("mixed", True, "token_watermark")),
-        (WATERMARK, None, [RankState(True, below_watermark=True, running=16, max_prefill=4)], Verdict("all", True, "token_watermark")),
+        (
+            WATERMARK,
+            Wait(1, 0.0),
+            [CAN, CANNOT, RankState(True, below_watermark=True)],
+            Verdict("mixed", True, "token_watermark"),
+        ),
+        (
+            WATERMARK,
+            None,
+            [RankState(True, below_watermark=True, running=16, max_prefill=4)],
+            Verdict("all", True, "token_watermark"),
+        ),
         # all [S4]
         (SETTINGS, None, [CAN, CAN], Verdict("all", True, "no_wait")),
         (SETTINGS, Wait(2, 0.0), [CAN, CAN], Verdict("all", True, "wait_success")),
@@ -56,21 +81,80 @@ def pressure(waiting: int = 1, running: int = 0, usage: float = 0.9, *, continui
             [RankState(True, running=13, max_prefill=1), RankState(True, max_prefill=4)],
             Verdict("all", False, "delay", True),
         ),
-        (SETTINGS, None, [RankState(True, running=12, max_prefill=4)], Verdict("all", True, "no_wait")),
-        (SETTINGS, Wait(3, 0.0), [RankState(True, running=13, max_prefill=4)], Verdict("all", True, "wait_timeout")),
-        (SETTINGS, Wait(1, -5.0), [RankState(True, running=13, max_prefill=4)], Verdict("all", True, "wait_timeout")),
+        (
+            SETTINGS,
+            None,
+            [RankState(True, running=12, max_prefill=4)],
+            Verdict("all", True, "no_wait"),
+        ),
+        (
+            SETTINGS,
+            Wait(3, 0.0),
+            [RankState(True, running=13, max_prefill=4)],
+            Verdict("all", True, "wait_timeout"),
+        ),
+        (
+            SETTINGS,
+            Wait(1, -5.0),
+            [RankState(True, running=13, max_prefill=4)],
+            Verdict("all", True, "wait_timeout"),
+        ),
         # all, queue: fewer wait than half of those that run, or than the largest batch
-        (QUEUE, None, [RankState(True, running=6, max_prefill=9, waiting=2)], Verdict("all", False, "delay")),
-        (QUEUE, None, [RankState(True, running=6, max_prefill=9, waiting=3)], Verdict("all", True, "no_wait")),
-        (QUEUE, Wait(1, 0.0), [RankState(True, running=6, max_prefill=9, waiting=3)], Verdict("all", True, "wait_success")),
-        (QUEUE, None, [RankState(True, running=6, max_prefill=2, waiting=2)], Verdict("all", True, "no_wait")),
-        (QUEUE, None, [RankState(True, running=1, max_prefill=9, waiting=0)], Verdict("all", True, "no_wait")),  # half of 1 is none
-        (QUEUE, None, [RankState(True, running=0, max_prefill=9, waiting=1)], Verdict("all", True, "no_wait")),  # nothing to delay for
-        (QUEUE, Wait(3, 0.0), [RankState(True, running=6, max_prefill=9, waiting=1)], Verdict("all", True, "wait_timeout")),
-        (QUEUE, None, [RankState(True, running=6, max_prefill=9, waiting=1, timed_out=True)], Verdict("all", True, "wait_timeout")),
+        (
+            QUEUE,
+            None,
+            [RankState(True, running=6, max_prefill=9, waiting=2)],
+            Verdict("all", False, "delay"),
+        ),
+        (
+            QUEUE,
+            None,
+            [RankState(True, running=6, max_prefill=9, waiting=3)],
+            Verdict("all", True, "no_wait"),
+        ),
+        (
+            QUEUE,
+            Wait(1, 0.0),
+            [RankState(True, running=6, max_prefill=9, waiting=3)],
+            Verdict("all", True, "wait_success"),
+        ),
+        (
+            QUEUE,
+            None,
+            [RankState(True, running=6, max_prefill=2, waiting=2)],
+            Verdict("all", True, "no_wait"),
+        ),
+        # half of 1 is none
+        (
+            QUEUE,
+            None,
+            [RankState(True, running=1, max_prefill=9, waiting=0)],
+            Verdict("all", True, "no_wait"),
+        ),
+        # nothing to delay for
+        (
+            QUEUE,
+            None,
+            [RankState(True, running=0, max_prefill=9, waiting=1)],
+            Verdict("all", True, "no_wait"),
+        ),
+        (
+            QUEUE,
+            Wait(3, 0.0),
+            [RankState(True, running=6, max_prefill=9, waiting=1)],
+            Verdict("all", True, "wait_timeout"),
+        ),
+        (
+            QUEUE,
+            None,
+            [RankState(True, running=6, max_prefill=9, waiting=1, timed_out=True)],
+            Verdict("all", True, "wait_timeout"),
+        ),
     ],
 )
-def test_verdict_of_every_status_s3_s4_s5(settings: DelayerSettings, wait: Wait | None, ranks: list[RankState], expected: Verdict) -> None:
+def test_verdict_of_every_status_s3_s4_s5(
+    settings: DelayerSettings, wait: Wait | None, ranks: list[RankState], expected: Verdict
+) -> None:
     assert negotiate(settings, wait, ranks, MAX_RUNNING, now=0.0) == expected
 
 
@@ -85,9 +169,16 @@ def test_delay_ends_after_max_delay_passes_less_one_and_counts_anew_s1_s3() -> N
 
 
 def test_delay_ends_after_max_delay_seconds_s1() -> None:
-    delayer = PrefillDelayer(DelayerSettings(max_delay_passes=1000, max_delay_seconds=5.0), PlayedBoard(CANNOT))
+    delayer = PrefillDelayer(
+        DelayerSettings(max_delay_passes=1000, max_delay_seconds=5.0), PlayedBoard(CANNOT)
+    )
 
-    assert [delayer.begin(pressure(), now) for now in (0.0, 2.0, 4.9, 5.0)] == [False, False, False, True]
+    assert [delayer.begin(pressure(), now) for now in (0.0, 2.0, 4.9, 5.0)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_rank_says_its_state_each_pass_s2_s5() -> None:
@@ -100,7 +191,8 @@ def test_rank_says_its_state_each_pass_s2_s5() -> None:
 
     assert board.published == [
         RankState(True, below_watermark=True, running=2, max_prefill=0, waiting=3),
-        RankState(False, below_watermark=False, running=5, max_prefill=3, waiting=0),  # [S5]: only where it could prefill
+        # [S5]: only where it could prefill
+        RankState(False, below_watermark=False, running=5, max_prefill=3, waiting=0),
         None,
     ]
 
@@ -181,10 +273,13 @@ def test_delayed_engine_with_nothing_to_run_asks_again_after_a_pause_and_by_the_
 def loop_of_two_ranks(max_delay_passes: int, passes: int) -> list[int]:
     """Passes at which the first of two ranks lets a prompt in, while they are never ready together.
 
-    Each can prefill in every other pass: chunks of a long prompt keep it busy in between, out of step with the other.
+    Each can prefill in every other pass: chunks of a long prompt keep it busy in between, out of
+                                          step with the other.
     """
     board = PlayedBoard()
-    delayer = PrefillDelayer(DelayerSettings(max_delay_passes=max_delay_passes, max_delay_seconds=1e9), board)
+    delayer = PrefillDelayer(
+        DelayerSettings(max_delay_passes=max_delay_passes, max_delay_seconds=1e9), board
+    )
     admitted = []
     for number in range(passes):
         mine = number % 2 == 0

@@ -71,11 +71,15 @@ def test_engine_tells_its_whole_cache_when_asked(engine, spec):
     rig = engine()
     rig.handle(m.Submit(spec("a", list(range(9)), max_tokens=1)))
     rig.handle(m.AskSnapshot())
-    assert rig.of(m.BlockEvents)[1:] == [m.BlockEvents(block_hashes(list(range(9)), 4), [], sequence=2, is_cleared=True)]
+    assert rig.of(m.BlockEvents)[1:] == [
+        m.BlockEvents(block_hashes(list(range(9)), 4), [], sequence=2, is_cleared=True)
+    ]
 
 
 def test_a_repeated_prompt_hits_all_but_the_block_of_its_last_token(engine, spec):
-    """[V15]: an aligned prompt of 8 tokens reuses one block of two, so that one token is always computed."""
+    """[V15]: an aligned prompt of 8 tokens reuses one block of two, so that one token is always
+    computed.
+    """
     rig = engine()
     prompt = list(range(8))
     for request_id in "ab":
@@ -99,7 +103,9 @@ def test_output_blocks_are_cached_too(engine, spec):
 def test_events_name_the_hashes_of_full_blocks(engine, spec):
     rig = engine()
     rig.handle(m.Submit(spec("a", list(range(9)), max_tokens=1)))
-    assert rig.of(m.BlockEvents) == [m.BlockEvents(stored=block_hashes(list(range(9)), 4), removed=[], sequence=1)]
+    assert rig.of(m.BlockEvents) == [
+        m.BlockEvents(stored=block_hashes(list(range(9)), 4), removed=[], sequence=1)
+    ]
 
 
 def test_without_prefix_caching_nothing_is_hashed_or_hit(engine, spec):

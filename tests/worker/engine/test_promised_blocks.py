@@ -48,14 +48,19 @@ def test_decode_cannot_grow_into_what_is_promised():
 
 
 PROMPTS = [range(40), range(24), [*range(8), *range(50, 82)], range(100, 130)]
-STEPS = st.lists(st.tuples(st.sampled_from(["admit", "chunk", "chunk", "chunk", "end"]), st.integers(0, 5)), max_size=60)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["admit", "chunk", "chunk", "chunk", "end"]), st.integers(0, 5)),
+    max_size=60,
+)
 
 
 SHARED = [("admit", 0), ("chunk", 0), ("admit", 0), ("admit", 0), ("chunk", 0), ("chunk", 1)]
 """One gives back blocks that two others share: nothing is available for that."""
 
 WHOLE = [("admit", 1), ("chunk", 1), ("end", 0), ("admit", 1), ("admit", 0), ("chunk", 1)]
-"""One that holds its whole quota gives back blocks that another shares, and has to take two more."""
+"""One that holds its whole quota gives back blocks that another shares, and has to
+take two more.
+"""
 
 
 @example(num_blocks=8, window=2, steps=SHARED)

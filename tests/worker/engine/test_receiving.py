@@ -1,4 +1,6 @@
-"""The decode side of a transfer: room, fence, quarantine, and going on with or without the peer's KV."""
+"""The decode side of a transfer: room, fence, quarantine, and going on with or without the peer's
+KV.
+"""
 
 import pytest
 
@@ -27,7 +29,11 @@ def test_remote_prefill_gives_the_tokens_of_a_local_one(pair, spec):
     first, rest = both.prefill.token_ids("a"), both.decode.token_ids("a")
     assert first + rest == both.decode.runner.reference(PROMPT, 5)
     assert len(first) == 1
-    assert both.decode.stats.bytes_received == both.prefill.stats.bytes_sent == 3 * both.decode.runner.block_bytes
+    assert (
+        both.decode.stats.bytes_received
+        == both.prefill.stats.bytes_sent
+        == 3 * both.decode.runner.block_bytes
+    )
     assert both.decode.stats.prefill_tokens == 0
     assert set(both.decode.blocks) == {"free", "cached"}
 
@@ -49,7 +55,9 @@ def test_a_prefix_hit_leaves_only_the_missing_blocks_to_write(pair, spec):
     both.decode.handle(finish_remote(both, ready))
     both.decode.run()
     assert both.prefill.stats.bytes_sent == both.decode.runner.block_bytes
-    assert both.prefill.token_ids("a") + both.decode.token_ids("a") == both.decode.runner.reference(PROMPT, 4)
+    assert both.prefill.token_ids("a") + both.decode.token_ids("a") == both.decode.runner.reference(
+        PROMPT, 4
+    )
     assert both.decode.tokens("a")[0].cached_tokens == 8
 
 
@@ -86,7 +94,8 @@ def test_receive_leaves_room_for_the_first_waiting_request(engine, spec):
     rig.handle(m.Submit(spec("waits", range(16))))
     rig.handle(m.Receive(spec("late", [1])))
     free = rig.core.pool.num_available
-    assert rig.of(m.ReceiveRefused) == [m.ReceiveRefused("late", needed_blocks=free + 1)]  # asked again at the next change
+    # asked again at the next change
+    assert rig.of(m.ReceiveRefused) == [m.ReceiveRefused("late", needed_blocks=free + 1)]
 
 
 def test_receive_of_what_can_never_fit_fails(engine, spec):
@@ -97,7 +106,9 @@ def test_receive_of_what_can_never_fit_fails(engine, spec):
 
 
 def test_failed_receive_is_quarantined_until_its_fence_and_prefilled_here(pair, spec):
-    """T4: the block is not reused while a late write may land; the client's token is kept and not said again."""
+    """T4: the block is not reused while a late write may land; the client's token is kept and not
+    said again.
+    """
     both = pair()
     both.decode.transport.holding = True
     ready = both.start(spec("a", PROMPT, max_tokens=4))
@@ -223,7 +234,9 @@ def test_a_received_request_that_waits_for_a_seat_can_be_preempted(pair, spec):
     both.decode.run()
     assert both.decode.stats.preemptions == 1
     assert both.decode.token_ids("running") == both.decode.runner.reference([1], 12)
-    assert both.prefill.token_ids("a") + both.decode.token_ids("a") == both.decode.runner.reference(PROMPT, 4)
+    assert both.prefill.token_ids("a") + both.decode.token_ids("a") == both.decode.runner.reference(
+        PROMPT, 4
+    )
 
 
 def test_an_overdue_fence_is_counted_and_its_blocks_stay_quarantined(pair, spec):

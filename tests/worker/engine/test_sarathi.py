@@ -1,4 +1,6 @@
-"""Sarathi's stall-free batches, written out [A1] [A2] [A3] [A4] [A6]; each batch as the runner was given it."""
+"""Sarathi's stall-free batches, written out [A1] [A2] [A3] [A4] [A6]; each batch as the runner was
+given it.
+"""
 
 import pytest
 
@@ -175,7 +177,9 @@ def test_where_all_decodes_lack_a_block_the_last_is_preempted():
 
 
 def test_where_no_chunk_finds_a_block_the_last_prefill_gives_its_own():
-    """Others took what was promised to c, and nothing else runs: it starts again when they are gone."""
+    """Others took what was promised to c, and nothing else runs: it starts again when they are
+    gone.
+    """
     scheduler, tables = build(num_blocks=6)
     scheduler.add(request_of("c", 20))
     ran(scheduler, tables, scheduler.schedule())
@@ -233,9 +237,13 @@ def test_the_next_budget_follows_the_time_of_the_last_step(sarathi, spec):
     assert sizes == [64, 32, 18, 16]
 
 
-@pytest.mark.parametrize(("fixed", "per_token", "fits"), [(0.0, 1e-4, 896), (0.02, 1e-4, 640), (0.05, 2e-4, 128)])
+@pytest.mark.parametrize(
+    ("fixed", "per_token", "fits"), [(0.0, 1e-4, 896), (0.02, 1e-4, 640), (0.05, 2e-4, 128)]
+)
 def test_a6_the_budget_comes_to_the_largest_that_fits_and_stays(fixed, per_token, fits):
-    """Steps of fixed + per_token * tokens seconds against 0.1 s, from either side, in whole tiles."""
+    """Steps of fixed + per_token * tokens seconds against 0.1 s, from either side, in
+    whole tiles.
+    """
     for start in (8192, 64):
         budget = ChunkBudget(8192, 16, 0.1)
         budget.num_tokens = start
@@ -275,9 +283,14 @@ def test_prompts_go_on_however_slow_the_decodes_are(sarathi, spec):
         rig.step()
     rig.handle(m.Submit(spec("b", range(20), max_tokens=1)))
     rig.run()
-    assert [count for batch in rig.runner.executed for name, count in batch if name == "b"] == [4] * 5
+    assert [count for batch in rig.runner.executed for name, count in batch if name == "b"] == [
+        4
+    ] * 5
 
 
-@pytest.mark.parametrize(("num_tokens", "expected"), [(8, 8), (63, 63), (64, 64), (100, 96), (255, 224), (300, 256), (1000, 896)])
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"),
+    [(8, 8), (63, 63), (64, 64), (100, 96), (255, 224), (300, 256), (1000, 896)],
+)
 def test_budgets_waste_no_part_of_a_tile(num_tokens, expected):
     assert aligned(num_tokens) == expected

@@ -38,10 +38,16 @@ def test_no_more_requests_run_than_there_are_seats(engine, spec):
 def test_a_request_is_admitted_only_when_its_whole_prompt_has_room(engine, spec):
     """[V7]: b needs 3 blocks, 2 are left; it keeps its place in the queue before c."""
     rig = engine(num_blocks=4, max_batched_tokens=8)
-    rig.handle(m.Submit(spec("a", range(6), max_tokens=2)), m.Submit(spec("b", range(50, 60))), m.Submit(spec("c", [3])))
+    rig.handle(
+        m.Submit(spec("a", range(6), max_tokens=2)),
+        m.Submit(spec("b", range(50, 60))),
+        m.Submit(spec("c", [3])),
+    )
     assert rig.runner.executed == [[("a", 6)]]
     rig.run()
-    assert list(dict.fromkeys(request for batch in rig.runner.executed for request, _ in batch)) == ["a", "b", "c"]
+    assert list(
+        dict.fromkeys(request for batch in rig.runner.executed for request, _ in batch)
+    ) == ["a", "b", "c"]
 
 
 def test_priority_goes_before_arrival(engine, spec):
@@ -55,27 +61,45 @@ def test_priority_goes_before_arrival(engine, spec):
 
 
 def test_the_earliest_deadline_goes_first_within_a_priority(engine, spec):
-    """EDF; a request without a deadline counts as one that has a minute, so that those with one do not starve it."""
+    """EDF; a request without a deadline counts as one that has a minute, so that those with one do
+    not starve it.
+    """
     rig = engine(max_sequences=1)
-    requests = [("none", 0, None), ("day", 0, 86400.0), ("soon", 0, 20.0), ("sooner", 0, 5.0), ("low", 1, 1.0)]
+    requests = [
+        ("none", 0, None),
+        ("day", 0, 86400.0),
+        ("soon", 0, 20.0),
+        ("sooner", 0, 5.0),
+        ("low", 1, 1.0),
+    ]
     for request_id, priority, deadline in requests:
         wanted = spec(request_id, priority=priority, max_tokens=1)
         rig.core.handle(m.Submit(structs.replace(wanted, deadline_seconds=deadline)))
     rig.run()
-    assert [batch[0][0] for batch in rig.runner.executed] == ["sooner", "soon", "none", "day", "low"]
+    assert [batch[0][0] for batch in rig.runner.executed] == [
+        "sooner",
+        "soon",
+        "none",
+        "day",
+        "low",
+    ]
 
 
 def test_deadlines_change_nothing_under_fcfs(engine, spec):
     rig = engine(max_sequences=1, scheduler=SchedulerSettings(policy="fcfs"))
     for request_id, deadline in [("first", None), ("second", 1.0)]:
-        rig.core.handle(m.Submit(structs.replace(spec(request_id, max_tokens=1), deadline_seconds=deadline)))
+        rig.core.handle(
+            m.Submit(structs.replace(spec(request_id, max_tokens=1), deadline_seconds=deadline))
+        )
         rig.clock.advance(1)
     rig.run()
     assert [batch[0][0] for batch in rig.runner.executed] == ["first", "second"]
 
 
 def test_the_last_arrived_is_preempted_recomputed_and_keeps_its_tokens(engine, spec):
-    """[V5]: both grow, the pool has one block too few; b starts again with its output as part of the prefill."""
+    """[V5]: both grow, the pool has one block too few; b starts again with its output as part of
+    the prefill.
+    """
     rig = engine(num_blocks=5, prefix_caching=False)
     prompts = {"a": list(range(8)), "b": list(range(20, 28))}
     for request_id, prompt in prompts.items():
@@ -84,7 +108,8 @@ def test_the_last_arrived_is_preempted_recomputed_and_keeps_its_tokens(engine, s
     rig.run()
     assert rig.stats.preemptions == 1
     assert [said.request_id for said in rig.outputs if isinstance(said, m.Preempted)] == ["b"]
-    assert ("b", 9) in [item for batch in rig.runner.executed for item in batch]  # 8 of the prompt, 1 of the output
+    # 8 of the prompt, 1 of the output
+    assert ("b", 9) in [item for batch in rig.runner.executed for item in batch]
     for request_id, prompt in prompts.items():
         assert rig.token_ids(request_id) == rig.runner.reference(prompt, 6)
     assert rig.tokens("b")[-1].cached_tokens == 0
@@ -97,7 +122,12 @@ def test_a_preempted_request_goes_before_those_that_wait(engine, spec):
         rig.core.handle(m.Submit(spec(request_id, prompt, max_tokens=6)))
         rig.clock.advance(1)
     rig.run()
-    order = [request for batch in rig.runner.executed for request, count in batch if count > 1 or request == "c"]
+    order = [
+        request
+        for batch in rig.runner.executed
+        for request, count in batch
+        if count > 1 or request == "c"
+    ]
     assert order[:4] == ["a", "b", "b", "c"]
 
 
@@ -128,7 +158,8 @@ def test_a_request_that_outgrows_the_pool_fails_alone_after_what_it_could_say(en
     rig = engine(num_blocks=4, max_sequences=2)
     rig.handle(m.Submit(spec("grows", range(14), max_tokens=20)))
     rig.run()
-    assert rig.token_ids("grows") == rig.runner.reference(list(range(14)), 3)  # 14 + 3 tokens: the 17th has no slot
+    # 14 + 3 tokens: the 17th has no slot
+    assert rig.token_ids("grows") == rig.runner.reference(list(range(14)), 3)
     assert [failure.request_id for failure in rig.of(m.RequestFailed)] == ["grows"]
     rig.handle(m.Submit(spec("b", [1])))
     rig.run()

@@ -1,4 +1,5 @@
-"""One state machine for every scheduler, by itself: no core, no runner, blocks from a real pool [V3] [V4].
+"""One state machine for every scheduler, by itself: no core, no runner, blocks from a real pool
+[V3] [V4].
 
 The machine computes what is scheduled, sends requests away as a prefill worker
 does, brings in received ones as a decode worker does, and lets others hold

@@ -15,7 +15,9 @@ def aim(rig, request, num_blocks, cached_tokens=0, epoch=b"e" * 16):
 
 
 def test_full_blocks_are_written_while_later_chunks_compute(pair, spec):
-    """A budget of 4: one block is finished in each step; the partial one goes last, after the first token."""
+    """A budget of 4: one block is finished in each step; the partial one goes last, after the first
+    token.
+    """
     both = pair(prefill={"max_batched_tokens": 4})
     both.start(spec("a", PROMPT), prefill_step=False)
     moved = []
@@ -34,7 +36,9 @@ def test_full_blocks_are_written_while_later_chunks_compute(pair, spec):
 
 
 def test_the_time_between_chunks_is_no_part_of_the_time_that_something_was_under_way(pair, spec):
-    """A block is written after each of three steps of 5 s, and acknowledged 1 s later: within the next step."""
+    """A block is written after each of three steps of 5 s, and acknowledged 1 s later: within the
+    next step.
+    """
     both = pair(prefill={"max_batched_tokens": 4})
     both.start(spec("a", PROMPT), prefill_step=False)
 
@@ -53,7 +57,9 @@ def test_the_time_between_chunks_is_no_part_of_the_time_that_something_was_under
 
 
 def test_writes_that_overlap_are_under_way_once(pair, spec):
-    """Steps of 2 s; each block takes 3 s, so that the next one is queued before it is acknowledged."""
+    """Steps of 2 s; each block takes 3 s, so that the next one is queued before it is
+    acknowledged.
+    """
     both = pair(prefill={"max_batched_tokens": 4})
     both.start(spec("a", PROMPT), prefill_step=False)
     both.prefill.runner.on_execute = lambda: both.clock.advance(2.0)
@@ -84,7 +90,9 @@ def test_own_prefix_hits_are_written_too_before_anything_is_computed(pair, spec)
     both = pair(prefill={"max_batched_tokens": 8})
     both.prefill.handle(m.Submit(spec("before", PROMPT, max_tokens=1)))
     both.prefill.run()
-    both.prefill.runner.on_execute = lambda: queued.append(len(both.prefill.transport.queued_blocks()))
+    both.prefill.runner.on_execute = lambda: queued.append(
+        len(both.prefill.transport.queued_blocks())
+    )
     queued = []
     both.start(spec("a", PROMPT))
     assert queued == [2]
@@ -110,7 +118,9 @@ def test_a_request_known_to_end_at_its_first_token_writes_nothing(pair, spec):
 
 
 def test_a_first_token_that_ends_the_request_cancels_what_was_written(pair, spec):
-    """The stop token is only known at the end; blocks stay held until the transport has let go of them."""
+    """The stop token is only known at the end; blocks stay held until the transport has let go of
+    them.
+    """
     both = pair(prefill={"max_batched_tokens": 4})
     both.prefill.transport.holding = True
     stop = both.prefill.runner.reference(PROMPT, 1)
@@ -160,7 +170,9 @@ def test_a_preempted_prefill_is_recomputed_and_writes_each_block_once(pair, spec
     epoch = both.decode.of(m.ReceiveReady)[0].epoch
     both.decode.handle(m.ReceiveDone("a", epoch, both.prefill.tokens("a")[0], done.checksum))
     both.decode.run()
-    assert both.prefill.token_ids("a") + both.decode.token_ids("a") == both.decode.runner.reference(prompt, 4)
+    assert both.prefill.token_ids("a") + both.decode.token_ids("a") == both.decode.runner.reference(
+        prompt, 4
+    )
     assert done.num_bytes == 4 * both.prefill.runner.block_bytes
 
 
@@ -172,7 +184,9 @@ def test_a_preempted_prefill_is_recomputed_and_writes_each_block_once(pair, spec
         (1, 12, "target.cached_tokens=12 is not a multiple of 4 below the request's 10 tokens"),
     ],
 )
-def test_a_target_that_does_not_fit_the_request_is_refused(engine, spec, num_blocks, cached_tokens, reason):
+def test_a_target_that_does_not_fit_the_request_is_refused(
+    engine, spec, num_blocks, cached_tokens, reason
+):
     rig = engine()
     aim(rig, spec("a", PROMPT), num_blocks, cached_tokens)
     assert rig.of(m.RequestFailed)[0].message.startswith(reason)
@@ -183,9 +197,9 @@ def test_an_epoch_serves_one_request(engine, spec):
     rig = engine()
     aim(rig, spec("a", PROMPT), 3)
     aim(rig, spec("b", PROMPT), 3)
-    assert [(failure.request_id, failure.message.split(":")[0]) for failure in rig.of(m.RequestFailed)] == [
-        ("b", "target.epoch is in use by another request")
-    ]
+    assert [
+        (failure.request_id, failure.message.split(":")[0]) for failure in rig.of(m.RequestFailed)
+    ] == [("b", "target.epoch is in use by another request")]
 
 
 def test_events_of_unknown_epochs_are_ignored(engine):

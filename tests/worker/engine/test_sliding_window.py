@@ -45,7 +45,10 @@ def test_window_larger_than_the_pool_is_refused_with_the_numbers(engine, spec):
     rig = engine(num_blocks=3, **WINDOW)
     rig.handle(m.Submit(spec("a", PROMPT)))
     (failed,) = rig.of(m.RequestFailed)
-    assert "40 tokens do not fit into the KV cache of 12 tokens: they need 4 blocks at once of 3" in failed.message
+    assert (
+        "40 tokens do not fit into the KV cache of 12 tokens: they need 4 blocks at once of 3"
+        in failed.message
+    )
 
 
 def test_prefills_never_lack_a_block_that_was_promised(engine, spec):
@@ -55,7 +58,9 @@ def test_prefills_never_lack_a_block_that_was_promised(engine, spec):
     for name, prompt in prompts.items():
         rig.handle(m.Submit(spec(name, prompt, max_tokens=25)))
     rig.run(2000)
-    assert {name: rig.token_ids(name) for name in prompts} == {name: rig.runner.reference(prompt, 25) for name, prompt in prompts.items()}
+    assert {name: rig.token_ids(name) for name in prompts} == {
+        name: rig.runner.reference(prompt, 25) for name, prompt in prompts.items()
+    }
 
 
 def test_hit_needs_the_blocks_of_the_last_window_only():
@@ -124,7 +129,10 @@ def test_transfer_moves_the_last_window_only(pair, spec, length):
     (done,) = both.prefill.of(m.PrefillDone)
     both.decode.handle(m.ReceiveDone("a", ready.epoch, both.prefill.tokens("a")[0], done.checksum))
     both.decode.run()
-    assert [*both.prefill.token_ids("a"), *both.decode.token_ids("a")] == both.decode.runner.reference(prompt, 12)
+    assert [
+        *both.prefill.token_ids("a"),
+        *both.decode.token_ids("a"),
+    ] == both.decode.runner.reference(prompt, 12)
     assert both.decode.blocks.keys() <= {"free", "cached"} >= both.prefill.blocks.keys()
 
 
@@ -158,7 +166,10 @@ def test_prefill_for_a_peer_that_asks_for_more_than_the_window_holds_all_of_it(p
     (done,) = both.prefill.of(m.PrefillDone)
     both.decode.handle(m.ReceiveDone("a", ready.epoch, both.prefill.tokens("a")[0], done.checksum))
     both.decode.run()
-    assert [*both.prefill.token_ids("a"), *both.decode.token_ids("a")] == both.decode.runner.reference(PROMPT, 5)
+    assert [
+        *both.prefill.token_ids("a"),
+        *both.decode.token_ids("a"),
+    ] == both.decode.runner.reference(PROMPT, 5)
 
 
 def test_without_a_window_nothing_is_given_back_early(engine, spec):

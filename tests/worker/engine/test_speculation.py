@@ -1,4 +1,5 @@
-"""Drafts in the engine: the same tokens in fewer steps, and blocks, limits and ends as without them.
+"""Drafts in the engine: the same tokens in fewer steps, and blocks, limits and ends as without
+them.
 
 The drafter of these tests knows what will come, and is wrong where the test asks for it.
 """
@@ -17,7 +18,9 @@ PROMPT = list(range(10))
 
 
 class Oracle:
-    """Drafts the right tokens but where a position is in `wrong`; follows: what it says of the step after."""
+    """Drafts the right tokens but where a position is in `wrong`; follows: what it says of the step
+    after.
+    """
 
     def __init__(self, wrong=(), follows=True):
         self.wrong, self.follows = set(wrong), follows
@@ -32,7 +35,9 @@ class Oracle:
         for request, count in wanted:
             right = self.runner.reference(request.tokens, count)
             start = request.num_tokens
-            found.append([token + (start + index in self.wrong) for index, token in enumerate(right)])
+            found.append(
+                [token + (start + index in self.wrong) for index, token in enumerate(right)]
+            )
         return found
 
     def forget(self, request_id):
@@ -45,7 +50,9 @@ def speculating(engine):
 
     def build(wrong=(), follows=True, **sizes):
         oracle = Oracle(wrong, follows)
-        rig = engine(drafter=oracle, speculation=sizes.pop("speculation", SpeculationSettings()), **sizes)
+        rig = engine(
+            drafter=oracle, speculation=sizes.pop("speculation", SpeculationSettings()), **sizes
+        )
         oracle.runner = rig.runner
         rig.oracle = oracle
         return rig
@@ -55,7 +62,12 @@ def speculating(engine):
 
 def sizes_of(rig, request_id="a"):
     """Tokens of the request in each step that had some."""
-    return [num_tokens for batch in rig.runner.executed for name, num_tokens in batch if name == request_id]
+    return [
+        num_tokens
+        for batch in rig.runner.executed
+        for name, num_tokens in batch
+        if name == request_id
+    ]
 
 
 def test_right_drafts_make_several_tokens_a_step_v30(speculating, spec):
@@ -72,7 +84,10 @@ def test_right_drafts_make_several_tokens_a_step_v30(speculating, spec):
     assert rig.oracle.forgotten == ["a"]
 
 
-@pytest.mark.parametrize(("wrong", "steps", "accepted"), [({11}, 1, [0, 0, 0]), ({12}, 2, [1, 0, 0]), ({13}, 3, [1, 1, 0])])
+@pytest.mark.parametrize(
+    ("wrong", "steps", "accepted"),
+    [({11}, 1, [0, 0, 0]), ({12}, 2, [1, 0, 0]), ({13}, 3, [1, 1, 0])],
+)
 def test_tokens_before_the_first_wrong_draft_count(wrong, steps, accepted, speculating, spec):
     rig = speculating(wrong)
     rig.handle(m.Submit(spec("a", PROMPT, max_tokens=20)))
@@ -86,9 +101,13 @@ def test_tokens_before_the_first_wrong_draft_count(wrong, steps, accepted, specu
 
 
 def test_drafts_end_where_the_request_must(speculating, spec):
-    """A step gives one token more than its drafts: with 2 to come one draft is of use, with 1 none."""
+    """A step gives one token more than its drafts: with 2 to come one draft is of
+    use, with 1 none.
+    """
     rig = speculating()
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=3)), m.Submit(spec("b", PROMPT[:5], max_tokens=2)))
+    rig.handle(
+        m.Submit(spec("a", PROMPT, max_tokens=3)), m.Submit(spec("b", PROMPT[:5], max_tokens=2))
+    )
     rig.run()
     assert sizes_of(rig) == [10, 2]
     assert sizes_of(rig, "b") == [5, 1]
@@ -123,7 +142,9 @@ def test_ignored_end_and_min_tokens_are_passed_inside_a_run(speculating, engine,
 
 
 def test_blocks_of_wrong_drafts_are_given_back_and_have_no_hash(speculating, engine, spec):
-    """At 11 tokens of blocks of 4, three drafts want a fourth block; hashes are those of an engine without drafts."""
+    """At 11 tokens of blocks of 4, three drafts want a fourth block; hashes are those of an engine
+    without drafts.
+    """
     rig = speculating({11, 12, 13, 14, 15, 16, 17, 18})
     rig.core.handle(m.Submit(spec("a", PROMPT, max_tokens=8)))
     held = []
@@ -133,7 +154,10 @@ def test_blocks_of_wrong_drafts_are_given_back_and_have_no_hash(speculating, eng
     plain = engine()
     plain.handle(m.Submit(spec("a", PROMPT, max_tokens=8)))
     plain.run()
-    hashes = [{stored for events in each.of(m.BlockEvents) for stored in events.stored} for each in (rig, plain)]
+    hashes = [
+        {stored for events in each.of(m.BlockEvents) for stored in events.stored}
+        for each in (rig, plain)
+    ]
     assert hashes[0] == hashes[1]
     assert rig.token_ids("a") == plain.token_ids("a")
     assert held[0] == 3  # 11 tokens known
@@ -143,7 +167,9 @@ def test_blocks_of_wrong_drafts_are_given_back_and_have_no_hash(speculating, eng
 def test_drafts_take_no_block_that_a_request_would_lose(speculating, spec):
     """Two requests in four blocks of 4: drafts get the room that is left in a block."""
     rig = speculating(num_blocks=4, prefix_caching=False)
-    rig.handle(m.Submit(spec("a", PROMPT[:6], max_tokens=3)), m.Submit(spec("b", PROMPT[:5], max_tokens=4)))
+    rig.handle(
+        m.Submit(spec("a", PROMPT[:6], max_tokens=3)), m.Submit(spec("b", PROMPT[:5], max_tokens=4))
+    )
     rig.run()
     assert rig.stats.preemptions == 0
     assert [sizes_of(rig, name) for name in "ab"] == [[6, 2], [5, 3]]
@@ -162,7 +188,9 @@ def test_drafts_have_the_budget_that_is_left(speculating, spec):
 
 def test_nothing_is_drafted_above_so_many_running_requests(speculating, spec):
     rig = speculating(speculation=SpeculationSettings(disable_above_running=1))
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=6)), m.Submit(spec("b", PROMPT[:4], max_tokens=20)))
+    rig.handle(
+        m.Submit(spec("a", PROMPT, max_tokens=6)), m.Submit(spec("b", PROMPT[:4], max_tokens=20))
+    )
     rig.run()
     assert sizes_of(rig) == [10, 1, 1, 1, 1, 1]
     assert 4 in sizes_of(rig, "b")[6:]  # alone
@@ -171,7 +199,8 @@ def test_nothing_is_drafted_above_so_many_running_requests(speculating, spec):
 def test_prefill_for_a_peer_is_never_drafted_and_its_request_is_at_the_decode_side(pair, spec):
     decode, prefill = Oracle(), Oracle()
     both = pair(
-        decode={"drafter": decode, "speculation": SpeculationSettings()}, prefill={"drafter": prefill, "speculation": SpeculationSettings()}
+        decode={"drafter": decode, "speculation": SpeculationSettings()},
+        prefill={"drafter": prefill, "speculation": SpeculationSettings()},
     )
     decode.runner, prefill.runner = both.decode.runner, both.prefill.runner
     ready = both.start(spec("a", PROMPT, max_tokens=9))
@@ -191,7 +220,13 @@ def test_prefill_for_a_peer_is_never_drafted_and_its_request_is_at_the_decode_si
 def test_every_scheduler_makes_the_same_tokens_in_few_blocks(name, depth, speculating, spec):
     """Preemption, prefix hits and wrong drafts at once."""
     wrong = {12, 17, 18, 19, 25, 27}
-    rig = speculating(wrong, depth=depth, num_blocks=12, max_batched_tokens=100, scheduler=SchedulerSettings(name=name))
+    rig = speculating(
+        wrong,
+        depth=depth,
+        num_blocks=12,
+        max_batched_tokens=100,
+        scheduler=SchedulerSettings(name=name),
+    )
     prompts = {"a": PROMPT, "b": [*PROMPT[:8], 50], "c": list(range(20, 33)), "d": PROMPT}
     rig.handle(*(m.Submit(spec(key, prompt, max_tokens=12)) for key, prompt in prompts.items()))
     rig.run()
@@ -201,7 +236,9 @@ def test_every_scheduler_makes_the_same_tokens_in_few_blocks(name, depth, specul
     assert set(rig.blocks) == {"free", "cached"}
 
 
-def test_step_ahead_waits_for_a_step_with_drafts_and_for_one_that_may_have_some_after_it(speculating, spec):
+def test_step_ahead_waits_for_a_step_with_drafts_and_for_one_that_may_have_some_after_it(
+    speculating, spec
+):
     rig = speculating(depth=2)
     rig.handle(m.Submit(spec("a", PROMPT, max_tokens=9)))
     rig.run()
@@ -216,7 +253,10 @@ def test_step_ahead_waits_for_a_step_with_drafts_and_for_one_that_may_have_some_
 @pytest.mark.parametrize("depth", [1, 2])
 def test_abort_in_the_middle_of_a_step_with_drafts(depth, speculating, spec):
     rig = speculating(depth=depth)
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=30)), m.Submit(spec("b", range(40, 50), max_tokens=30)))
+    rig.handle(
+        m.Submit(spec("a", PROMPT, max_tokens=30)),
+        m.Submit(spec("b", range(40, 50), max_tokens=30)),
+    )
     rig.step()
     rig.handle(m.Abort("a"))
     rig.run()
@@ -237,7 +277,10 @@ def test_failed_row_fails_its_request_and_only_if_it_is_the_first():
 
 def test_request_whose_row_fails_ends_and_others_go_on(speculating, spec):
     rig = speculating()
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=30)), m.Submit(spec("b", range(40, 50), max_tokens=10)))
+    rig.handle(
+        m.Submit(spec("a", PROMPT, max_tokens=30)),
+        m.Submit(spec("b", range(40, 50), max_tokens=10)),
+    )
     rig.runner.failing_rows["a"] = failed_row("not_finite", "its logits are not finite")
     rig.run()
     (failed,) = rig.of(m.RequestFailed)
@@ -248,7 +291,9 @@ def test_request_whose_row_fails_ends_and_others_go_on(speculating, spec):
 
 def test_raising_step_is_tried_again_with_its_drafts(speculating, spec):
     rig = speculating()
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=9)), m.Submit(spec("b", range(40, 50), max_tokens=9)))
+    rig.handle(
+        m.Submit(spec("a", PROMPT, max_tokens=9)), m.Submit(spec("b", range(40, 50), max_tokens=9))
+    )
     rig.runner.failing["a"] = RuntimeError("broken")
     rig.run()
     assert [failed.request_id for failed in rig.of(m.RequestFailed)] == ["a"]
@@ -257,7 +302,10 @@ def test_raising_step_is_tried_again_with_its_drafts(speculating, spec):
 
 def test_window_gives_back_what_left_it_under_drafts(speculating, spec):
     rig = speculating({14, 19}, window=6, num_blocks=12)
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=20)), m.Submit(spec("b", range(40, 50), max_tokens=20)))
+    rig.handle(
+        m.Submit(spec("a", PROMPT, max_tokens=20)),
+        m.Submit(spec("b", range(40, 50), max_tokens=20)),
+    )
     rig.run()
     assert rig.token_ids("a") == rig.runner.reference(PROMPT, 20)
     assert rig.token_ids("b") == rig.runner.reference(list(range(40, 50)), 20)

@@ -23,7 +23,9 @@ def test_tokens_that_a_preemption_lost_are_recomputed_ones(engine, spec):
     assert rig.stats.preemptions == 1
     assert num_new == 2 * (9 + 10 - 1)  # the last token is never computed
     assert sum(recomputed for *_, recomputed in batches) > 9
-    assert sum(sum(tokens) for _, *tokens in batches) == sum(count for step in rig.runner.executed for _, count in step)
+    assert sum(sum(tokens) for _, *tokens in batches) == sum(
+        count for step in rig.runner.executed for _, count in step
+    )
 
 
 def test_a_prefix_that_is_found_again_is_not_recomputed(engine, spec):
@@ -42,7 +44,10 @@ def test_transfer_that_fails_makes_nothing_recomputed(pair, spec):
     ready = both.start(spec("a", list(range(10)), max_tokens=2))
     both.decode.handle(m.ReceiveFailed("a", ready.epoch))
     both.decode.run()
-    assert [batch for stats in both.decode.of(m.EngineStats) for batch in stats.batches] == [(1, 10, 0, 0), (1, 0, 1, 0)]
+    assert [batch for stats in both.decode.of(m.EngineStats) for batch in stats.batches] == [
+        (1, 10, 0, 0),
+        (1, 0, 1, 0),
+    ]
 
 
 def test_evictions_count_cached_blocks_that_were_taken(engine, spec):

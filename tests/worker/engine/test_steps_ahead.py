@@ -1,4 +1,5 @@
-"""The next step is submitted while one computes [V1]: the same tokens, and no block changes its owner before its step has ended.
+"""The next step is submitted while one computes [V1]: the same tokens, and no block changes its
+owner before its step has ended.
 
 The runner computes a batch as late as it can, so whatever is taken too early is seen.
 """
@@ -23,19 +24,34 @@ def watch(rig):
     """Calls of the runner from now on, in order."""
     asked = []
     submit, wait = rig.runner.submit, rig.runner.wait
-    rig.runner.submit = lambda batch: (asked.append([(item.request.request_id, item.start) for item in batch.items]), submit(batch))
+    rig.runner.submit = lambda batch: (
+        asked.append([(item.request.request_id, item.start) for item in batch.items]),
+        submit(batch),
+    )
     rig.runner.wait = lambda: (asked.append("wait"), wait())[1]
     return asked
 
 
 def test_step_is_submitted_while_the_one_before_computes_v1(ahead, spec):
-    """By position: the token at 11 is not known when its step is submitted.  A length is known ahead, so no step is too many."""
+    """By position: the token at 11 is not known when its step is submitted.
+
+    A length is known ahead, so no step is too many.
+    """
     rig = ahead()
     asked = watch(rig)
     rig.handle(m.Submit(spec("a", PROMPT, max_tokens=4)))
     assert rig.tokens("a") == []
     rig.run()
-    assert asked == [[("a", 0)], [("a", 10)], "wait", [("a", 11)], "wait", [("a", 12)], "wait", "wait"]
+    assert asked == [
+        [("a", 0)],
+        [("a", 10)],
+        "wait",
+        [("a", 11)],
+        "wait",
+        [("a", 12)],
+        "wait",
+        "wait",
+    ]
     assert rig.token_ids("a") == rig.runner.reference(PROMPT, 4)
     assert rig.tokens("a")[-1].finish_reason == "length"
 
@@ -82,7 +98,9 @@ def test_blocks_of_an_aborted_request_are_no_peers_before_its_step_has_ended(ahe
     assert rig.tokens("a") == []
 
 
-def test_blocks_of_a_stopped_request_are_no_peers_before_its_last_step_has_ended(ahead, engine, spec):
+def test_blocks_of_a_stopped_request_are_no_peers_before_its_last_step_has_ended(
+    ahead, engine, spec
+):
     rig = ahead(num_blocks=4, prefix_caching=False)
     (first,) = engine().runner.reference(PROMPT, 1)
     rig.handle(m.Submit(spec("a", PROMPT, max_tokens=6, eos_token_ids=[first])))
@@ -105,7 +123,9 @@ def test_id_of_an_aborted_request_may_be_used_again_in_the_middle_of_its_step(ah
 
 @pytest.mark.parametrize("name", SCHEDULER_NAMES)
 def test_every_scheduler_makes_the_same_tokens_where_blocks_run_out(ahead, spec, name):
-    """A request that would lose blocks is in no step then: the one under way is waited for first."""
+    """A request that would lose blocks is in no step then: the one under way is
+    waited for first.
+    """
     own = SchedulerSettings(name=name)
     rig = ahead(num_blocks=7, max_batched_tokens=100, prefix_caching=False, scheduler=own)
     prompts = {"a": list(range(8)), "b": list(range(20, 28)), "c": list(range(40, 47))}
@@ -125,7 +145,9 @@ def test_one_bad_request_fails_alone_with_a_step_behind_it(ahead, spec):
     rig.handle(*(m.Submit(spec(name, [ord(name[0])], max_tokens=4)) for name in names))
     rig.runner.failing = {"bad": ValueError("no such position")}
     rig.run()
-    assert rig.of(m.RequestFailed) == [m.RequestFailed("bad", "the model failed on this request: ValueError: no such position")]
+    assert rig.of(m.RequestFailed) == [
+        m.RequestFailed("bad", "the model failed on this request: ValueError: no such position")
+    ]
     for name in "ac":
         assert rig.token_ids(name) == rig.runner.reference([ord(name)], 4)
     assert set(rig.blocks) <= {"free", "cached"}
@@ -181,7 +203,9 @@ def test_held_back_prompts_come_out_right(ahead, spec):
         rig.handle(m.Submit(spec(name, prompt, max_tokens=6)))
     for _ in range(60):
         rig.step()
-    assert {name: rig.token_ids(name) for name in prompts} == {name: rig.runner.reference(prompt, 6) for name, prompt in prompts.items()}
+    assert {name: rig.token_ids(name) for name in prompts} == {
+        name: rig.runner.reference(prompt, 6) for name, prompt in prompts.items()
+    }
 
 
 def test_steps_that_overlap_share_no_second(ahead, spec):
@@ -189,4 +213,8 @@ def test_steps_that_overlap_share_no_second(ahead, spec):
     rig.runner.on_execute = lambda: rig.clock.advance(1.0)
     rig.handle(m.Submit(spec("a", PROMPT, max_tokens=3)))
     rig.run()
-    assert (rig.stats.num_steps, rig.stats.busy_seconds, rig.stats.overhead_seconds) == (3, 3.0, 0.0)
+    assert (rig.stats.num_steps, rig.stats.busy_seconds, rig.stats.overhead_seconds) == (
+        3,
+        3.0,
+        0.0,
+    )

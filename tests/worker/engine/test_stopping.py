@@ -9,7 +9,9 @@ from pdcluster_worker.messages.requests import RequestSpec, Sampling
 
 
 def request(output, max_tokens=10, **sampling):
-    spec = RequestSpec("a", [1, 2, 3], Sampling(max_tokens=max_tokens, seed=0, **sampling), list(output))
+    spec = RequestSpec(
+        "a", [1, 2, 3], Sampling(max_tokens=max_tokens, seed=0, **sampling), list(output)
+    )
     return Request.from_spec(spec, now=0.0)
 
 
@@ -20,7 +22,11 @@ def request(output, max_tokens=10, **sampling):
         ([7], {"eos_token_ids": [7]}, Finish("stop")),
         ([7], {"eos_token_ids": [7], "stop_token_ids": [7]}, Finish("stop")),
         ([7], {"eos_token_ids": [7], "ignore_eos": True}, None),
-        ([7], {"eos_token_ids": [7], "stop_token_ids": [7], "ignore_eos": True}, Finish("stop", stop_reason=7)),
+        (
+            [7],
+            {"eos_token_ids": [7], "stop_token_ids": [7], "ignore_eos": True},
+            Finish("stop", stop_reason=7),
+        ),
         ([8], {"stop_token_ids": [8]}, Finish("stop", stop_reason=8)),
         ([8, 5], {"stop_token_ids": [8]}, None),
         ([7], {"eos_token_ids": [7], "min_tokens": 2}, None),
@@ -38,7 +44,9 @@ def test_check_stop(output, sampling, expected):
 
 @pytest.mark.parametrize(("num_more", "expected"), [(0, False), (1, True)])
 def test_ends_by_length_looks_ahead(num_more, expected):
-    assert ends_by_length(request([], max_tokens=1), max_model_len=10, num_more=num_more) is expected
+    assert (
+        ends_by_length(request([], max_tokens=1), max_model_len=10, num_more=num_more) is expected
+    )
     assert ends_by_length(request([]), max_model_len=4, num_more=num_more) is expected
 
 

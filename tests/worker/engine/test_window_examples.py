@@ -1,4 +1,6 @@
-"""The worked examples in the docstrings of the window's arithmetic, and which windows the engine goes by."""
+"""The worked examples in the docstrings of the window's arithmetic, and which windows the engine
+goes by.
+"""
 
 import doctest
 

@@ -1,4 +1,5 @@
-"""Real engines in one process: the pure core over the real model runner, KV blocks moved by the local transport.
+"""Real engines in one process: the pure core over the real model runner, KV blocks moved by the
+local transport.
 
 Only the processes and the network between them are left out; tests/system has those.
 """
@@ -47,7 +48,9 @@ MAX_STEPS = 20_000
 
 
 class Model:
-    """A loaded model with its cache, for engines one after another; with several ranks, the others are processes of their own."""
+    """A loaded model with its cache, for engines one after another; with several ranks, the others
+    are processes of their own.
+    """
 
     def __init__(
         self,
@@ -71,11 +74,21 @@ class Model:
         )
         if tensor_parallel_size * pipeline_parallel_size == 1:
             keep_answer(folder, dtype)
-        self.runner, self.cache, self.info = open_runner(ModelConfig("tiny", str(folder), dtype), settings)
-        self._limits = StepLimits(settings.max_batched_tokens, MAX_SEQUENCES, self.info.max_model_len, BLOCK_SIZE, settings.max_decode_rows)
+        self.runner, self.cache, self.info = open_runner(
+            ModelConfig("tiny", str(folder), dtype), settings
+        )
+        self._limits = StepLimits(
+            settings.max_batched_tokens,
+            MAX_SEQUENCES,
+            self.info.max_model_len,
+            BLOCK_SIZE,
+            settings.max_decode_rows,
+        )
 
     def ahead(self) -> "Model":
-        """The same, but its next step is submitted while one computes in a thread, as ranks do it."""
+        """The same, but its next step is submitted while one computes in a thread, as
+        ranks do it.
+        """
         model = copy(self)
         model.runner = Runner(self.info, self.runner.forward, self.cache, self._limits, InThread())
         model.runner.grammars.folder = self.runner.grammars.folder
@@ -95,8 +108,14 @@ class Guesses:
         return [self._draft(request, num_tokens) for request, num_tokens in wanted]
 
     def _draft(self, request: Request, num_tokens: int) -> list[int]:
-        answer, start = self._expected[int(request.request_id.split("-")[-1])], request.num_output_tokens
-        return [token.token_id ^ (at % 5 == 0) for at, token in enumerate(answer[start : start + num_tokens], request.num_tokens)]
+        answer, start = (
+            self._expected[int(request.request_id.split("-")[-1])],
+            request.num_output_tokens,
+        )
+        return [
+            token.token_id ^ (at % 5 == 0)
+            for at, token in enumerate(answer[start : start + num_tokens], request.num_tokens)
+        ]
 
     def forget(self, request_id: str) -> None:
         pass
@@ -159,7 +178,9 @@ class Engine:
 
 
 class Pair:
-    """Decode engines, of which each request has one, and a prefill engine for those that go the remote way; all on one fabric."""
+    """Decode engines, of which each request has one, and a prefill engine for those that go the
+    remote way; all on one fabric.
+    """
 
     def __init__(self, prefill: Engine, *decodes: Engine) -> None:
         self.prefill, self.decodes = prefill, decodes
@@ -195,7 +216,9 @@ class Pair:
         raise AssertionError(f"not finished after {MAX_STEPS} steps")
 
     def _settle(self) -> None:
-        """End the steps that are under way though no request needs them, and take the last statistics."""
+        """End the steps that are under way though no request needs them, and take the last
+        statistics.
+        """
         for engine in self.engines:
             while engine.core.has_work:
                 engine.step()
@@ -206,14 +229,18 @@ class Pair:
                 for token in made:
                     tokens[token.request_id].append(token)
                     self._first.setdefault(token.request_id, token)
-            case ReceiveReady(request_id=request_id, epoch=epoch, cached_tokens=cached_tokens, block_ids=block_ids):
+            case ReceiveReady(
+                request_id=request_id, epoch=epoch, cached_tokens=cached_tokens, block_ids=block_ids
+            ):
                 self._epochs[request_id] = epoch
                 home = self._homes[request_id]
                 target = Target(epoch, home.name, home.addresses, cached_tokens, block_ids)
                 self.prefill.core.handle(Prefill(self._specs[request_id], target))
             case PrefillDone(request_id=request_id, checksum=checksum):
                 assert checksum is not None
-                done = ReceiveDone(request_id, self._epochs[request_id], self._first[request_id], checksum)
+                done = ReceiveDone(
+                    request_id, self._epochs[request_id], self._first[request_id], checksum
+                )
                 self._homes[request_id].core.handle(done)
             case _:
                 assert type(output).__name__ in ("EngineStats", "BlockEvents", "Preempted"), output
@@ -222,18 +249,30 @@ class Pair:
 class Cluster(Pair):
     """Two engines with models of their own, of one rank each."""
 
-    def __init__(self, folder: Path, *, dtype: DType = "float32", scheduler: SchedulerSettings = CONTINUOUS, **decode: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: DType = "float32",
+        scheduler: SchedulerSettings = CONTINUOUS,
+        **decode: Any,
+    ) -> None:
         budget = decode.get("max_batched_tokens", 64)
         models = [Model(folder, dtype=dtype, max_batched_tokens=budget) for _ in range(2)]
         super().__init__(*engines_over(models, scheduler=scheduler, **decode))
 
 
 def engines_over(
-    models: list[Model], scheduler: SchedulerSettings = CONTINUOUS, drafter: Drafter | None = None, **decode: Any
+    models: list[Model],
+    scheduler: SchedulerSettings = CONTINUOUS,
+    drafter: Drafter | None = None,
+    **decode: Any,
 ) -> list[Engine]:
     """A prefill engine over the first model and decode engines of these sizes over the others."""
     fabric = LocalFabric()
-    budget = {name: decode[name] for name in ("max_batched_tokens", "max_model_len") if name in decode}
+    budget = {
+        name: decode[name] for name in ("max_batched_tokens", "max_model_len") if name in decode
+    }
     prefill = Engine(models[0], fabric, "prefill", scheduler=scheduler, **budget)
     return [
         prefill,

@@ -1,4 +1,5 @@
-"""Calls and reasoning of the real sample model: well formed, also where a request goes on after a move.
+"""Calls and reasoning of the real sample model: well formed, also where a request goes on after a
+move.
 
 The model has 135 million parameters and was trained for neither: the constraint makes it.
 """
@@ -32,7 +33,15 @@ CITY = {
     "required": ["city", "days"],
 }
 TOOLS = [
-    {"type": "function", "function": {"name": "get_weather", "description": "The weather of a city", "parameters": CITY, "strict": True}},
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city",
+            "parameters": CITY,
+            "strict": True,
+        },
+    },
     {"type": "function", "function": {"name": "now", "description": "The time"}},
 ]
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
@@ -43,11 +52,22 @@ MOST_TAG_TOKENS = 4
 THINKS = {"thinking_token_budget": BUDGET}
 
 CASES: dict[str, dict[str, Any]] = {
-    "one required, drawn": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1.0},
+    "one required, drawn": {
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 1.0,
+    },
     "named": {"tools": TOOLS, "tool_choice": NAMED},
     "thinking, then JSON": {
-        "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "<think>"}],
-        "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes", "no"]}}},
+        "messages": [
+            {"role": "user", "content": "Why?"},
+            {"role": "assistant", "content": "<think>"},
+        ],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": {"enum": ["yes", "no"]}},
+        },
         **THINKS,
     },
 }
@@ -76,7 +96,9 @@ class Sample:
         request = ChatRequest.model_validate(body)
         names = ParserNames(reasoning="qwen3" if "thinking" in name else "none")
         parsers = model_parsers(names, self.tokenizer.chat_template)
-        prepared = await prepare(SimpleNamespace(tokenizer=self.tokenizer, parsers=parsers), request)
+        prepared = await prepare(
+            SimpleNamespace(tokenizer=self.tokenizer, parsers=parsers), request
+        )
         limits = ModelLimits(2048, 49152, self.tokenizer.eos_token_ids)
         specs = specs_for(request, prepared.wanted, [prepared.prompt], limits, response_id=name)
         rules = TextRules(ends_by_calls=prepared.rules.ends_by_calls)
@@ -108,10 +130,14 @@ def read(choice: Choice, tokens: list[Token]) -> tuple[Answer, int]:
 
 
 def check(name: str, answer: Answer, num_reasoning: int) -> None:
-    """An answer has the form that was asked for, and so has each of its calls but one that was cut off."""
+    """An answer has the form that was asked for, and so has each of its calls but one that was cut
+    off.
+    """
     whole = answer.tool_calls if answer.finish_reason != "length" else answer.tool_calls[:-1]
     for call in whole:
-        assert set(json.loads(call.arguments)) == ({"city", "days"} if call.name == "get_weather" else set())
+        assert set(json.loads(call.arguments)) == (
+            {"city", "days"} if call.name == "get_weather" else set()
+        )
     if "thinking" not in name:
         assert whole
         assert len(answer.tool_calls) == 1
@@ -125,7 +151,9 @@ def check(name: str, answer: Answer, num_reasoning: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_an_answer_has_its_form_and_a_budget_counts_on_after_a_move(name: str, sample: Sample) -> None:
+async def test_an_answer_has_its_form_and_a_budget_counts_on_after_a_move(
+    name: str, sample: Sample
+) -> None:
     spec, choice = await sample.spec(name)
     sample.compile(spec)
     tokens = sample.run(spec)

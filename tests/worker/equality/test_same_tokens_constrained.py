@@ -1,4 +1,5 @@
-"""Answers under a constraint: the same tokens whatever path a request takes, and every answer has the form asked for.
+"""Answers under a constraint: the same tokens whatever path a request takes, and every answer has
+the form asked for.
 
 A request alone on one engine says what is expected; then the same requests go together,
 remote, preempted, over two ranks, ahead, with drafts, and moved in the middle.
@@ -37,13 +38,21 @@ SCHEMA = {
 
 def is_pair(text: str) -> bool:
     value = json.loads(text)
-    return set(value) == {"kind", "age", "tags"} and value["kind"] in ("fox", "dog") and 0 <= value["age"] <= 99 and len(value["tags"]) <= 2
+    return (
+        set(value) == {"kind", "age", "tags"}
+        and value["kind"] in ("fox", "dog")
+        and 0 <= value["age"] <= 99
+        and len(value["tags"]) <= 2
+    )
 
 
 FORMS: list[tuple[Constraint | None, Callable[[str], object]]] = [
     (Constraint("json_schema", json.dumps(SCHEMA)), is_pair),
     (Constraint("regex", "[a-f]{3,9}-[0-9]{2}"), re.compile("[a-f]{3,9}-[0-9]{2}").fullmatch),
-    (Constraint("choice", '["the fox","the dog jumps","over\\n"]'), ["the fox", "the dog jumps", "over\n"].__contains__),
+    (
+        Constraint("choice", '["the fox","the dog jumps","over\\n"]'),
+        ["the fox", "the dog jumps", "over\n"].__contains__,
+    ),
     (Constraint("grammar", 'root ::= "(" root ")" | "fox"'), re.compile(r"\(*fox\)*").fullmatch),
     (None, lambda text: True),
 ]
@@ -76,7 +85,11 @@ class Models(dict[str, Model]):
 
 def compile_all(grammars: GrammarBook) -> None:
     """Wait until every form is compiled, so that a run never waits for one."""
-    requests = [Request.from_spec(spec, 0.0) for spec in specs("compiled") if spec.sampling.constraint is not None]
+    requests = [
+        Request.from_spec(spec, 0.0)
+        for spec in specs("compiled")
+        if spec.sampling.constraint is not None
+    ]
     deadline = time.monotonic() + 60
     for request in requests:
         grammars.begin(request)
@@ -94,11 +107,20 @@ def models(folder: Path) -> Iterator[Models]:
 
 
 def specs(case: str) -> list[RequestSpec]:
-    """Each form greedy, and drawn with penalties and cuts; some must not end early, some go on as long as they can."""
+    """Each form greedy, and drawn with penalties and cuts; some must not end early, some go on as
+    long as they can.
+    """
     source = Prompts("constrained")
     found = []
     for index, length in enumerate(LENGTHS):
-        drawn = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "presence_penalty": 0.4, "repetition_penalty": 1.1, "logit_bias": {7: 1.5}}
+        drawn = {
+            "temperature": 0.9,
+            "top_p": 0.95,
+            "top_k": 50,
+            "presence_penalty": 0.4,
+            "repetition_penalty": 1.1,
+            "logit_bias": {7: 1.5},
+        }
         sampling = Sampling(
             max_tokens=NUM_TOKENS,
             seed=index,
@@ -166,14 +188,18 @@ def test_the_tokens_are_those_of_a_request_alone(
 
 
 @pytest.mark.parametrize("name", ["one", "ahead"])
-def test_drafts_are_verified_under_their_masks(name: str, models: Models, expected: list[list[Token]]) -> None:
+def test_drafts_are_verified_under_their_masks(
+    name: str, models: Models, expected: list[list[Token]]
+) -> None:
     pair = Pair(*engines_over([models["peer"], models[name]], drafter=Guesses(expected)))
     check(pair.run(specs(f"drafts {name}"), remote=False), expected)
     assert pair.decode.stats is not None
     assert sum(pair.decode.stats.drafted) > sum(pair.decode.stats.accepted) > 0
 
 
-def test_a_moved_request_goes_on_where_it_stood(models: Models, expected: list[list[Token]]) -> None:
+def test_a_moved_request_goes_on_where_it_stood(
+    models: Models, expected: list[list[Token]]
+) -> None:
     """Prompt and output travel apart; the new engine's follower is fed the output."""
     pair = Pair(*engines_over([models["peer"], models["one"]]))
     moved = [

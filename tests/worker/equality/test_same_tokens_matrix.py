@@ -40,9 +40,14 @@ VARIANTS = {
     "threshold": SchedulerSettings(long_prefill_token_threshold=24),
     "whole": SchedulerSettings(chunked_prefill=False),
     "sarathi-slo": SchedulerSettings(name="sarathi", tbt_slo_seconds=0.001),
-    "sarathi-stages": SchedulerSettings(name="sarathi", chunk_schedule=ChunkSchedule(low=16, high=64, stages=3, max_tokens=130)),
+    "sarathi-stages": SchedulerSettings(
+        name="sarathi", chunk_schedule=ChunkSchedule(low=16, high=64, stages=3, max_tokens=130)
+    ),
 }
-SIZES: dict[str, dict[str, int]] = {"tp 2": {"tensor_parallel_size": 2}, "pp 2": {"pipeline_parallel_size": 2}}
+SIZES: dict[str, dict[str, int]] = {
+    "tp 2": {"tensor_parallel_size": 2},
+    "pp 2": {"pipeline_parallel_size": 2},
+}
 
 
 class Models(dict[str, Model]):
@@ -73,24 +78,42 @@ def specs(case: str) -> list[RequestSpec]:
     source = Prompts("every column")
     found = []
     for index, length in enumerate(LENGTHS):
-        drawn = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.4, "repetition_penalty": 1.2, "logit_bias": {7: 1.5}}
+        drawn = {
+            "temperature": 0.8,
+            "top_p": 0.95,
+            "presence_penalty": 0.4,
+            "repetition_penalty": 1.2,
+            "logit_bias": {7: 1.5},
+        }
         sampling = Sampling(
-            max_tokens=NUM_TOKENS, seed=index, ignore_eos=True, logprobs=1, **(drawn if index % 2 else {"temperature": 0.0})
+            max_tokens=NUM_TOKENS,
+            seed=index,
+            ignore_eos=True,
+            logprobs=1,
+            **(drawn if index % 2 else {"temperature": 0.0}),
         )
         found.append(RequestSpec(f"{case}-{index}", source(length), sampling))
     return found
 
 
-def pair_of(models: Models, column: str, path: str, own: SchedulerSettings, drafter: Drafter | None = None) -> Pair:
+def pair_of(
+    models: Models, column: str, path: str, own: SchedulerSettings, drafter: Drafter | None = None
+) -> Pair:
     """The engines of a cell; `remote from` prefills there and decodes on one rank."""
     decodes = ["tp 1", "other"] if column == "dp 2" else [column]
-    names = [column if column != "dp 2" else "tp 1", "peer"] if path == "remote from" else ["peer", *decodes]
+    names = (
+        [column if column != "dp 2" else "tp 1", "peer"]
+        if path == "remote from"
+        else ["peer", *decodes]
+    )
     sizes = {
         "num_blocks": FEW_BLOCKS[len(names) - 1] if path == "preempted" else 256,
         "max_batched_tokens": MAX_MODEL_LEN if own.computes_whole_prompts else 64,
         "max_model_len": MAX_MODEL_LEN,
     }
-    return Pair(*engines_over([models[name] for name in names], scheduler=own, drafter=drafter, **sizes))
+    return Pair(
+        *engines_over([models[name] for name in names], scheduler=own, drafter=drafter, **sizes)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +133,9 @@ def check_cell(pair: Pair, path: str, own: SchedulerSettings, expected: list[lis
     if path == "local and cached":
         again = pair.run(specs("again"), remote=False)
         check(again, expected)
-        assert [answer[0].cached_tokens for answer in again] == [(length - 1) // 16 * 16 for length in LENGTHS]
+        assert [answer[0].cached_tokens for answer in again] == [
+            (length - 1) // 16 * 16 for length in LENGTHS
+        ]
     num_preemptions = num_bytes = 0
     for engine in pair.engines:
         engine.core.check()
@@ -126,45 +151,61 @@ def check_cell(pair: Pair, path: str, own: SchedulerSettings, expected: list[lis
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("name", OWN)
-def test_tokens_are_those_of_one_request_at_a_time(name: str, column: str, path: str, models: Models, expected: list[list[Token]]) -> None:
+def test_tokens_are_those_of_one_request_at_a_time(
+    name: str, column: str, path: str, models: Models, expected: list[list[Token]]
+) -> None:
     check_cell(pair_of(models, column, path, OWN[name]), path, OWN[name], expected)
 
 
 @pytest.mark.parametrize("column", ["tp 1", "ahead"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_settings_of_a_scheduler_change_no_token(name: str, column: str, models: Models, expected: list[list[Token]]) -> None:
+def test_settings_of_a_scheduler_change_no_token(
+    name: str, column: str, models: Models, expected: list[list[Token]]
+) -> None:
     own = VARIANTS[name]
     check_cell(pair_of(models, column, "preempted", own), "preempted", own, expected)
 
 
 def check_drafts(pair: Pair) -> None:
     found = [engine.stats for engine in pair.decodes]
-    assert sum(sum(stats.drafted) for stats in found) > sum(sum(stats.accepted) for stats in found) > 0
+    assert (
+        sum(sum(stats.drafted) for stats in found) > sum(sum(stats.accepted) for stats in found) > 0
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("column", COLUMNS)
-def test_drafts_change_no_token(column: str, path: str, models: Models, expected: list[list[Token]]) -> None:
+def test_drafts_change_no_token(
+    column: str, path: str, models: Models, expected: list[list[Token]]
+) -> None:
     pair = pair_of(models, column, path, CONTINUOUS, Guesses(expected))
     check_cell(pair, path, CONTINUOUS, expected)
     check_drafts(pair)
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if name != "continuous"])
-def test_drafts_of_a_scheduler_change_no_token(name: str, models: Models, expected: list[list[Token]]) -> None:
+def test_drafts_of_a_scheduler_change_no_token(
+    name: str, models: Models, expected: list[list[Token]]
+) -> None:
     pair = pair_of(models, "tp 1", "preempted", OWN[name], Guesses(expected))
     check_cell(pair, "preempted", OWN[name], expected)
     check_drafts(pair)
 
 
 def check_prompt(answer: list[Token], logprobs: torch.Tensor) -> None:
-    """Compare an answer's prompt log probabilities with transformers' [N - 1, vocab_size]; the order of near ties may differ."""
+    """Compare an answer's prompt log probabilities with transformers' [N - 1, vocab_size]; the
+    order of near ties may differ.
+    """
     said, prompt = answer[0].prompt_logprobs, answer[0].request_id
     assert len(said) == len(logprobs), prompt
     assert all(not token.prompt_logprobs for token in answer[1:])
     for one, row in zip(said, logprobs, strict=True):
-        assert [value for _, value in one.top_logprobs] == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
-        assert [value for _, value in one.top_logprobs] == pytest.approx([row[token].item() for token, _ in one.top_logprobs], abs=1e-4)
+        assert [value for _, value in one.top_logprobs] == pytest.approx(
+            row.topk(2).values.tolist(), abs=1e-4
+        )
+        assert [value for _, value in one.top_logprobs] == pytest.approx(
+            [row[token].item() for token, _ in one.top_logprobs], abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -178,20 +219,38 @@ def test_log_probabilities_of_prompts_are_those_of_transformers(
     source = Prompts("every column")
     prompts = [source(length) for length in LENGTHS]
     for case in ("first", "again"):
-        sampling = Sampling(max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True, prompt_logprobs=2)
-        requests = [RequestSpec(f"{case}-{index}", prompt, sampling) for index, prompt in enumerate(prompts)]
-        for prompt, answer in zip(prompts, pair.run(requests, remote=path.startswith("remote")), strict=True):
+        sampling = Sampling(
+            max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True, prompt_logprobs=2
+        )
+        requests = [
+            RequestSpec(f"{case}-{index}", prompt, sampling) for index, prompt in enumerate(prompts)
+        ]
+        for prompt, answer in zip(
+            prompts, pair.run(requests, remote=path.startswith("remote")), strict=True
+        ):
             expected = reference.prompt_logprobs(prompt)
             check_prompt(answer, expected)
-            chosen = expected[torch.arange(len(expected)), torch.tensor(prompt[1:], dtype=torch.long)]
-            assert [one.logprob for one in answer[0].prompt_logprobs] == pytest.approx(chosen.tolist(), abs=1e-4)
-            ranks = (expected > chosen[:, None] + 1e-4).sum(1) + 1, (expected > chosen[:, None] - 1e-4).sum(1)
-            assert all(low <= one.rank <= max(low, high) for one, low, high in zip(answer[0].prompt_logprobs, *ranks, strict=True))
+            chosen = expected[
+                torch.arange(len(expected)), torch.tensor(prompt[1:], dtype=torch.long)
+            ]
+            assert [one.logprob for one in answer[0].prompt_logprobs] == pytest.approx(
+                chosen.tolist(), abs=1e-4
+            )
+            ranks = (
+                (expected > chosen[:, None] + 1e-4).sum(1) + 1,
+                (expected > chosen[:, None] - 1e-4).sum(1),
+            )
+            assert all(
+                low <= one.rank <= max(low, high)
+                for one, low, high in zip(answer[0].prompt_logprobs, *ranks, strict=True)
+            )
             assert answer[0].cached_tokens == 0
             reference.check(prompt, [token.token_id for token in answer])
 
 
-def test_blocks_move_between_tensor_parallel_ranks_and_stages(models: Models, expected: list[list[Token]]) -> None:
+def test_blocks_move_between_tensor_parallel_ranks_and_stages(
+    models: Models, expected: list[list[Token]]
+) -> None:
     sizes = {"num_blocks": 256, "max_model_len": MAX_MODEL_LEN}
     pair = Pair(*engines_over([models["tp 2"], models["pp 2"]], **sizes))
     check_cell(pair, "remote", CONTINUOUS, expected)

@@ -18,12 +18,19 @@ from tests.worker.equality.engines import Model, Pair, engines_over
 
 NUM_TOKENS = 18  # more than a block, so that every request grows
 EDGES = (16, 32, 48, 64, 128, 192, 256, 320)  # blocks are 16, chunks 64, the offload threshold 256
-LENGTHS = sorted({1, 2, 3, 5, 8, *(edge + delta for edge in EDGES for delta in (-2, -1, 0, 1, 2, 7))})
+LENGTHS = sorted(
+    {1, 2, 3, 5, 8, *(edge + delta for edge in EDGES for delta in (-2, -1, 0, 1, 2, 7))}
+)
 GROUP = 18
 
 PATHS = ["mixed", "local", "remote", "preempted", "prefix-hit", "prefix-hit-remote"]
 # A lone request is never preempted.
-CELLS = [(path, together) for path in PATHS for together in (False, True) if together or path != "preempted"]
+CELLS = [
+    (path, together)
+    for path in PATHS
+    for together in (False, True)
+    if together or path != "preempted"
+]
 
 
 def greedy(_: int) -> Sampling:
@@ -68,7 +75,9 @@ def models(folder: Path) -> list[Model]:
 
 
 def pair_of(path: str, models: list[Model]) -> Pair:
-    """mixed computes whole prompts in one step; the others in chunks; preempted has room for a few requests only."""
+    """mixed computes whole prompts in one step; the others in chunks; preempted has room for a few
+    requests only.
+    """
     match path:
         case "mixed":
             return Pair(*engines_over(models, max_batched_tokens=2048))
@@ -79,23 +88,35 @@ def pair_of(path: str, models: list[Model]) -> Pair:
 
 
 def answer_all(
-    path: str, models: list[Model], prompts: list[list[int]], sampling: Callable[[int], Sampling], *, together: bool
+    path: str,
+    models: list[Model],
+    prompts: list[list[int]],
+    sampling: Callable[[int], Sampling],
+    *,
+    together: bool,
 ) -> list[list[Token]]:
     pair = pair_of(path, models)
     remote = path.endswith("remote")
     size = GROUP if together else 1
     answers: list[list[Token]] = []
     for start in range(0, len(prompts), size):
-        specs = [RequestSpec(f"r{index}", prompt, sampling(index)) for index, prompt in enumerate(prompts[start : start + size], start)]
+        specs = [
+            RequestSpec(f"r{index}", prompt, sampling(index))
+            for index, prompt in enumerate(prompts[start : start + size], start)
+        ]
         if path.startswith("prefix-hit"):
-            warm = [RequestSpec(f"warm-{spec.request_id}", spec.prompt, greedy(0)) for spec in specs]
+            warm = [
+                RequestSpec(f"warm-{spec.request_id}", spec.prompt, greedy(0)) for spec in specs
+            ]
             pair.run(warm, remote=False)
         answers += pair.run(specs, remote=remote)
     check_took_the_path(path, pair, answers, together=together)
     return answers
 
 
-def check_took_the_path(path: str, pair: Pair, answers: list[list[Token]], *, together: bool) -> None:
+def check_took_the_path(
+    path: str, pair: Pair, answers: list[list[Token]], *, together: bool
+) -> None:
     """A test of a path that was not taken would prove nothing."""
     for engine in (pair.decode, pair.prefill):
         engine.core.check()
@@ -113,7 +134,11 @@ def check_took_the_path(path: str, pair: Pair, answers: list[list[Token]], *, to
 
 def cells(*left_out: tuple[str, bool]) -> pytest.MarkDecorator:
     chosen = [cell for cell in CELLS if cell not in left_out]
-    return pytest.mark.parametrize(("path", "together"), chosen, ids=[f"{path}-{'together' if both else 'alone'}" for path, both in chosen])
+    return pytest.mark.parametrize(
+        ("path", "together"),
+        chosen,
+        ids=[f"{path}-{'together' if both else 'alone'}" for path, both in chosen],
+    )
 
 
 @cells()
@@ -125,7 +150,9 @@ def test_greedy_tokens_equal_generate(
     assert len(answers) == len(LENGTHS) >= 50
     for prompt, answer in zip(prompts, answers, strict=True):
         reference.check(prompt, [token.token_id for token in answer])
-    assert reference.num_excused <= len(LENGTHS) // 10, "near ties are rare; this many hide something"
+    assert reference.num_excused <= len(LENGTHS) // 10, (
+        "near ties are rare; this many hide something"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +162,17 @@ def seeded_alone(models: list[Model], prompts: list[list[int]]) -> list[list[Tok
 
 @cells(("mixed", False))  # which the others are compared with
 def test_seeded_tokens_and_logprobs_equal_on_every_path(
-    path: str, together: bool, models: list[Model], prompts: list[list[int]], seeded_alone: list[list[Token]]
+    path: str,
+    together: bool,
+    models: list[Model],
+    prompts: list[list[int]],
+    seeded_alone: list[list[Token]],
 ) -> None:
     answers = answer_all(path, models, prompts, seeded, together=together)
 
     for expected, actual in zip(seeded_alone, answers, strict=True):
         assert [token.token_id for token in actual] == [token.token_id for token in expected]
-        assert [token.logprob for token in actual] == pytest.approx([token.logprob for token in expected], abs=1e-3)
+        assert [token.logprob for token in actual] == pytest.approx(
+            [token.logprob for token in expected], abs=1e-3
+        )
         assert [len(token.top_logprobs) for token in actual] == [3] * NUM_TOKENS

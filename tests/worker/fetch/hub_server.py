@@ -1,4 +1,5 @@
-"""A model hub on loopback that speaks the paths which the client uses, and fails in the ways that a test asks for.
+"""A model hub on loopback that speaks the paths which the client uses, and fails in the ways that a
+test asks for.
 
 Gives out the files of a folder as one commit.  Runs in a thread of its own, for
 the client is another process.
@@ -23,7 +24,8 @@ class HubServer:
     """The hub.
 
     token:        what a client must present, None = nothing
-    cut_after:    by file: the connection breaks after so many bytes of an answer, as often as `num_cuts` says
+    cut_after:    by file: the connection breaks after so many bytes of an answer, as often as
+                  `num_cuts` says
     status:       by file, or "" for the listing: answered instead, as often as `num_errors` says
     pause:        seconds between chunks of weights
     lies:         files whose bytes are not those that were announced, once each
@@ -73,7 +75,10 @@ class HubServer:
 
     def _refusal(self, request: web.Request, file: str) -> web.Response | None:
         self.asked[file] += 1
-        if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
+        if (
+            self.token is not None
+            and request.headers.get("authorization") != f"Bearer {self.token}"
+        ):
             return web.Response(status=401, headers={"X-Error-Code": "RepoNotFound"})
         if file in self.status and self.asked[file] <= self.num_errors:
             return web.Response(status=self.status[file])
@@ -88,15 +93,23 @@ class HubServer:
     async def _listing(self, request: web.Request) -> web.StreamResponse:
         if (refusal := self._refusal(request, "")) is not None:
             return refusal
-        siblings: list[dict[str, Any]] = [self._sibling(path) for path in sorted(self.folder.iterdir())]
-        siblings += [{"rfilename": name, "size": size, "blobId": "b"} for name, size in self.extra.items()]
+        siblings: list[dict[str, Any]] = [
+            self._sibling(path) for path in sorted(self.folder.iterdir())
+        ]
+        siblings += [
+            {"rfilename": name, "size": size, "blobId": "b"} for name, size in self.extra.items()
+        ]
         return web.json_response({"id": "acme/tiny", "sha": COMMIT, "siblings": siblings})
 
     def _sibling(self, path: Path) -> dict[str, Any]:
         content = path.read_bytes()
         sibling: dict[str, Any] = {"rfilename": path.name, "size": len(content), "blobId": "b"}
         if path.suffix == ".safetensors":
-            sibling["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+            sibling["lfs"] = {
+                "sha256": hashlib.sha256(content).hexdigest(),
+                "size": len(content),
+                "pointerSize": 134,
+            }
         return sibling
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
@@ -108,14 +121,22 @@ class HubServer:
             self.lies.discard(name)
             content = bytes(len(content))
         range_header = request.headers.get("range")
-        start = int(range_header.removeprefix("bytes=").rstrip("-")) if range_header and self.ranges else 0
+        start = (
+            int(range_header.removeprefix("bytes=").rstrip("-"))
+            if range_header and self.ranges
+            else 0
+        )
         self.starts.setdefault(name, []).append(start)
-        answer = web.StreamResponse(status=206 if start else 200, headers={"Content-Length": str(len(content) - start)})
+        answer = web.StreamResponse(
+            status=206 if start else 200, headers={"Content-Length": str(len(content) - start)}
+        )
         await answer.prepare(request)
         await self._send(answer, request, name, content[start:])
         return answer
 
-    async def _send(self, answer: web.StreamResponse, request: web.Request, name: str, content: bytes) -> None:
+    async def _send(
+        self, answer: web.StreamResponse, request: web.Request, name: str, content: bytes
+    ) -> None:
         cut = self.cut_after.get(name) if self.asked[name] <= self.num_cuts else None
         for position in range(0, len(content), CHUNK):
             if cut is not None and position >= cut:

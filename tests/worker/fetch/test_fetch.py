@@ -1,4 +1,6 @@
-"""The download as a process of its own against a hub on loopback: whole or not at all, whatever breaks."""
+"""The download as a process of its own against a hub on loopback: whole or not at all, whatever
+breaks.
+"""
 
 import json
 import os
@@ -20,7 +22,9 @@ DEADLINE_SECONDS = 30.0
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model as its author would upload it: with the same weights once more in another format, and a readme."""
+    """A model as its author would upload it: with the same weights once more in another format, and
+    a readme.
+    """
     folder = make_tiny_model("llama", tmp_path_factory.mktemp("repository") / "tiny")
     shutil.copy(folder / WEIGHTS, folder / "pytorch_model.bin")
     (folder / "README.md").write_text("about")
@@ -46,12 +50,32 @@ def start(hub: HubServer, target: Path, tmp_path: Path) -> Iterator[Start]:
     """Start the download; what still runs is ended with the test."""
     running: list[subprocess.Popen[str]] = []
 
-    def begin(*options: str, repo: str = "acme/tiny", token: str = "", **environment: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "pdcluster_worker.fetch", "--repo", repo, "--target", str(target), *options]
+    def begin(
+        *options: str, repo: str = "acme/tiny", token: str = "", **environment: str
+    ) -> "subprocess.Popen[str]":
+        command = [
+            sys.executable,
+            "-m",
+            "pdcluster_worker.fetch",
+            "--repo",
+            repo,
+            "--target",
+            str(target),
+            *options,
+        ]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1", **environment}
+        own = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "NO_PROXY": "127.0.0.1",
+            **environment,
+        }
         env = {**clean, **own, **({"HF_TOKEN": token} if token else {})}
-        running.append(subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env))
+        running.append(
+            subprocess.Popen(
+                command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+            )
+        )
         return running[-1]
 
     yield begin
@@ -86,11 +110,17 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_what_serving_needs_is_fetched_and_the_next_start_asks_nobody(start: Start, hub: HubServer, target: Path, repository: Path) -> None:
+def test_what_serving_needs_is_fetched_and_the_next_start_asks_nobody(
+    start: Start, hub: HubServer, target: Path, repository: Path
+) -> None:
     status, error = finish(start())
     assert (status, "fetched repo=acme/tiny" in error) == (0, True)
     check_whole(target, repository)
-    assert json.loads((target / ".pdcluster-model.json").read_text()) == {"repo": "acme/tiny", "revision": "main", "commit": COMMIT}
+    assert json.loads((target / ".pdcluster-model.json").read_text()) == {
+        "repo": "acme/tiny",
+        "revision": "main",
+        "commit": COMMIT,
+    }
 
     hub.asked.clear()
     assert finish(start())[0] == 0
@@ -107,13 +137,22 @@ def test_a_token_is_presented(start: Start, hub: HubServer, target: Path, reposi
     ("options", "reason"),
     [
         ({"repo": "acme/nothing"}, "answered 404 for acme/nothing: there is no such repository"),
-        ({"repo": "acme/gated"}, "access to it is not granted: ask for it on the repository's page"),
+        (
+            {"repo": "acme/gated"},
+            "access to it is not granted: ask for it on the repository's page",
+        ),
         ({"repo": "no/such/name"}, "is not the name of a repository"),
-        ({"token": "wrong"}, "answered 401 for acme/tiny: there is no such repository, or the token (HF_TOKEN) may not read it"),
+        (
+            {"token": "wrong"},
+            "answered 401 for acme/tiny: there is no such repository, or the token (HF_TOKEN) may "
+            "not read it",
+        ),
         ({"token": ""}, "it is private and no token (HF_TOKEN) is given"),
     ],
 )
-def test_what_a_person_must_look_at_ends_with_2(options: dict[str, str], reason: str, start: Start, hub: HubServer, target: Path) -> None:
+def test_what_a_person_must_look_at_ends_with_2(
+    options: dict[str, str], reason: str, start: Start, hub: HubServer, target: Path
+) -> None:
     hub.token = "hf_secret" if "token" in options else None
     status, error = finish(start(**options))
     assert (status, last_line(error)[:7]) == (2, "error: ")
@@ -139,13 +178,17 @@ def test_a_hub_that_is_away_ends_with_1_after_its_attempts(start: Start, hub: Hu
 
 @pytest.mark.parametrize("file", ["", "config.json", WEIGHTS])
 @pytest.mark.parametrize("code", [429, 503])
-def test_a_hub_that_is_busy_is_asked_again(file: str, code: int, start: Start, hub: HubServer, target: Path, repository: Path) -> None:
+def test_a_hub_that_is_busy_is_asked_again(
+    file: str, code: int, start: Start, hub: HubServer, target: Path, repository: Path
+) -> None:
     hub.status = {file: code}
     assert finish(start())[0] == 0
     check_whole(target, repository)
 
 
-def test_a_cut_connection_is_gone_on_with(start: Start, hub: HubServer, target: Path, repository: Path) -> None:
+def test_a_cut_connection_is_gone_on_with(
+    start: Start, hub: HubServer, target: Path, repository: Path
+) -> None:
     hub.cut_after, hub.num_cuts = {WEIGHTS: 64 << 10}, 2
     assert finish(start())[0] == 0
     check_whole(target, repository)
@@ -153,26 +196,34 @@ def test_a_cut_connection_is_gone_on_with(start: Start, hub: HubServer, target: 
     assert 0 == first < second < third
 
 
-def test_progress_counts_against_the_attempts(start: Start, hub: HubServer, target: Path, repository: Path) -> None:
+def test_progress_counts_against_the_attempts(
+    start: Start, hub: HubServer, target: Path, repository: Path
+) -> None:
     hub.cut_after, hub.num_cuts = {WEIGHTS: 128 << 10}, 3
     assert finish(start("--attempts", "2"))[0] == 0
     check_whole(target, repository)
 
 
-def test_a_hub_without_ranges_sends_the_whole_again(start: Start, hub: HubServer, target: Path, repository: Path) -> None:
+def test_a_hub_without_ranges_sends_the_whole_again(
+    start: Start, hub: HubServer, target: Path, repository: Path
+) -> None:
     hub.cut_after, hub.ranges = {WEIGHTS: 64 << 10}, False
     assert finish(start())[0] == 0
     check_whole(target, repository)
 
 
-def test_false_bytes_are_thrown_away(start: Start, hub: HubServer, target: Path, repository: Path) -> None:
+def test_false_bytes_are_thrown_away(
+    start: Start, hub: HubServer, target: Path, repository: Path
+) -> None:
     hub.lies = {WEIGHTS}
     status, error = finish(start())
     assert (status, "did not come as the hub announced it" in error) == (0, True)
     check_whole(target, repository)
 
 
-def test_a_killed_download_is_gone_on_with(start: Start, hub: HubServer, target: Path, repository: Path) -> None:
+def test_a_killed_download_is_gone_on_with(
+    start: Start, hub: HubServer, target: Path, repository: Path
+) -> None:
     hub.pause = 0.05
     first = start()
     wait_until(lambda: hub.sent[WEIGHTS] > 128 << 10)
@@ -186,7 +237,9 @@ def test_a_killed_download_is_gone_on_with(start: Start, hub: HubServer, target:
     assert hub.starts[WEIGHTS][1] > 0
 
 
-def test_two_pods_on_one_folder_download_once(start: Start, hub: HubServer, target: Path, repository: Path) -> None:
+def test_two_pods_on_one_folder_download_once(
+    start: Start, hub: HubServer, target: Path, repository: Path
+) -> None:
     hub.pause = 0.02
     first = start()
     wait_until(lambda: hub.sent[WEIGHTS] > 0)
@@ -214,7 +267,9 @@ def test_a_foreign_folder_is_left_alone(name: str, start: Start, target: Path) -
     assert (target / name).read_text() == "years"
 
 
-def test_leftovers_of_another_commit_are_thrown_away(start: Start, target: Path, repository: Path) -> None:
+def test_leftovers_of_another_commit_are_thrown_away(
+    start: Start, target: Path, repository: Path
+) -> None:
     work = target.parent / ".tiny.partial"
     work.mkdir(parents=True)
     (work / ".pdcluster-model.json").write_text("{}")
@@ -223,7 +278,9 @@ def test_leftovers_of_another_commit_are_thrown_away(start: Start, target: Path,
     check_whole(target, repository)
 
 
-def test_too_little_space_is_said_before_the_download(start: Start, hub: HubServer, repository: Path) -> None:
+def test_too_little_space_is_said_before_the_download(
+    start: Start, hub: HubServer, repository: Path
+) -> None:
     hub.extra = {"vocab.txt": 1 << 60}
     status, error = finish(start())
     assert (status, "give the volume more space" in last_line(error)) == (2, True)

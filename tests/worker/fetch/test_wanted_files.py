@@ -22,15 +22,37 @@ def names(found: list[RemoteFile]) -> list[str]:
 
 
 def index(*shards: str) -> bytes:
-    return json.dumps({"weight_map": {f"layer{number}": shard for number, shard in enumerate(shards)}}).encode()
+    return json.dumps(
+        {"weight_map": {f"layer{number}": shard for number, shard in enumerate(shards)}}
+    ).encode()
 
 
 def test_config_tokenizer_and_template_are_taken_and_the_rest_is_not() -> None:
     wanted = [
-        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-        *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "qwen.tiktoken", "model.safetensors.index.json"),
+        *(
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+        ),
+        *(
+            "vocab.json",
+            "merges.txt",
+            "tokenizer.model",
+            "chat_template.jinja",
+            "qwen.tiktoken",
+            "model.safetensors.index.json",
+        ),
     ]
-    others = ["README.md", "model.safetensors", "pytorch_model.bin", "original/config.json", "modeling_own.py", "config.json.bak"]
+    others = [
+        "README.md",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "original/config.json",
+        "modeling_own.py",
+        "config.json.bak",
+    ]
     assert names(small_files(files(*wanted, *others))) == wanted
 
 
@@ -40,8 +62,12 @@ def test_without_a_config_it_is_no_model() -> None:
 
 
 def test_weights_are_what_the_index_names() -> None:
-    listed = files("model.safetensors", "consolidated.safetensors", "a-1.safetensors", "a-2.safetensors")
-    assert names(weights_files(listed, index("a-2.safetensors", "a-1.safetensors", "a-2.safetensors"))) == [
+    listed = files(
+        "model.safetensors", "consolidated.safetensors", "a-1.safetensors", "a-2.safetensors"
+    )
+    assert names(
+        weights_files(listed, index("a-2.safetensors", "a-1.safetensors", "a-2.safetensors"))
+    ) == [
         "a-1.safetensors",
         "a-2.safetensors",
     ]
@@ -49,7 +75,9 @@ def test_weights_are_what_the_index_names() -> None:
 
 
 def test_other_formats_are_named_when_there_are_no_safetensors() -> None:
-    with pytest.raises(FetchError, match=r"no model\.safetensors \(weights there: pytorch_model\.bin\)"):
+    with pytest.raises(
+        FetchError, match=r"no model\.safetensors \(weights there: pytorch_model\.bin\)"
+    ):
         weights_files(files("pytorch_model.bin"), None)
 
 

@@ -1,4 +1,6 @@
-"""Grammars are compiled once each by a process of their own, which may fail or hang without harm."""
+"""Grammars are compiled once each by a process of their own, which may fail or hang
+without harm.
+"""
 
 import sys
 import threading
@@ -30,9 +32,17 @@ WORDS = ["<s>", "</s>", "\u2581the", "fox", "<0x41>", "\u2581", "a", "b", "<tool
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of SentencePiece's kind; some ids of the model are beyond it."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(WORDS)}, merges=[], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={word: index for index, word in enumerate(WORDS)}, merges=[], byte_fallback=True
+        )
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken("<s>", special=True), AddedToken("</s>", special=True)]
+    )
     tokenizer.add_tokens([AddedToken("<tool>", normalized=False)])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
@@ -47,7 +57,12 @@ def book(folder: Path) -> Iterator[GrammarBook]:
 
 
 def request_of(text: str, name: str = "a", kind: str = "regex") -> Request:
-    return Request(name, [3], 1, Sampling(max_tokens=9, seed=0, eos_token_ids=[END], constraint=Constraint(kind, text)))
+    return Request(
+        name,
+        [3],
+        1,
+        Sampling(max_tokens=9, seed=0, eos_token_ids=[END], constraint=Constraint(kind, text)),
+    )
 
 
 def settled(book: GrammarBook, request: Request) -> object:
@@ -118,14 +133,21 @@ def test_what_was_longest_not_asked_for_is_forgotten_and_its_followers_go_on(boo
 
 
 def test_a_model_without_an_end_token_refuses_every_constraint(book):
-    endless = Request("endless", [3], 1, Sampling(max_tokens=9, seed=0, constraint=Constraint("regex", "a")))
+    endless = Request(
+        "endless", [3], 1, Sampling(max_tokens=9, seed=0, constraint=Constraint("regex", "a"))
+    )
 
     assert "no token that ends an answer" in settled(book, endless).message
 
 
 def test_end_tokens_that_the_model_has_not_end_nothing(book):
     both, neither = (
-        Request(name, [3], 1, Sampling(max_tokens=9, seed=0, eos_token_ids=ends, constraint=Constraint("regex", "a")))
+        Request(
+            name,
+            [3],
+            1,
+            Sampling(max_tokens=9, seed=0, eos_token_ids=ends, constraint=Constraint("regex", "a")),
+        )
         for name, ends in (("both", [VOCAB_SIZE, END]), ("neither", [VOCAB_SIZE, -1]))
     )
 
@@ -187,7 +209,12 @@ def test_an_engine_that_knows_no_text_refuses_every_constraint():
 def scripted(folder: Path, script: str, seconds: float) -> CompileProcess:
     """A compile process whose program is another."""
     process = CompileProcess(folder, VOCAB_SIZE, seconds)
-    process._command = [sys.executable, "-S", "-c", f"import os, time\nos.write(1, {frame(Opened('{}'))!r})\n{script}"]
+    process._command = [
+        sys.executable,
+        "-S",
+        "-c",
+        f"import os, time\nos.write(1, {frame(Opened('{}'))!r})\n{script}",
+    ]
     return process
 
 
@@ -218,11 +245,19 @@ def test_a_process_that_does_not_begin_says_why(tmp_path):
         process.compile(Constraint("regex", "a"))
 
 
-def test_a_grammar_that_is_too_large_once_compiled_is_an_error_of_its_constraint(folder, monkeypatch):
+def test_a_grammar_that_is_too_large_once_compiled_is_an_error_of_its_constraint(
+    folder, monkeypatch
+):
     monkeypatch.setattr(child, "MOST_ANSWER_BYTES", 1 << 20)
-    process = scripted(folder, "os.read(0, 9); os.write(1, (2 << 20).to_bytes(8, 'little')); time.sleep(60)", seconds=20)
+    process = scripted(
+        folder,
+        "os.read(0, 9); os.write(1, (2 << 20).to_bytes(8, 'little')); time.sleep(60)",
+        seconds=20,
+    )
     try:
-        with pytest.raises(CompileError, match="is 2 MB once compiled, at most 1 are kept: make it simpler"):
+        with pytest.raises(
+            CompileError, match="is 2 MB once compiled, at most 1 are kept: make it simpler"
+        ):
             process.compile(Constraint("regex", "a"))
     finally:
         process.close()

@@ -55,7 +55,10 @@ def test_guessed_tokens_are_looked_along_and_taken_back(follow):
     assert allowed(follower, [ord("b"), END]) is None
     assert allowed(follower, [ord("b"), END, ord("b")]) is None
     assert allowed(follower) == ["b", "c"]
-    assert [follower.count_fitting(guessed) for guessed in (b"", b"bdd", b"bx", b"x", [ord("b"), END, 9])] == [0, 3, 1, 0, 2]
+    assert [
+        follower.count_fitting(guessed)
+        for guessed in (b"", b"bdd", b"bx", b"x", [ord("b"), END, 9])
+    ] == [0, 3, 1, 0, 2]
     assert allowed(follower) == ["b", "c"]
 
 

@@ -1,4 +1,6 @@
-"""Each kind of constraint takes the texts that it should, and one that cannot be compiled says where."""
+"""Each kind of constraint takes the texts that it should, and one that cannot be compiled says
+where.
+"""
 
 import json
 from typing import Any
@@ -13,7 +15,9 @@ from tests.worker.grammar.conftest import END
 
 def takes(forms: Any, constraint: Constraint, text: str) -> bool:
     matcher = library().GrammarMatcher(forms.compile(constraint), [END], False, -1, None)
-    return all(matcher.accept_token(byte, False) for byte in text.encode()) and matcher.accept_token(END, False)
+    return all(
+        matcher.accept_token(byte, False) for byte in text.encode()
+    ) and matcher.accept_token(END, False)
 
 
 def of_tag(schema: Any, *, strict: bool) -> Constraint:
@@ -27,7 +31,12 @@ def of_schema(schema: Any, *, strict: bool = False) -> Constraint:
 
 TAG = {
     "type": "structural_tag",
-    "format": {"type": "tag", "begin": "<f>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</f>"},
+    "format": {
+        "type": "tag",
+        "begin": "<f>",
+        "content": {"type": "regex", "pattern": "[0-9]+"},
+        "end": "</f>",
+    },
 }
 
 
@@ -36,23 +45,71 @@ TAG = {
     [
         (Constraint("json_object"), '{"a": [1, {"b": null}]}', "[1]"),
         (Constraint("regex", "[a-c]{2,3}"), "abc", "ad"),
-        (Constraint("choice", json.dumps(['say "no"', "täglich\n", "a\\b"])), "täglich\n", "say no"),
+        (
+            Constraint("choice", json.dumps(['say "no"', "täglich\n", "a\\b"])),
+            "täglich\n",
+            "say no",
+        ),
         (Constraint("choice", json.dumps(['say "no"', "x"])), 'say "no"', "xx"),
         (Constraint("grammar", 'root ::= "(" root ")" | "x"'), "((x))", "((x)"),
         (Constraint("grammar", 'start: "x" | "y" start'), "yyx", "y"),
         (Constraint("structural_tag", json.dumps(TAG)), "<f>12</f>", "<f>a</f>"),
         (of_schema({"type": "integer", "minimum": 3}), "4", "2"),
-        (of_schema({"type": "array", "items": [{"type": "integer"}], "additionalItems": False}), "[1]", '["a"]'),
+        (
+            of_schema({"type": "array", "items": [{"type": "integer"}], "additionalItems": False}),
+            "[1]",
+            '["a"]',
+        ),
         (of_schema({"type": "array"}), '[1, "a"]', "1"),
-        (of_schema({"properties": {"a": {"type": "integer"}}, "type": "object"}), '{"a": 1}', '{"b": 1}'),
-        (of_schema({"properties": {"a": {}}, "type": "object", "additionalProperties": {"type": "null"}}), '{"b": null}', '{"b": 1}'),
+        (
+            of_schema({"properties": {"a": {"type": "integer"}}, "type": "object"}),
+            '{"a": 1}',
+            '{"b": 1}',
+        ),
+        (
+            of_schema(
+                {
+                    "properties": {"a": {}},
+                    "type": "object",
+                    "additionalProperties": {"type": "null"},
+                }
+            ),
+            '{"b": null}',
+            '{"b": 1}',
+        ),
         (of_schema({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "boolean"}}}), "true", "1"),
-        (of_schema({"$ref": "#/definitions/a%20b", "definitions": {"a b": {"type": "boolean"}}}), "true", "1"),
-        (of_schema({"$ref": "#there", "$defs": {"x": {"$anchor": "there", "type": "boolean"}}}), "true", "1"),
-        (of_schema({"type": "object", "properties": {"next": {"$ref": "#"}}}), '{"next": {"next": {}}}', '{"next": 1}'),
+        (
+            of_schema({"$ref": "#/definitions/a%20b", "definitions": {"a b": {"type": "boolean"}}}),
+            "true",
+            "1",
+        ),
+        (
+            of_schema({"$ref": "#there", "$defs": {"x": {"$anchor": "there", "type": "boolean"}}}),
+            "true",
+            "1",
+        ),
+        (
+            of_schema({"type": "object", "properties": {"next": {"$ref": "#"}}}),
+            '{"next": {"next": {}}}',
+            '{"next": 1}',
+        ),
         (of_schema({"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]}), "null", "1"),
-        (of_schema({"type": "string", "maxLength": 10**9, "not": {"const": "a"}, "x-own": 1}), '"a"', "1"),
-        (of_schema({"type": "object", "patternProperties": {"^x": {"type": "string"}}, "description": "d"}), "{}", "1"),
+        (
+            of_schema({"type": "string", "maxLength": 10**9, "not": {"const": "a"}, "x-own": 1}),
+            '"a"',
+            "1",
+        ),
+        (
+            of_schema(
+                {
+                    "type": "object",
+                    "patternProperties": {"^x": {"type": "string"}},
+                    "description": "d",
+                }
+            ),
+            "{}",
+            "1",
+        ),
         (of_schema(True), '{"a": 1}', "a"),
     ],
 )
@@ -71,15 +128,33 @@ def test_white_space_between_two_parts_has_an_end(forms):
 @pytest.mark.parametrize(
     ("constraint", "words"),
     [
-        (Constraint("regex", "a(b"), "Regex parsing error at position 4: The parenthesis is not closed."),
+        (
+            Constraint("regex", "a(b"),
+            "Regex parsing error at position 4: The parenthesis is not closed.",
+        ),
         (Constraint("regex", "a(?=b)"), "at position 4: Lookahead is not supported"),
         (Constraint("grammar", 'root ::= "a" | b'), 'line 1, column 16: Rule "b" is not defined'),
         (Constraint("grammar", 'other ::= "a"'), 'The root rule with name "root" is not found'),
-        (Constraint("structural_tag", '{"type":"structural_tag","format":{"type":"x"}}'), "Format type not recognized: x"),
-        (of_schema({"properties": {"a/b": {"type": "strin"}}}), "#/properties/a~1b/type: 'strin' is no type: use string,"),
-        (of_schema({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(a"}]}), "#/anyOf/1: Regex parsing error at position"),
-        (of_schema({"properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}}}), "#/properties/a: Invalid range"),
-        (of_schema({"items": {"$ref": "#/$defs/x"}}), "#/items/$ref: '#/$defs/x' is nowhere in the schema"),
+        (
+            Constraint("structural_tag", '{"type":"structural_tag","format":{"type":"x"}}'),
+            "Format type not recognized: x",
+        ),
+        (
+            of_schema({"properties": {"a/b": {"type": "strin"}}}),
+            "#/properties/a~1b/type: 'strin' is no type: use string,",
+        ),
+        (
+            of_schema({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(a"}]}),
+            "#/anyOf/1: Regex parsing error at position",
+        ),
+        (
+            of_schema({"properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}}}),
+            "#/properties/a: Invalid range",
+        ),
+        (
+            of_schema({"items": {"$ref": "#/$defs/x"}}),
+            "#/items/$ref: '#/$defs/x' is nowhere in the schema",
+        ),
         (of_schema({"items": {"$ref": "#x"}}), "#/items/$ref: '#x' is nowhere in the schema"),
         (of_schema({"$ref": "https://example.com/x"}), "#/$ref: must point into this schema"),
         (of_schema({"properties": []}), "#/properties: must be an object whose values are schemas"),
@@ -91,18 +166,44 @@ def test_white_space_between_two_parts_has_an_end(forms):
         (of_schema({"maxLength": -1}), "#/maxLength: must be a number that is not negative"),
         (of_schema({"minLength": 10**9}), "#/minLength: can be at most 10000 here"),
         (of_schema({"prefixItems": 10_001 * [{}]}), "#: has more than 10000 schemas in it"),
-        (of_schema({"items": {"uniqueItems": True}}, strict=True), "#/items/uniqueItems: cannot be enforced"),
-        (of_schema({"allOf": [{}, {}]}, strict=True), "#/allOf: of several schemas cannot be enforced"),
         (
-            of_schema({"items": {"$ref": "#/$defs/a", "required": ["x"]}, "$defs": {"a": {}}}, strict=True),
+            of_schema({"items": {"uniqueItems": True}}, strict=True),
+            "#/items/uniqueItems: cannot be enforced",
+        ),
+        (
+            of_schema({"allOf": [{}, {}]}, strict=True),
+            "#/allOf: of several schemas cannot be enforced",
+        ),
+        (
+            of_schema(
+                {"items": {"$ref": "#/$defs/a", "required": ["x"]}, "$defs": {"a": {}}}, strict=True
+            ),
             "#/items/required: cannot be enforced beside $ref",
         ),
-        (of_schema({"$ref": "#/$defs/a", "allOf": 1, "$defs": {"a": {}}}, strict=True), "#/allOf: cannot be enforced beside"),
-        (of_schema({"type": "string", "pattern": "a*", "maxLength": 2}, strict=True), "#/maxLength: cannot be enforced beside pattern"),
-        (of_schema({"type": "string", "format": "date", "minLength": 20}, strict=True), "#/minLength: cannot be enforced beside format"),
-        (of_schema({"anyOf": [{"minimum": 3}]}, strict=True), "#/anyOf/0/minimum: cannot be enforced without a type"),
-        (of_schema({"type": "object", "required": ["a"]}, strict=True), "#/required: cannot be enforced for a name that is not"),
-        (of_tag({"items": {"uniqueItems": True}}, strict=True), "#/items/uniqueItems: cannot be enforced"),
+        (
+            of_schema({"$ref": "#/$defs/a", "allOf": 1, "$defs": {"a": {}}}, strict=True),
+            "#/allOf: cannot be enforced beside",
+        ),
+        (
+            of_schema({"type": "string", "pattern": "a*", "maxLength": 2}, strict=True),
+            "#/maxLength: cannot be enforced beside pattern",
+        ),
+        (
+            of_schema({"type": "string", "format": "date", "minLength": 20}, strict=True),
+            "#/minLength: cannot be enforced beside format",
+        ),
+        (
+            of_schema({"anyOf": [{"minimum": 3}]}, strict=True),
+            "#/anyOf/0/minimum: cannot be enforced without a type",
+        ),
+        (
+            of_schema({"type": "object", "required": ["a"]}, strict=True),
+            "#/required: cannot be enforced for a name that is not",
+        ),
+        (
+            of_tag({"items": {"uniqueItems": True}}, strict=True),
+            "#/items/uniqueItems: cannot be enforced",
+        ),
         (of_schema(False), "Schema 'false' cannot accept any value"),
         (of_schema({"$ref": "#"}), "#: no text at all fits it"),
     ],
@@ -120,9 +221,18 @@ def test_a_literal_has_no_character_that_ends_it():
 
 def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
     schema = {
-        "$defs": {"A": {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3}}, "required": ["n"]}},
+        "$defs": {
+            "A": {
+                "type": "object",
+                "properties": {"n": {"type": "integer", "minimum": 3}},
+                "required": ["n"],
+            }
+        },
         "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/A", "title": "A", "description": "one", "default": {}}, "any": {}},
+        "properties": {
+            "a": {"$ref": "#/$defs/A", "title": "A", "description": "one", "default": {}},
+            "any": {},
+        },
         "required": ["a"],
     }
 
@@ -141,7 +251,11 @@ def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
         ({"type": "string", "pattern": '^a"+[b"]$'}, r'"a\"b"', '"a"b"'),
         ({"type": "string", "pattern": r"^C:\\\w+$"}, r'"C:\\x"', r'"C:\x"'),
         ({"type": "string", "pattern": r"^(\x41\n)+$"}, r'"A\nA\n"', '"A\nA\n"'),
-        ({"type": "object", "patternProperties": {'^"$': {}}, "additionalProperties": False}, r'{"\"": 1}', '{""": 1}'),
+        (
+            {"type": "object", "patternProperties": {'^"$': {}}, "additionalProperties": False},
+            r'{"\"": 1}',
+            '{""": 1}',
+        ),
     ],
 )
 def test_a_string_under_a_length_or_a_pattern_is_one_that_json_can_hold(forms, schema, good, bad):
@@ -149,9 +263,19 @@ def test_a_string_under_a_length_or_a_pattern_is_one_that_json_can_hold(forms, s
     assert not takes(forms, of_schema(schema), bad)
 
 
-@pytest.mark.parametrize(("style", "text"), [({}, r'{"a":"\"b\""}'), ({"style": "qwen_xml"}, '<parameter=a>\n"b"\n</parameter>')])
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [({}, r'{"a":"\"b\""}'), ({"style": "qwen_xml"}, '<parameter=a>\n"b"\n</parameter>')],
+)
 def test_a_pattern_in_a_tag_is_of_the_text_as_its_style_writes_it(forms, style, text):
-    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": '^"b"$'}}, "required": ["a"]}
-    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema, **style}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": '^"b"$'}},
+        "required": ["a"],
+    }
+    tag = {
+        "type": "structural_tag",
+        "format": {"type": "json_schema", "json_schema": schema, **style},
+    }
 
     assert takes(forms, Constraint("structural_tag", json.dumps(tag)), text)

@@ -1,4 +1,6 @@
-"""The masks of a step are filled row by row; a grammar that takes too long to follow fails its own row alone."""
+"""The masks of a step are filled row by row; a grammar that takes too long to follow fails its own
+row alone.
+"""
 
 import pytest
 
@@ -26,14 +28,23 @@ def maker(follow):
 
 def masks(maker, num_tokens):
     requests = [
-        Request(name, [9, *b"a" * num_tokens], 1, Sampling(max_tokens=999, seed=0, constraint=constraint))
+        Request(
+            name,
+            [9, *b"a" * num_tokens],
+            1,
+            Sampling(max_tokens=999, seed=0, constraint=constraint),
+        )
         for name, constraint in (("slow", AMBIGUOUS), ("plain", PLAIN))
     ]
     return maker.begin(requests, {}).result()
 
 
-@pytest.mark.parametrize("limits", [{"MOST_SECONDS": 0.05, "SECONDS_PER_TOKEN": 0.0005}, {"MOST_AT_ONCE": 0.02}])
-def test_a_grammar_that_takes_too_long_to_follow_fails_its_request_alone(maker, monkeypatch, limits):
+@pytest.mark.parametrize(
+    "limits", [{"MOST_SECONDS": 0.05, "SECONDS_PER_TOKEN": 0.0005}, {"MOST_AT_ONCE": 0.02}]
+)
+def test_a_grammar_that_takes_too_long_to_follow_fails_its_request_alone(
+    maker, monkeypatch, limits
+):
     for name, value in limits.items():
         monkeypatch.setattr(room, name, value)
     for num_tokens in range(400):

@@ -1,4 +1,6 @@
-"""A headless engine's end of the line: the messages that it gets, and every way in which it loses its head."""
+"""A headless engine's end of the line: the messages that it gets, and every way in which it loses
+its head.
+"""
 
 import asyncio
 import threading
@@ -10,7 +12,15 @@ import pytest
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.head_line import mailbox as mailbox_module
 from pdcluster_worker.head_line.mailbox import HeadMailbox
-from pdcluster_worker.head_line.wire import Answer, HeadHello, LineError, encode, read_frame, server_context, write_frame
+from pdcluster_worker.head_line.wire import (
+    Answer,
+    HeadHello,
+    LineError,
+    encode,
+    read_frame,
+    server_context,
+    write_frame,
+)
 from pdcluster_worker.messages.engine import EngineFailed, Ping, Stop, decode_outputs
 from pdcluster_worker.messages.engine import encode as encode_messages
 from tests.ports import free_port
@@ -32,7 +42,9 @@ class PlayedHead:
         self._thread.start()
 
     async def _open(self) -> asyncio.Server:
-        server = await asyncio.start_server(self._meet, "127.0.0.1", 0, ssl=server_context(self._tls))
+        server = await asyncio.start_server(
+            self._meet, "127.0.0.1", 0, ssl=server_context(self._tls)
+        )
         self.port = server.sockets[0].getsockname()[1]
         return server
 
@@ -88,7 +100,9 @@ def mailbox(head: PlayedHead, tls: TLSConfig) -> Iterator[HeadMailbox]:
     mailbox.close()
 
 
-def test_mailbox_says_hello_and_carries_messages_both_ways(head: PlayedHead, mailbox: HeadMailbox) -> None:
+def test_mailbox_says_hello_and_carries_messages_both_ways(
+    head: PlayedHead, mailbox: HeadMailbox
+) -> None:
     assert mailbox.answer == Answer(dtype="bfloat16")
     head.say(Ping(), Ping())
     assert mailbox.receive(5.0) == [Ping(), Ping()]
@@ -97,7 +111,9 @@ def test_mailbox_says_hello_and_carries_messages_both_ways(head: PlayedHead, mai
     assert decode_outputs(head.heard[1]) == [EngineFailed("no")]
 
 
-def test_mailbox_does_not_wait_where_the_engine_has_work_and_is_woken_where_it_has_none(mailbox: HeadMailbox) -> None:
+def test_mailbox_does_not_wait_where_the_engine_has_work_and_is_woken_where_it_has_none(
+    mailbox: HeadMailbox,
+) -> None:
     assert mailbox.receive(0.0) == []
     mailbox.wake()
     assert mailbox.receive(None) == []
@@ -105,11 +121,15 @@ def test_mailbox_does_not_wait_where_the_engine_has_work_and_is_woken_where_it_h
 
 def test_mailbox_says_that_the_head_is_gone(head: PlayedHead, mailbox: HeadMailbox) -> None:
     head.cut()
-    with pytest.raises(LineError, match=rf"the head 127\.0\.0\.1:{head.port} is gone: the connection ended"):
+    with pytest.raises(
+        LineError, match=rf"the head 127\.0\.0\.1:{head.port} is gone: the connection ended"
+    ):
         mailbox.receive(5.0)
 
 
-def test_mailbox_takes_silence_for_the_end_of_the_head(head: PlayedHead, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mailbox_takes_silence_for_the_end_of_the_head(
+    head: PlayedHead, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mailbox_module, "SILENCE_SECONDS", 0.05)
     mailbox = HeadMailbox(("127.0.0.1", head.port), tls, HELLO)
     with pytest.raises(LineError, match="it has sent nothing for 0 s"):
@@ -124,7 +144,9 @@ def test_mailbox_is_refused_with_the_reason_of_the_head(tls: TLSConfig) -> None:
     head.close()
 
 
-def test_mailbox_gives_up_a_head_that_does_not_answer(tls: TLSConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mailbox_gives_up_a_head_that_does_not_answer(
+    tls: TLSConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mailbox_module, "CONNECT_SECONDS", 0.05)
     monkeypatch.setattr(mailbox_module, "_RETRY_SECONDS", 0.01)
     with pytest.raises(LineError, match=r"cannot be reached for 0 s: .*Connect call failed"):

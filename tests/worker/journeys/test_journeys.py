@@ -49,7 +49,9 @@ def test_journeys_are_bounded_when_all_are_of_one_request() -> None:
             pass
 
     assert journeys.find("r0") == []
-    assert [journey.request_id for journey in journeys.find(ID)] == [f"cmpl-{ID}-{choice}" for choice in (2, 3, 4)]
+    assert [journey.request_id for journey in journeys.find(ID)] == [
+        f"cmpl-{ID}-{choice}" for choice in (2, 3, 4)
+    ]
 
 
 def test_journey_of_many_choices_is_bounded_and_keeps_its_end() -> None:
@@ -65,7 +67,11 @@ def test_journey_of_many_choices_is_bounded_and_keeps_its_end() -> None:
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(RequestError("no room", status=503, code="queue_full"), "queue_full"), (RequestError("bad"), "400"), (OSError("x"), "OSError")],
+    [
+        (RequestError("no room", status=503, code="queue_full"), "queue_full"),
+        (RequestError("bad"), "400"),
+        (OSError("x"), "OSError"),
+    ],
 )
 def test_journey_of_a_failure_says_its_reason(error: Exception, reason: str) -> None:
     journeys, ended = Journeys(), list[Journey]()
@@ -84,7 +90,10 @@ def test_journey_tells_what_is_new_and_a_reader_knows_whose_it_is() -> None:
         first = there.take()
         note_at("decoding_end", there.began_seconds + 2.0)
 
-        assert [(told.name, told.seconds) for told in first] == [("received", 0.0), ("offload", 1.0)]
+        assert [(told.name, told.seconds) for told in first] == [
+            ("received", 0.0),
+            ("offload", 1.0),
+        ]
         assert [told.name for told in there.take()] == ["decoding_end"]
         assert there.take() == ()
     with begun("here") as here:
@@ -114,13 +123,20 @@ def test_route_is_a_header_whatever_was_noted() -> None:
 
 
 def test_route_is_a_header_whatever_a_peer_notes() -> None:
-    journey = Journey("r", [Event("a\r\nb", 1.0, {"é\n": 1}, "d1"), Event("context_end", 2.0, {}, "d1")])
+    journey = Journey(
+        "r", [Event("a\r\nb", 1.0, {"é\n": 1}, "d1"), Event("context_end", 2.0, {}, "d1")]
+    )
 
     assert route_of(journey) == "a_b at=d1 _=1"
 
 
 def test_json_of_a_journey_counts_from_its_beginning() -> None:
-    journey = Journey("r", [Event("b", 12.5, {"n": 1}), Event("a", 11.0, {}, "d1")], began_seconds=10.0, began_unix=1.0)
+    journey = Journey(
+        "r",
+        [Event("b", 12.5, {"n": 1}), Event("a", 11.0, {}, "d1")],
+        began_seconds=10.0,
+        began_unix=1.0,
+    )
 
     assert as_json(journey) == {
         "request_id": "r",

@@ -20,7 +20,9 @@ PARENT = f"00-{32 * 'a'}-{16 * 'b'}-01"
 
 
 @pytest.fixture(params=["http/protobuf", "grpc"])
-def collector(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Collector]:
+def collector(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Collector]:
     """Takes the traces by either protocol."""
     with Collector() as collector:
         for name, value in collector.environment(request.param).items():
@@ -32,7 +34,9 @@ def collector(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
 async def trace(folder: Path, parent: str = "", error: Exception | None = None) -> dict[str, str]:
     """One journey, traced to its end; returns the context that its peers would be given."""
     journeys = Journeys()
-    tracing = start_tracing(journeys, load_worker_config(write(folder, MINIMUM)), Identity("d0", "test", "127.0.0.1"))
+    tracing = start_tracing(
+        journeys, load_worker_config(write(folder, MINIMUM)), Identity("d0", "test", "127.0.0.1")
+    )
     trace_context.enter(parent)
     try:
         with journeys.of("r1", role="ingress") as journey:
@@ -48,17 +52,28 @@ async def trace(folder: Path, parent: str = "", error: Exception | None = None) 
     return sent
 
 
-async def test_trace_has_the_lifetime_and_a_span_for_each_phase(collector: Collector, tmp_path: Path) -> None:
+async def test_trace_has_the_lifetime_and_a_span_for_each_phase(
+    collector: Collector, tmp_path: Path
+) -> None:
     sent = await trace(tmp_path, PARENT)
 
     (request,) = (span for span in collector.spans if span.name == "request ingress")
     assert (request.trace_id, request.parent_id, request.worker) == (32 * "a", 16 * "b", "d0")
     assert sent == {"traceparent": f"00-{32 * 'a'}-{request.span_id}-01"}
     assert [name for name, _, _ in request.events if name in LIFETIME] == list(LIFETIME)
-    assert {span.name for span in collector.spans if span.parent_id == request.span_id} == {"decision", "prefill", "transfer", "decode"}
+    assert {span.name for span in collector.spans if span.parent_id == request.span_id} == {
+        "decision",
+        "prefill",
+        "transfer",
+        "decode",
+    }
     assert all(request.begin <= span.begin <= span.end <= request.end for span in collector.spans)
     (decision,) = (span for span in collector.spans if span.name == "decision")
-    assert decision.attributes == {"pdcluster.worker": "d1", "pdcluster.policy": "least", "pdcluster.cost": 2.5}
+    assert decision.attributes == {
+        "pdcluster.worker": "d1",
+        "pdcluster.policy": "least",
+        "pdcluster.cost": 2.5,
+    }
 
 
 async def test_trace_of_a_failure_says_so(collector: Collector, tmp_path: Path) -> None:
@@ -71,7 +86,9 @@ async def test_trace_of_a_failure_says_so(collector: Collector, tmp_path: Path) 
     ]
 
 
-async def test_trace_that_its_client_does_not_sample_is_passed_on_and_not_made(collector: Collector, tmp_path: Path) -> None:
+async def test_trace_that_its_client_does_not_sample_is_passed_on_and_not_made(
+    collector: Collector, tmp_path: Path
+) -> None:
     sent = await trace(tmp_path, PARENT[:-2] + "00")
 
     assert collector.spans == []
@@ -99,13 +116,24 @@ async def test_collector_that_is_away_costs_no_request(
         ({ENDPOINT: "http://a", "OTEL_TRACES_EXPORTER": "none"}, None),
     ],
 )
-def test_tracing_is_off_unless_the_environment_names_a_collector(environment: dict[str, str], endpoint: str | None) -> None:
+def test_tracing_is_off_unless_the_environment_names_a_collector(
+    environment: dict[str, str], endpoint: str | None
+) -> None:
     assert endpoint_in(environment) == endpoint
 
 
-def test_tracing_refuses_a_protocol_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tracing_refuses_a_protocol_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(ENDPOINT, "http://a")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
 
-    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json': set it to one of http/protobuf, grpc"):
-        start_tracing(Journeys(), load_worker_config(write(tmp_path, MINIMUM)), Identity("d0", "test", "127.0.0.1"))
+    with pytest.raises(
+        ConfigError,
+        match="OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json': set it to one of http/protobuf, grpc",
+    ):
+        start_tracing(
+            Journeys(),
+            load_worker_config(write(tmp_path, MINIMUM)),
+            Identity("d0", "test", "127.0.0.1"),
+        )

@@ -13,13 +13,24 @@ from pdcluster_worker.machine.cpu_limit import (
 
 
 @pytest.mark.parametrize(
-    ("text", "cores"), [("200000 100000\n", 2.0), ("50000 100000", 0.5), ("max 100000", None), ("", None), ("x y", None), ("1 0", None)]
+    ("text", "cores"),
+    [
+        ("200000 100000\n", 2.0),
+        ("50000 100000", 0.5),
+        ("max 100000", None),
+        ("", None),
+        ("x y", None),
+        ("1 0", None),
+    ],
 )
 def test_cpu_max_is_parsed(text, cores):
     assert parse_cpu_max(text) == cores
 
 
-@pytest.mark.parametrize(("quota", "period", "cores"), [("150000\n", "100000\n", 1.5), ("-1", "100000", None), ("", "", None)])
+@pytest.mark.parametrize(
+    ("quota", "period", "cores"),
+    [("150000\n", "100000\n", 1.5), ("-1", "100000", None), ("", "", None)],
+)
 def test_cfs_quota_is_parsed(quota, period, cores):
     assert parse_cfs(quota, period) == cores
 
@@ -30,7 +41,10 @@ def test_cgroup_paths_are_found():
     assert parse_cgroup_paths("") == (None, None)
 
 
-@pytest.mark.parametrize(("num_cores", "limits", "threads"), [(8, [], 8), (8, [2.0], 2), (8, [3.5, 2.7], 2), (8, [0.5], 1), (2, [16.0], 2)])
+@pytest.mark.parametrize(
+    ("num_cores", "limits", "threads"),
+    [(8, [], 8), (8, [2.0], 2), (8, [3.5, 2.7], 2), (8, [0.5], 1), (2, [16.0], 2)],
+)
 def test_threads_are_the_least_limit_rounded_down(num_cores, limits, threads):
     assert threads_for(num_cores, limits) == threads
 

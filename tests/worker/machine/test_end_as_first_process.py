@@ -35,9 +35,15 @@ pytestmark = pytest.mark.skipif(not can_be_first(), reason="needs root and PID n
 
 @contextmanager
 def first_process(*arguments: str, **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """`python -m ARGUMENTS` as process 1; the handle is of its parent, which ends with its status."""
+    """`python -m ARGUMENTS` as process 1; the handle is of its parent, which ends
+    with its status.
+    """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    process = subprocess.Popen([*AS_FIRST, sys.executable, "-m", *arguments], env={**clean, **environment}, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*AS_FIRST, sys.executable, "-m", *arguments],
+        env={**clean, **environment},
+        stderr=subprocess.PIPE,
+    )
     try:
         yield process
     finally:
@@ -65,7 +71,9 @@ def test_worker_that_reads_its_files_ends_with_143(tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     os.mkfifo(engine)
     with first_process("pdcluster_worker", "--engine-config", str(engine)) as process:
-        writer = wait_for(lambda: opened_by_a_reader(engine), END_SECONDS, "the worker reads its engine file")
+        writer = wait_for(
+            lambda: opened_by_a_reader(engine), END_SECONDS, "the worker reads its engine file"
+        )
         terminate(process)
         assert process.wait(END_SECONDS) == 143
         os.close(writer)
@@ -78,7 +86,11 @@ def test_download_ends_with_143_and_keeps_what_has_come(tmp_path: Path) -> None:
         options = ["--repo", "acme/tiny", "--target", str(target)]
         here = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
         with first_process("pdcluster_worker.fetch", *options, **here) as process:
-            wait_for(lambda: hub.sent["model.safetensors"] > 64 << 10, END_SECONDS, "the download has begun")
+            wait_for(
+                lambda: hub.sent["model.safetensors"] > 64 << 10,
+                END_SECONDS,
+                "the download has begun",
+            )
             terminate(process)
             assert process.wait(END_SECONDS) == 143
     parts = list((target.parent / ".tiny.partial").glob("*.part"))

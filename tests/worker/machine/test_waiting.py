@@ -1,4 +1,6 @@
-"""Threads of the model spin only on cores that the worker owns; its environment may say otherwise."""
+"""Threads of the model spin only on cores that the worker owns; its environment may
+say otherwise.
+"""
 
 import subprocess
 import sys
@@ -15,7 +17,8 @@ from pdcluster_worker.machine.waiting import own_cores, spins, wait_environment
         ({}, [], 0.0),  # nothing says that the cores are its own
         ({}, [4.0, 2.5], 2.5),
         ({"PDCLUSTER_OWN_CORES": "2"}, [], 2.0),
-        ({"PDCLUSTER_OWN_CORES": "0"}, [4.0], 0.0),  # its starter knows better than a limit that several share
+        # its starter knows better than a limit that several share
+        ({"PDCLUSTER_OWN_CORES": "0"}, [4.0], 0.0),
         ({"PDCLUSTER_OWN_CORES": "many"}, [4.0], 4.0),
     ],
 )
@@ -24,7 +27,8 @@ def test_own_cores_are_those_of_the_starter_or_of_the_limit(environment, limits,
 
 
 @pytest.mark.parametrize(
-    ("threads", "own", "expected"), [(1, 8.0, False), (2, 2.0, True), (2, 1.5, False), (3, 2.0, False), (2, 0.0, False)]
+    ("threads", "own", "expected"),
+    [(1, 8.0, False), (2, 2.0, True), (2, 1.5, False), (3, 2.0, False), (2, 0.0, False)],
 )
 def test_threads_spin_where_each_has_a_core_of_its_own(threads, own, expected):
     assert spins(threads, own) is expected
@@ -40,5 +44,7 @@ def test_what_is_set_already_is_kept(monkeypatch):
 
 def test_the_decision_needs_no_torch():
     code = "import pdcluster_worker.processes.server_process, sys; print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == ["False"]

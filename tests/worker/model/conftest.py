@@ -1,4 +1,6 @@
-"""Real models, the real runner and transformers' generate() as the reference; only the scheduler is a minimal loop."""
+"""Real models, the real runner and transformers' generate() as the reference; only the scheduler is
+a minimal loop.
+"""
 
 import functools
 import random
@@ -45,7 +47,9 @@ class Reference:
     """transformers' generate(), greedy, in float32."""
 
     def __init__(self, folder: Path) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True
+        ).eval()
         self.model.generation_config.eos_token_id = None
 
     def greedy(self, prompt: list[int], num_tokens: int) -> tuple[list[int], list[float]]:
@@ -69,12 +73,23 @@ def reference() -> Callable[[Path], Reference]:
 
 
 class Driver:
-    """Steps requests through a runner as a scheduler would; every block of its cache starts as NaN, so a stray read shows."""
+    """Steps requests through a runner as a scheduler would; every block of its cache starts as NaN,
+    so a stray read shows.
+    """
 
-    def __init__(self, folder: Path, num_blocks: int = 256, dtype: str = "float32", threads: int = 1, **engine: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_blocks: int = 256,
+        dtype: str = "float32",
+        threads: int = 1,
+        **engine: Any,
+    ) -> None:
         loaded = load_model(folder, dtype, block_size=16, threads=threads)
         self.cache = KVCache(loaded.info.geometry, num_blocks)
-        self.runner = make_runner(loaded, self.cache, EngineConfig(max_batched_tokens=2048, max_sequences=64, **engine))
+        self.runner = make_runner(
+            loaded, self.cache, EngineConfig(max_batched_tokens=2048, max_sequences=64, **engine)
+        )
         self.cache.tensor.fill_(float("nan"))
         # Scattered, so that nothing works only because blocks are neighbours.
         self._free = random.Random(7).sample(range(num_blocks), num_blocks)
@@ -91,7 +106,9 @@ class Driver:
 
     def step(self, *items: tuple[Request, int]) -> list[Sample | Exception | None]:
         """Run one batch of (request, num_tokens) and take its results into the requests."""
-        samples = self.runner.execute(Batch(tuple(Scheduled.of(request, count) for request, count in items)))
+        samples = self.runner.execute(
+            Batch(tuple(Scheduled.of(request, count) for request, count in items))
+        )
         for (request, count), sample in zip(items, samples, strict=True):
             request.num_computed_tokens += count
             if isinstance(sample, Sample):
@@ -101,7 +118,10 @@ class Driver:
     def finish(self, requests: Sequence[Request], num_output: int, chunk: int = 10_000) -> None:
         """Step all together until each has `num_output` output tokens."""
         while left := [request for request in requests if request.num_output_tokens < num_output]:
-            pending = [(request, min(chunk, request.num_tokens - request.num_computed_tokens)) for request in left]
+            pending = [
+                (request, min(chunk, request.num_tokens - request.num_computed_tokens))
+                for request in left
+            ]
             self.step(*sorted(pending, key=lambda item: item[1] > 1))
 
     def output(self, request: Request) -> list[int]:

@@ -1,4 +1,6 @@
-"""Choice of the code that runs a model: our decoder where it computes what transformers' module computes, else that module."""
+"""Choice of the code that runs a model: our decoder where it computes what transformers' module
+computes, else that module.
+"""
 
 import logging
 from types import SimpleNamespace
@@ -32,7 +34,20 @@ def assembled(tiny_folder):
     return assembled
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama-mha", "mistral", "mistral-window", "qwen2", "qwen2-window", "qwen3", "smollm3", "gemma"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "llama",
+        "llama-mha",
+        "mistral",
+        "mistral-window",
+        "qwen2",
+        "qwen2-window",
+        "qwen3",
+        "smollm3",
+        "gemma",
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_our_decoder_runs_the_families_that_it_knows(kind, dtype, assembled):
     assert assembled(kind, dtype).code == "decoder"
@@ -51,7 +66,10 @@ def test_a_small_cache_is_enough_for_the_proof(num_blocks, block_size, assembled
 
 def test_a_short_context_is_enough_for_the_proof(tiny_folder):
     loaded = load_model(tiny_folder("llama"), "float32", block_size=16, max_model_len=5, threads=1)
-    assert assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=False).code == "decoder"
+    assert (
+        assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=False).code
+        == "decoder"
+    )
 
 
 def test_products_stay_where_the_models_code_reads_its_layers(tiny_folder, monkeypatch, caplog):
@@ -67,16 +85,23 @@ def test_products_stay_where_the_models_code_reads_its_layers(tiny_folder, monke
 @pytest.mark.parametrize("like", [lambda x: x[:, ::2], lambda x: x.transpose(0, 1)])
 def test_packed_products_take_rows_of_any_layout_and_refuse_another_dtype(like):
     linear = nn.Linear(6, 5)
-    packed = PackedLinear(linear, Reference(torch.zeros(1, 1, 1, 2, 1, 2), AttentionShape(1, 1, 2, 1.0)), wide=False)
+    packed = PackedLinear(
+        linear, Reference(torch.zeros(1, 1, 1, 2, 1, 2), AttentionShape(1, 1, 2, 1.0)), wide=False
+    )
     x = like(torch.randn(6, 8, 6))
     assert torch.allclose(packed(x), linear(x), atol=1e-6)
     with pytest.raises(TypeError, match="float32 weights with"):
         packed(x.double())
 
 
-@pytest.mark.parametrize(("kind", "wrong"), [("gemma", Family()), ("smollm3", Family()), ("llama", Family(offset_norms=True))])
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [("gemma", Family()), ("smollm3", Family()), ("llama", Family(offset_norms=True))],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_decoder_that_computes_something_else_is_not_used(kind, wrong, dtype, tiny_folder, make_driver, reference, monkeypatch, caplog):
+def test_a_decoder_that_computes_something_else_is_not_used(
+    kind, wrong, dtype, tiny_folder, make_driver, reference, monkeypatch, caplog
+):
     monkeypatch.setattr(families, "FAMILIES", {kind: wrong})
     driver = make_driver(tiny_folder(kind), dtype=dtype)
     assert driver.runner.forward.code == "transformers"
@@ -109,7 +134,10 @@ def layer(**parts):
     ],
 )
 def test_a_layer_with_parts_of_its_own_is_not_ours(made, reason):
-    module = SimpleNamespace(config=SimpleNamespace(model_type="llama", hidden_act="silu"), model=SimpleNamespace(layers=[made]))
+    module = SimpleNamespace(
+        config=SimpleNamespace(model_type="llama", hidden_act="silu"),
+        model=SimpleNamespace(layers=[made]),
+    )
     with pytest.raises(NotOursError, match=reason):
         families.read_weights(module, 8, SimpleNamespace(), [None])
 
@@ -139,6 +167,8 @@ def test_logits_are_float32_whatever_the_dtype(kernels, tiny_folder, make_driver
     driver = make_driver(tiny_folder("llama"), dtype="bfloat16")
     found = []
     logits = driver.runner.forward.logits
-    monkeypatch.setattr(driver.runner.forward, "logits", lambda plan: found.append(logits(plan)) or found[-1])
+    monkeypatch.setattr(
+        driver.runner.forward, "logits", lambda plan: found.append(logits(plan)) or found[-1]
+    )
     driver.finish([driver.request("a", [5, 6, 7])], 1)
     assert [part.dtype for part in found] == [torch.float32]

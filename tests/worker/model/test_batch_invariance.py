@@ -1,6 +1,8 @@
-"""The logits of a request have the same bits whatever else is computed, however its prompt is cut, on any number of threads.
+"""The logits of a request have the same bits whatever else is computed, however its prompt is cut,
+on any number of threads.
 
-In bfloat16, where rounding in another order turns tokens.  The reference operations do not promise this.
+In bfloat16, where rounding in another order turns tokens.  The reference operations do not promise
+this.
 """
 
 import random
@@ -20,10 +22,15 @@ def levels():
     return [level for level in LEVELS if isinstance(load_kernels(level, cpu_flags()), Kernels)]
 
 
-@pytest.fixture(params=levels() or [pytest.param("none", marks=pytest.mark.skip(reason="no kernels were built here"))])
+@pytest.fixture(
+    params=levels()
+    or [pytest.param("none", marks=pytest.mark.skip(reason="no kernels were built here"))]
+)
 def make(request, tiny_folder, make_driver, monkeypatch):
     monkeypatch.setenv("PDCLUSTER_KERNELS", request.param)
-    return lambda kind="llama", **options: make_driver(tiny_folder(kind), dtype="bfloat16", batch_invariant=True, **options)
+    return lambda kind="llama", **options: make_driver(
+        tiny_folder(kind), dtype="bfloat16", batch_invariant=True, **options
+    )
 
 
 def answer(driver, chunk=10_000, company=0, cached=0):
@@ -35,7 +42,9 @@ def answer(driver, chunk=10_000, company=0, cached=0):
     sample = driver.runner._sampler.sample
 
     def keep(logits, requests, *others):
-        found.extend(logits[row].clone() for row, each in enumerate(requests) if each.request_id == "a")
+        found.extend(
+            logits[row].clone() for row, each in enumerate(requests) if each.request_id == "a"
+        )
         return sample(logits, requests, *others)
 
     driver.runner._sampler.sample = keep
@@ -43,9 +52,14 @@ def answer(driver, chunk=10_000, company=0, cached=0):
     if cached:
         before = driver.request("before", PROMPT[:cached])
         driver.step((before, cached))
-        request.block_table = before.block_table[: cached // 16] + request.block_table[cached // 16 :]
+        request.block_table = (
+            before.block_table[: cached // 16] + request.block_table[cached // 16 :]
+        )
         request.num_computed_tokens = cached
-    others = [driver.request(f"o{n}", PROMPT[n : n + 30 * n + 2], temperature=1.0, seed=n) for n in range(company)]
+    others = [
+        driver.request(f"o{n}", PROMPT[n : n + 30 * n + 2], temperature=1.0, seed=n)
+        for n in range(company)
+    ]
     driver.finish([request, *others], NUM_OUTPUT, chunk)
     return torch.stack(found[:NUM_OUTPUT]).view(torch.int32), driver.output(request)
 
@@ -73,11 +87,15 @@ def test_the_last_token_of_a_cached_prompt_has_the_same_bits(make):
     driver.step((request, 89))
     found = []
     sample = driver.runner._sampler.sample
-    driver.runner._sampler.sample = lambda logits, *others: found.append(logits.clone()) or sample(logits, *others)
+    driver.runner._sampler.sample = lambda logits, *others: (
+        found.append(logits.clone()) or sample(logits, *others)
+    )
     driver.step((request, 1))
     assert torch.equal(found[0][0].view(torch.int32), whole[0][0])
 
 
 def test_transformers_code_is_refused_because_it_does_not_promise_it(make):
-    with pytest.raises(ModelError, match=r"engine\.batchInvariant needs our own decoder: model type olmo2"):
+    with pytest.raises(
+        ModelError, match=r"engine\.batchInvariant needs our own decoder: model type olmo2"
+    ):
         make("olmo2")

@@ -1,4 +1,6 @@
-"""The real chat model (SmolLM2-135M-Instruct): equality with generate() in float32, and an answer that makes sense in bf16."""
+"""The real chat model (SmolLM2-135M-Instruct): equality with generate() in float32, and an answer
+that makes sense in bf16.
+"""
 
 from typing import Any
 

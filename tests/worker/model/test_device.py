@@ -6,14 +6,27 @@ import torch
 from pdcluster_worker.config.asked_device import Asked
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import Device
-from pdcluster_worker.model.device import NEVER_RUN, Facts, check_computes_on, choose, parse_cpu_name, read_facts
+from pdcluster_worker.model.device import (
+    NEVER_RUN,
+    Facts,
+    check_computes_on,
+    choose,
+    parse_cpu_name,
+    read_facts,
+)
 
 GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")
 
 
 @pytest.mark.parametrize(
     ("device", "gpu", "kind"),
-    [("auto", "cpu", "cpu"), ("auto", "B200", "cuda"), ("cpu", "cpu", "cpu"), ("cpu", "B200", "cpu"), ("cuda", "B200", "cuda")],
+    [
+        ("auto", "cpu", "cpu"),
+        ("auto", "B200", "cuda"),
+        ("cpu", "cpu", "cpu"),
+        ("cpu", "B200", "cpu"),
+        ("cuda", "B200", "cuda"),
+    ],
 )
 def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
     wanted = {"cpu": Device("cpu", "Xeon"), "cuda": Device("cuda", "NVIDIA B200", NEVER_RUN)}
@@ -25,14 +38,30 @@ def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
     [
         (Facts("Xeon"), "torch of this image is built without CUDA", "cuda variant"),
         (
-            Facts("Xeon", "13.2", fault="The NVIDIA driver on your system is too old (found version 12040)."),
+            Facts(
+                "Xeon",
+                "13.2",
+                fault="The NVIDIA driver on your system is too old (found version 12040).",
+            ),
             "the node's driver is too old for CUDA 13.2",
             "update the driver",
         ),
-        (Facts("Xeon", "13.2", fault="Found no NVIDIA driver on your system."), "no CUDA device is visible", "device plugin"),
-        (Facts("Xeon", "13.2", fault="No CUDA GPUs are available"), "no CUDA device is visible", "device plugin"),
+        (
+            Facts("Xeon", "13.2", fault="Found no NVIDIA driver on your system."),
+            "no CUDA device is visible",
+            "device plugin",
+        ),
+        (
+            Facts("Xeon", "13.2", fault="No CUDA GPUs are available"),
+            "no CUDA device is visible",
+            "device plugin",
+        ),
         (Facts("Xeon", "13.2"), "no CUDA device is visible", "device plugin"),
-        (Facts("Xeon", "13.2", gpu="NVIDIA B200", triton=False), "Triton, which makes the kernels, is not in this image", "cuda variant"),
+        (
+            Facts("Xeon", "13.2", gpu="NVIDIA B200", triton=False),
+            "Triton, which makes the kernels, is not in this image",
+            "cuda variant",
+        ),
     ],
 )
 def test_missing_cuda_is_refused_with_the_fix(facts, reason, fix):
@@ -44,9 +73,13 @@ def test_missing_cuda_is_refused_with_the_fix(facts, reason, fix):
     assert len(str(refusal.value)) < 400  # what a condition shows of it
 
 
-@pytest.mark.parametrize(("device", "cache"), [(Device("cuda", "NVIDIA B200"), "cpu"), (Device("cpu", "Xeon"), "cuda")])
+@pytest.mark.parametrize(
+    ("device", "cache"), [(Device("cuda", "NVIDIA B200"), "cpu"), (Device("cpu", "Xeon"), "cuda")]
+)
 def test_engine_whose_cache_is_elsewhere_is_refused(device, cache):
-    with pytest.raises(DeviceError, match=rf"is to compute on {device.kind} .*are on {cache}: use a worker image"):
+    with pytest.raises(
+        DeviceError, match=rf"is to compute on {device.kind} .*are on {cache}: use a worker image"
+    ):
         check_computes_on(device, torch.device(cache))
 
 
@@ -55,13 +88,19 @@ def test_engine_whose_cache_is_where_it_was_asked_for_goes_on():
 
 
 def test_cpu_asks_nothing_of_cuda():
-    assert choose(Asked("cpu", "B200", "big"), Facts("Xeon", fault="No CUDA GPUs are available")) == Device("cpu", "Xeon")
+    assert choose(
+        Asked("cpu", "B200", "big"), Facts("Xeon", fault="No CUDA GPUs are available")
+    ) == Device("cpu", "Xeon")
 
 
 @pytest.mark.parametrize(
     ("cpuinfo", "name"),
     [
-        ("processor\t: 0\nmodel name\t: Intel(R) Xeon(R) @ 2.00GHz\nprocessor\t: 1\nmodel name\t: other\n", "Intel(R) Xeon(R) @ 2.00GHz"),
+        (
+            "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) @ 2.00GHz\nprocessor\t: 1\nmodel "
+            "name\t: other\n",
+            "Intel(R) Xeon(R) @ 2.00GHz",
+        ),
         ("processor\t: 0\nBogoMIPS\t: 243.75\nCPU part\t: 0xd4f\n", None),
         ("model name\t:\n", None),
         ("", None),

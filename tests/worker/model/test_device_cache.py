@@ -1,4 +1,6 @@
-"""The staging of a cache whose tensor the host cannot read: here on the CPU, with the same copies."""
+"""The staging of a cache whose tensor the host cannot read: here on the CPU, with the
+same copies.
+"""
 
 import os
 
@@ -8,12 +10,19 @@ import torch
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.device_cache import STEP_BYTES_PER_TOKEN, DeviceKVCache, DeviceMemory, device_blocks, open_cache
+from pdcluster_worker.model.device_cache import (
+    STEP_BYTES_PER_TOKEN,
+    DeviceKVCache,
+    DeviceMemory,
+    device_blocks,
+    open_cache,
+)
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="bfloat16")
 CPU = torch.device("cpu")
-DEVICE = torch.device("cuda" if os.environ.get("PDCLUSTER_GPU_CHECK") == "1" else "cpu")  # see `make gpu-check`
+# see `make gpu-check`
+DEVICE = torch.device("cuda" if os.environ.get("PDCLUSTER_GPU_CHECK") == "1" else "cpu")
 
 
 def filled(num_blocks: int = 4) -> DeviceKVCache:
@@ -76,7 +85,9 @@ def test_block_outside_the_cache_is_an_error(block_id: int) -> None:
 
 def test_no_room_is_refused_with_the_bytes_and_the_fix() -> None:
     size = (1 << 50) // block_num_bytes(GEOMETRY)
-    with pytest.raises(ModelError, match=rf"{size * block_num_bytes(GEOMETRY)} bytes.*lower engine\.kvCacheMemory"):
+    with pytest.raises(
+        ModelError, match=rf"{size * block_num_bytes(GEOMETRY)} bytes.*lower engine\.kvCacheMemory"
+    ):
         DeviceKVCache(GEOMETRY, size, DEVICE)
 
 
@@ -90,29 +101,49 @@ STEPS = STEP_BYTES_PER_TOKEN * 1024 + 12 * 1000 * 8
 
 
 def engine_of(share: float | None) -> EngineConfig:
-    return EngineConfig(device_memory_share=share, max_batched_tokens=1024, max_sequences=8, kv_cache_memory=GIB)
+    return EngineConfig(
+        device_memory_share=share, max_batched_tokens=1024, max_sequences=8, kv_cache_memory=GIB
+    )
 
 
 def test_share_of_a_device_leaves_room_for_weights_and_steps() -> None:
-    blocks = device_blocks(GEOMETRY, engine_of(0.5), DeviceMemory(total=80 * GIB, taken=16 * GIB), vocab_size=1000)
+    blocks = device_blocks(
+        GEOMETRY, engine_of(0.5), DeviceMemory(total=80 * GIB, taken=16 * GIB), vocab_size=1000
+    )
 
     assert blocks == (24 * GIB - STEPS) // block_num_bytes(GEOMETRY)
 
 
 def test_without_a_share_kv_cache_memory_counts() -> None:
-    assert device_blocks(GEOMETRY, engine_of(None), DeviceMemory(80 * GIB, 0), 1000) == GIB // block_num_bytes(GEOMETRY)
+    assert device_blocks(
+        GEOMETRY, engine_of(None), DeviceMemory(80 * GIB, 0), 1000
+    ) == GIB // block_num_bytes(GEOMETRY)
 
 
 def test_share_without_room_is_refused_with_what_takes_it() -> None:
     with pytest.raises(ModelError) as refusal:
-        device_blocks(GEOMETRY, engine_of(0.25), DeviceMemory(total=80 * GIB, taken=20 * GIB), vocab_size=1000)
+        device_blocks(
+            GEOMETRY, engine_of(0.25), DeviceMemory(total=80 * GIB, taken=20 * GIB), vocab_size=1000
+        )
 
-    for part in ("engine.deviceMemoryShare of 0.25", str(20 * GIB), str(STEPS), "raise it", "engine.maxBatchedTokens"):
+    for part in (
+        "engine.deviceMemoryShare of 0.25",
+        str(20 * GIB),
+        str(STEPS),
+        "raise it",
+        "engine.maxBatchedTokens",
+    ):
         assert part in str(refusal.value)
 
 
 def test_share_is_of_no_effect_on_a_cpu() -> None:
-    cache = open_cache(GEOMETRY, EngineConfig(device_memory_share=0.9, kv_cache_memory=1 << 20), CPU, vocab_size=1000, weight_bytes=0)
+    cache = open_cache(
+        GEOMETRY,
+        EngineConfig(device_memory_share=0.9, kv_cache_memory=1 << 20),
+        CPU,
+        vocab_size=1000,
+        weight_bytes=0,
+    )
 
     assert isinstance(cache, KVCache)
     assert cache.num_blocks == (1 << 20) // block_num_bytes(GEOMETRY)

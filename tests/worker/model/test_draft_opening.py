@@ -1,4 +1,6 @@
-"""A draft model beside the engine's: the same vocabulary, its share of the memory, and the same answers."""
+"""A draft model beside the engine's: the same vocabulary, its share of the memory, and the same
+answers.
+"""
 
 import json
 import time
@@ -15,7 +17,13 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine import EngineStats, Submit, Tokens
 from pdcluster_worker.messages.engine_settings import EngineSettings, SpeculationSettings
 from pdcluster_worker.messages.requests import RequestSpec, Sampling
-from pdcluster_worker.model.draft_opening import check_vocabulary, divide, make_drafter, open_draft_runner, token_values
+from pdcluster_worker.model.draft_opening import (
+    check_vocabulary,
+    divide,
+    make_drafter,
+    open_draft_runner,
+    token_values,
+)
 from pdcluster_worker.model.runner import open_runner
 from pdcluster_worker.testing import FakeNetwork, FakeTransport
 from tests.make_tiny_model import make_tiny_model
@@ -23,11 +31,23 @@ from tests.make_tiny_model import make_tiny_model
 TOKENS = {"a": 0, "b": 1, "c": 2}
 
 
-def folder(path: Path, vocab: object = TOKENS, added: tuple[tuple[str, int], ...] = (("<end>", 3),), **config: int) -> Path:
+def folder(
+    path: Path,
+    vocab: object = TOKENS,
+    added: tuple[tuple[str, int], ...] = (("<end>", 3),),
+    **config: int,
+) -> Path:
     path.mkdir()
     entries = [{"content": content, "id": token_id} for content, token_id in added]
-    (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": entries}))
-    sizes = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256} | config
+    (path / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": vocab}, "added_tokens": entries})
+    )
+    sizes = {
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "hidden_size": 256,
+    } | config
     (path / "config.json").write_text(json.dumps(sizes))
     return path
 
@@ -35,7 +55,11 @@ def folder(path: Path, vocab: object = TOKENS, added: tuple[tuple[str, int], ...
 def test_vocabularies_must_be_the_same(tmp_path: Path) -> None:
     model = folder(tmp_path / "model")
     check_vocabulary(model, folder(tmp_path / "same", [["a", -1.0], ["b", -2.0], ["c", -3.0]]))
-    with pytest.raises(ModelError, match=r"draftModel: .*another vocabulary than the model: token 1 is 'c' there and 'b' here: take"):
+    with pytest.raises(
+        ModelError,
+        match=r"draftModel: .*another vocabulary than the model: token 1 is 'c' there and 'b' "
+        r"here: take",
+    ):
         check_vocabulary(model, folder(tmp_path / "other", {"a": 0, "c": 1, "b": 2}))
     with pytest.raises(ModelError, match="token 3 is None there and '<end>' here"):
         check_vocabulary(model, folder(tmp_path / "fewer", added=()))
@@ -46,14 +70,27 @@ def test_vocabularies_must_be_the_same(tmp_path: Path) -> None:
 
 
 def test_memory_for_blocks_is_divided_by_what_a_token_takes(tmp_path: Path) -> None:
-    model, draft = folder(tmp_path / "model", num_hidden_layers=6), folder(tmp_path / "draft", num_hidden_layers=2)
+    model, draft = (
+        folder(tmp_path / "model", num_hidden_layers=6),
+        folder(tmp_path / "draft", num_hidden_layers=2),
+    )
     assert (token_values(model), token_values(draft)) == (6 * 2 * 32, 2 * 2 * 32)
     drafts = SpeculationConfig(method="draft", draft_model=str(draft))
-    engine = EngineConfig(kv_cache_memory=8000, tensor_parallel_size=2, threads=2, max_model_len=99, speculation=drafts)
+    engine = EngineConfig(
+        kv_cache_memory=8000,
+        tensor_parallel_size=2,
+        threads=2,
+        max_model_len=99,
+        speculation=drafts,
+    )
     division = divide(ModelConfig("m", str(model)), engine)
     assert division.draft is not None
     assert (division.engine.kv_cache_memory, division.draft.kv_cache_memory) == (6000, 2000)
-    assert (division.draft.tensor_parallel_size, division.draft.threads, division.draft.max_model_len) == (1, 1, None)
+    assert (
+        division.draft.tensor_parallel_size,
+        division.draft.threads,
+        division.draft.max_model_len,
+    ) == (1, 1, None)
     assert division.draft.speculation is None
     plain = EngineConfig(speculation=SpeculationConfig())
     assert divide(ModelConfig("m", "/nowhere"), plain).draft is None
@@ -63,7 +100,9 @@ def test_memory_for_blocks_is_divided_by_what_a_token_takes(tmp_path: Path) -> N
 
 
 def test_drafts_of_a_model_are_right_and_the_answers_the_same(tmp_path: Path) -> None:
-    """The draft model is the model itself: greedy and drawn tokens agree, so that all drafts are right."""
+    """The draft model is the model itself: greedy and drawn tokens agree, so that all drafts are
+    right.
+    """
     path = make_tiny_model("llama", tmp_path / "llama")
     if not (path / "tokenizer.json").exists():
         (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": TOKENS}}))
@@ -77,10 +116,24 @@ def test_drafts_of_a_model_are_right_and_the_answers_the_same(tmp_path: Path) ->
     assert isinstance(drafter, ModelDrafter)
     answers = []
     for own in (None, drafter):
-        settings = EngineSettings(16, 64, 256, 8, info.max_model_len, speculation=None if own is None else drafts.settings)
-        core = EngineCore(settings, runner, FakeTransport(FakeNetwork(), cache, "e", time.monotonic), time.monotonic, drafter=own)
+        settings = EngineSettings(
+            16, 64, 256, 8, info.max_model_len, speculation=None if own is None else drafts.settings
+        )
+        core = EngineCore(
+            settings,
+            runner,
+            FakeTransport(FakeNetwork(), cache, "e", time.monotonic),
+            time.monotonic,
+            drafter=own,
+        )
         for number, temperature in enumerate((0.0, 0.9)):
-            sampling = Sampling(max_tokens=12, seed=5, temperature=temperature, ignore_eos=True, presence_penalty=0.3 * number)
+            sampling = Sampling(
+                max_tokens=12,
+                seed=5,
+                temperature=temperature,
+                ignore_eos=True,
+                presence_penalty=0.3 * number,
+            )
             core.handle(Submit(RequestSpec(f"r{number}", list(range(5 + number, 25)), sampling)))
         found: dict[str, list[int]] = {}
         while core.has_work:
@@ -97,8 +150,12 @@ def test_drafts_of_a_model_are_right_and_the_answers_the_same(tmp_path: Path) ->
 
 
 def test_ngram_is_the_drafter_without_a_model_and_nothing_when_off() -> None:
-    info = open_draft_runner(ModelConfig("m", "/m"), divide(ModelConfig("m", "/m"), EngineConfig()), "cpu")
+    info = open_draft_runner(
+        ModelConfig("m", "/m"), divide(ModelConfig("m", "/m"), EngineConfig()), "cpu"
+    )
     assert info is None
     assert make_drafter(EngineConfig(), None, None) is None
-    assert isinstance(make_drafter(EngineConfig(speculation=SpeculationConfig()), None, None), NgramDrafter)
+    assert isinstance(
+        make_drafter(EngineConfig(speculation=SpeculationConfig()), None, None), NgramDrafter
+    )
     assert SpeculationSettings() == SpeculationConfig().settings

@@ -1,4 +1,6 @@
-"""The runner's greedy tokens are those of transformers' generate() in float32, however a request is cut into steps."""
+"""The runner's greedy tokens are those of transformers' generate() in float32, however a request is
+cut into steps.
+"""
 
 import pytest
 
@@ -68,7 +70,9 @@ def test_decodes_mixed_with_prefill_chunks_equal_generate(folder, make_driver, c
 def test_one_long_context_among_short_ones_equals_generate(folder, make_driver, check):
     driver = make_driver(folder, num_blocks=512)
     lengths = [1500, 3, 40, 20, 5]
-    requests = [driver.request(f"r{n}", random_prompt(n, length)) for n, length in enumerate(lengths)]
+    requests = [
+        driver.request(f"r{n}", random_prompt(n, length)) for n, length in enumerate(lengths)
+    ]
     driver.finish(requests, NUM_OUTPUT)
     for request in requests:
         check(driver, request)
@@ -87,7 +91,10 @@ def test_preempted_and_recomputed_equals_generate(folder, make_driver, check):
 
 def test_repeating_a_step_gives_the_same_result(tiny_folder, make_driver):
     driver = make_driver(tiny_folder("llama"))
-    requests = [driver.request("a", random_prompt(1, 20)), driver.request("b", random_prompt(2, 40))]
+    requests = [
+        driver.request("a", random_prompt(1, 20)),
+        driver.request("b", random_prompt(2, 40)),
+    ]
     driver.finish(requests, 2)
     before = [request.num_computed_tokens for request in requests]
     first = driver.step((requests[0], 1), (requests[1], 1))
@@ -104,7 +111,9 @@ def test_an_unfinished_chunk_samples_nothing(tiny_folder, make_driver):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_bfloat16_agrees_where_the_reference_is_sure(tiny_folder, make_driver, reference, kind):
-    """bf16 promises no equality; the first tokens, where float32 is clear, must still agree mostly."""
+    """bf16 promises no equality; the first tokens, where float32 is clear, must still
+    agree mostly.
+    """
     folder = tiny_folder(kind)
     driver = make_driver(folder, dtype="bfloat16")
     agreed = []

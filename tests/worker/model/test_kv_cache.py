@@ -1,4 +1,6 @@
-"""The cache keeps what is written, block by block and byte by byte, in the layout of docs/architecture.md."""
+"""The cache keeps what is written, block by block and byte by byte, in the layout of
+docs/architecture.md.
+"""
 
 import os
 from pathlib import Path
@@ -18,10 +20,15 @@ GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dt
 def write_tokens(cache, slots, layer):
     """Random keys and values of len(slots) tokens, [Hkv, T, D]."""
     geometry = cache.geometry
-    key, value = torch.randn(2, geometry.num_kv_heads, len(slots), geometry.head_dim, dtype=cache.tensor.dtype).unbind()
+    key, value = torch.randn(
+        2, geometry.num_kv_heads, len(slots), geometry.head_dim, dtype=cache.tensor.dtype
+    ).unbind()
     for place, slot in enumerate(slots):
         block, offset = divmod(slot, geometry.block_size)
-        cache.tensor[block, :, layer, 0, offset], cache.tensor[block, :, layer, 1, offset] = key[:, place], value[:, place]
+        cache.tensor[block, :, layer, 0, offset], cache.tensor[block, :, layer, 1, offset] = (
+            key[:, place],
+            value[:, place],
+        )
     return key, value
 
 
@@ -62,7 +69,9 @@ def test_rank_moves_its_own_heads_of_the_memory_that_all_share():
     geometry = KVGeometry(4, 8, 2, 4, "float32")
     memory = reserve("KV blocks", 3 * block_num_bytes(geometry))
     try:
-        first, second = (KVCache(geometry, 3, memory, Place(tensor_size=2, rank=rank)) for rank in range(2))
+        first, second = (
+            KVCache(geometry, 3, memory, Place(tensor_size=2, rank=rank)) for rank in range(2)
+        )
     finally:
         os.close(memory)
     first.tensor.normal_()

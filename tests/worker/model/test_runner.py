@@ -1,4 +1,6 @@
-"""The runner beyond greedy: sampling is the same on every path, and one bad request fails alone and leaves nothing behind."""
+"""The runner beyond greedy: sampling is the same on every path, and one bad request fails alone and
+leaves nothing behind.
+"""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +18,19 @@ from tests.equality import assert_same_tokens
 from tests.kept_answer import keep_answer
 from tests.worker.model.random_prompts import random_prompt
 
-SAMPLED = {"temperature": 0.9, "seed": 11, "top_p": 0.95, "presence_penalty": 0.4, "repetition_penalty": 1.1, "logprobs": 2}
+SAMPLED = {
+    "temperature": 0.9,
+    "seed": 11,
+    "top_p": 0.95,
+    "presence_penalty": 0.4,
+    "repetition_penalty": 1.1,
+    "logprobs": 2,
+}
 
 
-def test_seeded_sampling_is_the_same_in_chunks_in_company_and_after_preemption(tiny_folder, make_driver):
+def test_seeded_sampling_is_the_same_in_chunks_in_company_and_after_preemption(
+    tiny_folder, make_driver
+):
     folder = tiny_folder("llama")
     alone = make_driver(folder)
     expected = alone.request("a", random_prompt(1, 50), **SAMPLED)
@@ -27,7 +38,10 @@ def test_seeded_sampling_is_the_same_in_chunks_in_company_and_after_preemption(t
 
     driver = make_driver(folder, num_blocks=512)
     request = driver.request("a", random_prompt(1, 50), **SAMPLED)
-    others = [driver.request(f"o{n}", random_prompt(50 + n, 30 * n + 1), temperature=1.0, seed=n) for n in range(3)]
+    others = [
+        driver.request(f"o{n}", random_prompt(50 + n, 30 * n + 1), temperature=1.0, seed=n)
+        for n in range(3)
+    ]
     driver.finish([request, *others], 9, chunk=16)
     driver.runner.forget("a")
     request.num_computed_tokens = 0
@@ -53,7 +67,9 @@ def test_a_moved_request_goes_on_with_the_same_tokens(tiny_folder, make_driver):
     assert target.output(moved) == source.output(stays)
 
 
-def test_a_poisoned_request_fails_alone_and_its_blocks_do_no_harm(tiny_folder, make_driver, reference):
+def test_a_poisoned_request_fails_alone_and_its_blocks_do_no_harm(
+    tiny_folder, make_driver, reference
+):
     folder = tiny_folder("llama")
     driver = make_driver(folder)
     poison = 300
@@ -85,7 +101,11 @@ def test_a_prompt_that_is_computed_again_has_the_same_log_probabilities(tiny_fol
     (again,) = driver.step((whole, 50))
     assert first.prompt_logprobs == again.prompt_logprobs
     assert len(first.prompt_logprobs) == 49
-    assert all(one.top_logprobs[0] == (request.tokens[at], one.logprob) for at, one in enumerate(first.prompt_logprobs, 1) if one.rank == 1)
+    assert all(
+        one.top_logprobs[0] == (request.tokens[at], one.logprob)
+        for at, one in enumerate(first.prompt_logprobs, 1)
+        if one.rank == 1
+    )
     (second,) = driver.step((request, 1))
     assert second.prompt_logprobs == ()
     driver.runner.forget("a")
@@ -96,9 +116,14 @@ def test_a_prompt_that_is_computed_again_has_the_same_log_probabilities(tiny_fol
 def test_a_prompt_without_finite_logits_in_the_middle_fails_alone(tiny_folder, make_driver):
     """Its last row is good here, as where NaN comes of one position alone."""
     driver = make_driver(tiny_folder("llama"))
-    good, bad = driver.request("good", [5, 6, 7], prompt_logprobs=0), driver.request("bad", [5, 6, 7], prompt_logprobs=0)
+    good, bad = (
+        driver.request("good", [5, 6, 7], prompt_logprobs=0),
+        driver.request("bad", [5, 6, 7], prompt_logprobs=0),
+    )
     logits = driver.runner.forward.logits
-    driver.runner.forward.logits = lambda plan: logits(plan).index_fill_(0, torch.tensor([4]), float("nan"))
+    driver.runner.forward.logits = lambda plan: logits(plan).index_fill_(
+        0, torch.tensor([4]), float("nan")
+    )
     sample, error = driver.step((good, 3), (bad, 3))
     assert [one.top_logprobs for one in sample.prompt_logprobs] == [[], []]
     assert isinstance(error, RequestError)
@@ -124,11 +149,18 @@ def test_open_runner_describes_the_model_it_loaded(tiny_folder):
     folder = tiny_folder("mistral")
     keep_answer(folder, "float32", 100)
     engine = EngineConfig(block_size=8, max_model_len=100, kv_cache_memory=1 << 20, threads=1)
-    runner, cache, info = open_runner(ModelConfig(name="tiny", path=str(folder), dtype="float32"), engine)
+    runner, cache, info = open_runner(
+        ModelConfig(name="tiny", path=str(folder), dtype="float32"), engine
+    )
     assert info is runner.info
     assert (info.max_model_len, info.vocab_size, info.dtype) == (100, 512, "float32")
     geometry = info.geometry
-    assert (geometry.num_kv_heads, geometry.head_dim, geometry.num_layers, geometry.block_size) == (1, 16, 2, 8)
+    assert (geometry.num_kv_heads, geometry.head_dim, geometry.num_layers, geometry.block_size) == (
+        1,
+        16,
+        2,
+        8,
+    )
     assert geometry.dtype == "float32"
     assert cache.num_blocks == (1 << 20) // cache.block_bytes
     assert torch.get_num_threads() == 1
@@ -138,19 +170,26 @@ def test_open_runner_describes_the_model_it_loaded(tiny_folder):
 def test_open_runner_takes_a_given_number_of_blocks(tiny_folder):
     keep_answer(tiny_folder("llama"), "bfloat16")
     engine = EngineConfig(num_blocks=5, threads=1)
-    _, cache, info = open_runner(ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="bfloat16"), engine)
+    _, cache, info = open_runner(
+        ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="bfloat16"), engine
+    )
     assert (cache.num_blocks, info.dtype, info.geometry.dtype) == (5, "bfloat16", "bfloat16")
 
 
 def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
     keep_answer(tiny_folder("llama"), "float32", 100)
     model = ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32")
-    block_bytes = 2 * 2 * 2 * 16 * 16 * 4  # KV heads, layers, keys and values, tokens, head size, float32
+    # KV heads, layers, keys and values, tokens, head size, float32
+    block_bytes = 2 * 2 * 2 * 16 * 16 * 4
     with pytest.raises(ModelError) as refused:
-        open_runner(model, EngineConfig(max_model_len=100, kv_cache_memory=7 * block_bytes, threads=1))
+        open_runner(
+            model, EngineConfig(max_model_len=100, kv_cache_memory=7 * block_bytes, threads=1)
+        )
     assert str(refused.value) == (
-        f"engine.maxModelLen=100 does not fit: one request of 100 tokens takes 8 KV blocks ({8 * block_bytes} bytes), and there are 7 "
-        f"({7 * block_bytes} bytes, room for 96 tokens): raise engine.kvCacheMemory to {8 * block_bytes}, or lower maxModelLen to 96"
+        "engine.maxModelLen=100 does not fit: one request of 100 tokens takes 8 KV blocks "
+        f"({8 * block_bytes} bytes), and there are 7 "
+        f"({7 * block_bytes} bytes, room for 96 tokens): raise engine.kvCacheMemory to "
+        f"{8 * block_bytes}, or lower maxModelLen to 96"
     )
     with pytest.raises(ModelError, match=r"raise engine\.numBlocks to 8, or lower"):
         open_runner(model, EngineConfig(max_model_len=100, num_blocks=7, threads=1))
@@ -161,7 +200,9 @@ def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
 def test_open_runner_lowers_the_models_own_length_to_what_its_pool_holds(tiny_folder, caplog):
     keep_answer(tiny_folder("llama"), "float32")
     engine = EngineConfig(num_blocks=5, threads=1)
-    runner, _, info = open_runner(ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32"), engine)
+    runner, _, info = open_runner(
+        ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32"), engine
+    )
     assert info.max_model_len == runner.info.max_model_len == 64
     assert "length of 2048 tokens is lowered to 64" in info.length_note
     assert "raise engine.numBlocks to 129" in info.length_note
@@ -174,13 +215,17 @@ def test_open_runner_refuses_a_missing_folder():
 
 
 @pytest.mark.parametrize(("kernels", "sizes"), [("", []), ("off", row_sizes(2048))])
-def test_rows_are_padded_and_their_sizes_warmed_only_where_code_is_made_for_each(kernels, sizes, tiny_folder, make_driver, monkeypatch):
+def test_rows_are_padded_and_their_sizes_warmed_only_where_code_is_made_for_each(
+    kernels, sizes, tiny_folder, make_driver, monkeypatch
+):
     monkeypatch.setenv("PDCLUSTER_KERNELS", kernels)
     driver = make_driver(tiny_folder("llama"))
     forward, met, rows = driver.runner.forward, [], []
     computed = forward.logits
     monkeypatch.setattr(forward, "warm_up", met.append)
-    monkeypatch.setattr(forward, "logits", lambda plan: rows.append(len(plan.token_ids)) or computed(plan))
+    monkeypatch.setattr(
+        forward, "logits", lambda plan: rows.append(len(plan.token_ids)) or computed(plan)
+    )
     driver.runner.warm_up()
     assert met == sizes
     rows.clear()

@@ -1,4 +1,6 @@
-"""Plan of a step made from a batch: flat order, padding, slots, and block tables that are kept from step to step."""
+"""Plan of a step made from a batch: flat order, padding, slots, and block tables that are kept from
+step to step.
+"""
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,9 @@ SIZE = 4
 
 
 def scheduled(name, num_tokens, computed, count, table=(7, 3, 5, 1)):
-    request = Request(name, list(range(100, 100 + num_tokens)), num_tokens, Sampling(max_tokens=9, seed=0))
+    request = Request(
+        name, list(range(100, 100 + num_tokens)), num_tokens, Sampling(max_tokens=9, seed=0)
+    )
     request.num_computed_tokens = computed
     request.block_table = list(table)
     return Scheduled.of(request, count)
@@ -30,17 +34,30 @@ def table_of(plan, sequence):
 
 
 def test_items_are_laid_out_flat_in_batch_order_and_padded(planner):
-    plan = planner.plan(Batch((scheduled("a", 6, 5, 1), scheduled("b", 9, 2, 3), scheduled("c", 3, 0, 3))))
+    plan = planner.plan(
+        Batch((scheduled("a", 6, 5, 1), scheduled("b", 9, 2, 3), scheduled("c", 3, 0, 3)))
+    )
     assert (plan.num_tokens, len(plan.token_ids)) == (7, 8)
     assert plan.token_ids.tolist() == [105, 102, 103, 104, 100, 101, 102, 0]
     assert plan.positions.tolist() == [5, 2, 3, 4, 0, 1, 2, 0]
-    assert plan.slots.tolist() == [3 * 4 + 1, 7 * 4 + 2, 7 * 4 + 3, 3 * 4, 7 * 4, 7 * 4 + 1, 7 * 4 + 2, NO_SLOT]
+    assert plan.slots.tolist() == [
+        3 * 4 + 1,
+        7 * 4 + 2,
+        7 * 4 + 3,
+        3 * 4,
+        7 * 4,
+        7 * 4 + 1,
+        7 * 4 + 2,
+        NO_SLOT,
+    ]
     assert plan.sample_at.tolist() == [0, 6]  # the middle one is not at its end
     assert plan.longest == 6
 
 
 def test_decodes_come_first_among_the_sequences_wherever_their_rows_are(planner):
-    plan = planner.plan(Batch((scheduled("a", 9, 2, 3), scheduled("b", 6, 5, 1), scheduled("c", 3, 0, 2))))
+    plan = planner.plan(
+        Batch((scheduled("a", 9, 2, 3), scheduled("b", 6, 5, 1), scheduled("c", 3, 0, 2)))
+    )
     assert plan.num_decodes == 1
     assert plan.firsts.tolist() == [3, 0, 4]
     assert plan.lengths.tolist() == [1, 3, 2]

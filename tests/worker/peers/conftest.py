@@ -1,6 +1,8 @@
-"""Real parts for the tests of peers: etcd processes, certificates of a real CA, gRPC over real mutual TLS on loopback.
+"""Real parts for the tests of peers: etcd processes, certificates of a real CA, gRPC over real
+mutual TLS on loopback.
 
-Inputs are WorkerRecords and the handler below, which stands where dispatch will; nothing else is replaced.
+Inputs are WorkerRecords and the handler below, which stands where dispatch will; nothing else is
+replaced.
 """
 
 import asyncio
@@ -77,7 +79,9 @@ class EtcdServer:
         return f"127.0.0.1:{self.port}"
 
     def start(self, *, empty: bool = False) -> None:
-        """Start and wait until it takes connections; `empty` makes it another cluster without data."""
+        """Start and wait until it takes connections; `empty` makes it another cluster
+        without data.
+        """
         if empty:
             shutil.rmtree(self._folder, ignore_errors=True)
         client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
@@ -85,10 +89,26 @@ class EtcdServer:
             str(Path(sys.executable).with_name("etcd")),
             *("--data-dir", str(self._folder), "--unsafe-no-fsync", "--log-level", "error"),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"),
-            *("--initial-cluster-token", uuid.uuid4().hex, "--heartbeat-interval", "20", "--election-timeout", "200"),
+            *(
+                "--listen-peer-urls",
+                peer,
+                "--initial-advertise-peer-urls",
+                peer,
+                "--initial-cluster",
+                f"default={peer}",
+            ),
+            *(
+                "--initial-cluster-token",
+                uuid.uuid4().hex,
+                "--heartbeat-interval",
+                "20",
+                "--election-timeout",
+                "200",
+            ),
         ]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < deadline:
             with socket.socket() as probe:
@@ -112,7 +132,12 @@ class EtcdServer:
             self._process = None
 
     def ctl(self, *arguments: str) -> str:
-        command = [str(Path(sys.executable).with_name("etcdctl")), "--endpoints", self.endpoint, *arguments]
+        command = [
+            str(Path(sys.executable).with_name("etcdctl")),
+            "--endpoints",
+            self.endpoint,
+            *arguments,
+        ]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -161,10 +186,19 @@ def record() -> Callable[..., WorkerRecord]:
 
 
 class Watcher:
-    """A Discovery with its calls; `dead` holds the pods whose probes fail.  obeys: its record follows the drain command."""
+    """A Discovery with its calls; `dead` holds the pods whose probes fail.  obeys: its record
+    follows the drain command.
+    """
 
     def __init__(
-        self, endpoints: list[str], own: WorkerRecord, namespace: str, lease_seconds: int, *, obeys: bool, pinned: dict[str, bytes]
+        self,
+        endpoints: list[str],
+        own: WorkerRecord,
+        namespace: str,
+        lease_seconds: int,
+        *,
+        obeys: bool,
+        pinned: dict[str, bytes],
     ) -> None:
         self.own = own
         self._obeys = obeys
@@ -194,7 +228,9 @@ class Watcher:
     def _on_drain(self, present: bool) -> None:
         self.drains.append(present)
         if self._obeys:
-            self.discovery.update(msgspec.structs.replace(self.own, state="draining" if present else "ready"))
+            self.discovery.update(
+                msgspec.structs.replace(self.own, state="draining" if present else "ready")
+            )
 
     async def _probe(self, member: WorkerRecord) -> bool:
         self.probed.append(member.pod)
@@ -217,7 +253,16 @@ async def watcher(record: Callable[..., WorkerRecord]) -> AsyncIterator[Callable
         **changes: Any,
     ) -> Watcher:
         endpoints = [endpoint] if isinstance(endpoint, str) else endpoint
-        started.append(Watcher(endpoints, record(pod, **changes), namespace, lease_seconds, obeys=obeys, pinned=pinned or {}))
+        started.append(
+            Watcher(
+                endpoints,
+                record(pod, **changes),
+                namespace,
+                lease_seconds,
+                obeys=obeys,
+                pinned=pinned or {},
+            )
+        )
         return started[-1]
 
     yield start
@@ -232,7 +277,9 @@ class Authority:
         self._serial = itertools.count()
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pdcluster ca")])
-        builder = self._builder("pdcluster ca", self._key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = self._builder("pdcluster ca", self._key).add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        )
         self.certificate = builder.sign(self._key, hashes.SHA256())
 
     def _builder(self, name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
@@ -251,11 +298,17 @@ class Authority:
         """Files of one worker; `trusted` is the CA that it believes in, if not this one."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder("worker", key)
-        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("worker.pdcluster")]), critical=False)
-        usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName([x509.DNSName("worker.pdcluster")]), critical=False
+        )
+        usages = x509.ExtendedKeyUsage(
+            [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        )
         certificate = builder.add_extension(usages, critical=False).sign(self._key, hashes.SHA256())
         pem = serialization.Encoding.PEM
-        key_pem = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key_pem = key.private_bytes(
+            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
         contents = {
             "ca": (trusted or self).certificate.public_bytes(pem),
             "certificate": certificate.public_bytes(pem),
@@ -287,7 +340,9 @@ def credentials(authority: Authority) -> Credentials:
 
 
 class Handler:
-    """Stands where dispatch will: echoes prompts, and lets a test hold, fail and watch each call."""
+    """Stands where dispatch will: echoes prompts, and lets a test hold, fail and
+    watch each call.
+    """
 
     def __init__(self, hello: Hello, limit_tokens: int) -> None:
         self.engine_id = hello.engine_id
@@ -312,13 +367,20 @@ class Handler:
         self.calls.append(("generate", spec, prefill))
         self.contexts.append(trace_context.current())
         try:
-            yield Generated(Token(spec.request_id, spec.prompt[0]), "remote", degraded=self.degraded, notes=self.notes)
+            yield Generated(
+                Token(spec.request_id, spec.prompt[0]),
+                "remote",
+                degraded=self.degraded,
+                notes=self.notes,
+            )
             await self._maybe_stop()
             yield Generated(Token(spec.request_id, spec.prompt[-1], finish_reason="length"))
         finally:
             self.closed.append(spec.request_id)
 
-    async def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncIterator[Token | PrefillDone]:
+    async def prefill(
+        self, peer: str, spec: RequestSpec, target: Target
+    ) -> AsyncIterator[Token | PrefillDone]:
         self.calls.append(("prefill", peer, spec, target))
         self.contexts.append(trace_context.current())
         try:
@@ -346,9 +408,13 @@ class Handler:
 
 
 class Worker:
-    """One worker: service, directory and the calls of the directory; left: the prefill workers at each loss."""
+    """One worker: service, directory and the calls of the directory; left: the prefill workers at
+    each loss.
+    """
 
-    def __init__(self, record: WorkerRecord, hello: Hello, limit_tokens: int, credentials: Credentials) -> None:
+    def __init__(
+        self, record: WorkerRecord, hello: Hello, limit_tokens: int, credentials: Credentials
+    ) -> None:
         self.record = record
         self.hello = hello
         self.metrics = Metrics()
@@ -364,7 +430,9 @@ class Worker:
             self._on_lost,
             lambda _: None,
         )
-        self.directory = Directory(record.pod, LocalSide(hello, credentials, self.refusals, self.index), self.metrics)
+        self.directory = Directory(
+            record.pod, LocalSide(hello, credentials, self.refusals, self.index), self.metrics
+        )
         self.directory.report_to(events)
         self.server: grpc.aio.Server | None = None
 
@@ -378,15 +446,27 @@ class Worker:
 
 
 @pytest.fixture
-async def worker(record: Callable[..., WorkerRecord], credentials: Credentials) -> AsyncIterator[Callable[..., Any]]:
+async def worker(
+    record: Callable[..., WorkerRecord], credentials: Credentials
+) -> AsyncIterator[Callable[..., Any]]:
     """Start a worker: (pod, role, ...) -> Worker with a gRPC server; ended with the test."""
     async with AsyncExitStack() as stack:
 
         async def start(
-            pod: str, role: str, *, limit_tokens: int = 100, port: int = 0, creds: Credentials | None = None, **changes: Any
+            pod: str,
+            role: str,
+            *,
+            limit_tokens: int = 100,
+            port: int = 0,
+            creds: Credentials | None = None,
+            **changes: Any,
         ) -> Worker:
             creds = creds or credentials
-            facts: dict[str, Any] = {"engine_id": f"engine-of-{pod}", "geometry": GEOMETRY, "weights": "w1"} | changes
+            facts: dict[str, Any] = {
+                "engine_id": f"engine-of-{pod}",
+                "geometry": GEOMETRY,
+                "weights": "w1",
+            } | changes
             hello = Hello(role=role, revision="r1", **facts)
             said = {"role": role, "engine_id": facts["engine_id"]}
             one = Worker(record(pod, **said), hello, limit_tokens, creds)
@@ -403,7 +483,9 @@ async def worker(record: Callable[..., WorkerRecord], credentials: Credentials) 
 def spec() -> Callable[..., RequestSpec]:
     """A RequestSpec with defaults."""
 
-    def make(request_id: str = "q1", *, max_tokens: int = 8, prompt: list[int] | None = None) -> RequestSpec:
+    def make(
+        request_id: str = "q1", *, max_tokens: int = 8, prompt: list[int] | None = None
+    ) -> RequestSpec:
         return RequestSpec(request_id, prompt or [5, 6, 7], Sampling(max_tokens=max_tokens, seed=3))
 
     return make

@@ -1,4 +1,6 @@
-"""Generate, Prefill, Credits and Watch between two real workers: the answers, the refusals, the ends."""
+"""Generate, Prefill, Credits and Watch between two real workers: the answers, the refusals, the
+ends.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -61,7 +63,10 @@ async def granted(d: Any, eventually: Eventually, request_id: str = "q1", tokens
 async def test_generate_streams_tokens_as_the_handler_makes_them(d: Any, spec: Any) -> None:
     answer = await collect(d.d2.generate(spec(), "remote"))
 
-    assert answer == [Generated(Token("q1", 5), "remote"), Generated(Token("q1", 7, finish_reason="length"))]
+    assert answer == [
+        Generated(Token("q1", 5), "remote"),
+        Generated(Token("q1", 7, finish_reason="length")),
+    ]
     assert d.other.handler.calls == [("generate", spec(), "remote")]
 
 
@@ -92,7 +97,9 @@ async def test_generate_carries_a_prompt_of_128k_tokens(d: Any, spec: Any) -> No
     ],
     ids=lambda error: str(error.status),
 )
-async def test_request_error_arrives_as_it_was_raised(d: Any, spec: Any, error: RequestError) -> None:
+async def test_request_error_arrives_as_it_was_raised(
+    d: Any, spec: Any, error: RequestError
+) -> None:
     d.other.handler.error = error
 
     with pytest.raises(RequestError) as caught:
@@ -108,7 +115,10 @@ async def test_error_of_any_length_and_script_arrives(d: Any, spec: Any) -> None
         await collect(d.d2.generate(spec(), "auto"))
 
 
-@pytest.mark.parametrize(("error", "match"), [(PeerError("next hop gone"), "next hop gone"), (KeyError("bug"), "INTERNAL")])
+@pytest.mark.parametrize(
+    ("error", "match"),
+    [(PeerError("next hop gone"), "next hop gone"), (KeyError("bug"), "INTERNAL")],
+)
 async def test_other_errors_are_the_peers(d: Any, spec: Any, error: Exception, match: str) -> None:
     d.other.handler.error = error
 
@@ -136,7 +146,9 @@ async def test_old_engine_id_is_refused_with_both_ids(d: Any, spec: Any) -> None
 
 
 @pytest.mark.parametrize("close", ["aclose", "cancel"])
-async def test_ending_a_generate_ends_the_handlers_iterator(d: Any, spec: Any, eventually: Eventually, close: str) -> None:
+async def test_ending_a_generate_ends_the_handlers_iterator(
+    d: Any, spec: Any, eventually: Eventually, close: str
+) -> None:
     d.other.handler.hold = True
     tokens = d.d2.generate(spec(), "auto")
     await anext(tokens)
@@ -161,7 +173,9 @@ async def test_unknown_prefill_mode_is_the_requests_fault(d: Any, spec: Any) -> 
 # --- prefill --------------------------------------------------------------------------------------
 
 
-async def test_prefill_is_a_token_and_done(d: Any, p: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+async def test_prefill_is_a_token_and_done(
+    d: Any, p: Any, spec: Any, target: Any, eventually: Eventually
+) -> None:
     await granted(d, eventually)
 
     answer = await collect(d.p.prefill(spec(), target))
@@ -171,7 +185,9 @@ async def test_prefill_is_a_token_and_done(d: Any, p: Any, spec: Any, target: An
     await eventually(lambda: p.handler.ledger.outstanding_tokens == 0)
 
 
-async def test_first_token_that_ends_the_request_is_the_whole_answer(d: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+async def test_first_token_that_ends_the_request_is_the_whole_answer(
+    d: Any, spec: Any, target: Any, eventually: Eventually
+) -> None:
     await granted(d, eventually)
 
     answer = await collect(d.p.prefill(spec(max_tokens=1), target))
@@ -185,7 +201,9 @@ async def test_prefill_without_a_credit_is_refused(d: Any, p: Any, spec: Any, ta
     assert p.handler.calls == []
 
 
-async def test_prefill_that_needs_no_credit_is_done_without(d: Any, p: Any, spec: Any, target: Any) -> None:
+async def test_prefill_that_needs_no_credit_is_done_without(
+    d: Any, p: Any, spec: Any, target: Any
+) -> None:
     p.handler.asks_for_credit = False
     answer = await collect(d.p.prefill(spec(), target))
 
@@ -204,7 +222,9 @@ async def test_prefill_for_an_old_engine_is_refused_and_keeps_the_credit(
     assert p.handler.ledger.outstanding_tokens == 3
 
 
-async def test_credit_returns_with_the_first_token(d: Any, p: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+async def test_credit_returns_with_the_first_token(
+    d: Any, p: Any, spec: Any, target: Any, eventually: Eventually
+) -> None:
     await granted(d, eventually)
     p.handler.hold = True
 
@@ -215,7 +235,9 @@ async def test_credit_returns_with_the_first_token(d: Any, p: Any, spec: Any, ta
     await eventually(lambda: p.handler.closed == ["q1"])
 
 
-async def test_failed_prefill_returns_its_credit_to_the_next(d: Any, p: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+async def test_failed_prefill_returns_its_credit_to_the_next(
+    d: Any, p: Any, spec: Any, target: Any, eventually: Eventually
+) -> None:
     p.handler.error = RequestError("no blocks", status=503)
     await granted(d, eventually, tokens=100)
     d.p.want("q2", 100, 0)
@@ -227,7 +249,9 @@ async def test_failed_prefill_returns_its_credit_to_the_next(d: Any, p: Any, spe
     await eventually(lambda: ("p", "q2", True) in d.credits)
 
 
-async def test_impossible_target_is_refused(d: Any, p: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+async def test_impossible_target_is_refused(
+    d: Any, p: Any, spec: Any, target: Any, eventually: Eventually
+) -> None:
     await granted(d, eventually)
 
     with pytest.raises(RequestError, match="epoch has 3 bytes"):
@@ -235,11 +259,15 @@ async def test_impossible_target_is_refused(d: Any, p: Any, spec: Any, target: A
     assert p.handler.calls == []
 
 
-async def test_refused_pair_cannot_prefill(worker: Any, p: Any, stub: Any, spec: Any, target: Any) -> None:
+async def test_refused_pair_cannot_prefill(
+    worker: Any, p: Any, stub: Any, spec: Any, target: Any
+) -> None:
     other = await worker("d", "decode", weights="w2")
     await stub.Handshake(convert.hello_to_proto(other.hello))
     request = pb.PrefillRequest(
-        request=convert.request_to_proto(spec()), engine_id=p.handler.engine_id, target=convert.target_to_proto(target)
+        request=convert.request_to_proto(spec()),
+        engine_id=p.handler.engine_id,
+        target=convert.target_to_proto(target),
     )
 
     with pytest.raises(grpc.aio.AioRpcError, match="is refused: weights"):
@@ -266,7 +294,9 @@ async def test_empty_messages_are_invalid(stub: Any, p: Any) -> None:
 # --- credits --------------------------------------------------------------------------------------
 
 
-async def test_want_is_answered_at_once_and_granted_when_room_comes(d: Any, eventually: Eventually) -> None:
+async def test_want_is_answered_at_once_and_granted_when_room_comes(
+    d: Any, eventually: Eventually
+) -> None:
     await granted(d, eventually, "q1", 80)
     d.p.want("q2", 80, 0)
     await eventually(lambda: ("p", "q2", False) in d.credits)
@@ -276,7 +306,9 @@ async def test_want_is_answered_at_once_and_granted_when_room_comes(d: Any, even
     await eventually(lambda: ("p", "q2", True) in d.credits)
 
 
-async def test_grant_goes_to_the_peer_that_it_names(worker: Any, d: Any, p: Any, eventually: Eventually) -> None:
+async def test_grant_goes_to_the_peer_that_it_names(
+    worker: Any, d: Any, p: Any, eventually: Eventually
+) -> None:
     e = await worker("e", "decode")
     e.sees(p)
     from_e = (await eventually(e.directory.prefills))[0]
@@ -290,7 +322,9 @@ async def test_grant_goes_to_the_peer_that_it_names(worker: Any, d: Any, p: Any,
     assert d.credits == [("p", "q1", True)]
 
 
-async def test_credits_of_a_peer_that_vanishes_return(worker: Any, d: Any, p: Any, eventually: Eventually) -> None:
+async def test_credits_of_a_peer_that_vanishes_return(
+    worker: Any, d: Any, p: Any, eventually: Eventually
+) -> None:
     e = await worker("e", "decode")
     e.sees(p)
     from_e = (await eventually(e.directory.prefills))[0]
@@ -313,7 +347,9 @@ async def test_new_limit_is_pushed(d: Any, p: Any, eventually: Eventually) -> No
     await eventually(lambda: ("p", "q2", True) in d.credits)
 
 
-async def test_second_stream_of_a_peer_voids_the_first_and_outlives_it(p: Any, stub: Any, eventually: Eventually) -> None:
+async def test_second_stream_of_a_peer_voids_the_first_and_outlives_it(
+    p: Any, stub: Any, eventually: Eventually
+) -> None:
     def wants(request_id: str) -> list[pb.CreditRequest]:
         return [pb.CreditRequest(engine_id="e", want=pb.Want(request_id=request_id, tokens=60))]
 
@@ -352,7 +388,11 @@ async def test_watch_numbers_its_reports(p: Any, stub: Any) -> None:
 
     reports = [await watch.read() for _ in range(3)]
 
-    assert [(report.sequence, report.snapshot) for report in reports] == [(1, True), (2, False), (3, False)]
+    assert [(report.sequence, report.snapshot) for report in reports] == [
+        (1, True),
+        (2, False),
+        (3, False),
+    ]
     watch.cancel()
 
 
@@ -361,24 +401,42 @@ async def test_watch_of_an_old_engine_is_refused(stub: Any) -> None:
         await collect(stub.Watch(pb.WatchRequest(engine_id="older")))
 
 
-async def test_gap_in_the_watch_brings_a_new_snapshot(worker: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gap_in_the_watch_brings_a_new_snapshot(
+    worker: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watches = []
 
     async def with_gap(_: WorkerService, request: pb.WatchRequest, context: Any) -> None:
         """A subscription that loses its second report, the first time."""
         watches.append(request.engine_id)
-        await context.write(pb.WorkerReport(sequence=1, snapshot=True, load=pb.Load(state="ready"), blocks_stored=[b"a"]))
-        await context.write(pb.WorkerReport(sequence=1, load=pb.Load(num_running=99, state="ready"), blocks_removed=[b"a"]))
+        await context.write(
+            pb.WorkerReport(
+                sequence=1, snapshot=True, load=pb.Load(state="ready"), blocks_stored=[b"a"]
+            )
+        )
+        await context.write(
+            pb.WorkerReport(
+                sequence=1, load=pb.Load(num_running=99, state="ready"), blocks_removed=[b"a"]
+            )
+        )
         number = 3 if len(watches) == 1 else 2
         for _ in range(2):  # a repeated report changes nothing, and is no gap
-            await context.write(pb.WorkerReport(sequence=number, load=pb.Load(num_running=number, state="ready"), blocks_stored=[b"b"]))
+            await context.write(
+                pb.WorkerReport(
+                    sequence=number,
+                    load=pb.Load(num_running=number, state="ready"),
+                    blocks_stored=[b"b"],
+                )
+            )
         await asyncio.Event().wait()
 
     monkeypatch.setattr(WorkerService, "Watch", with_gap)
     d, p = await worker("d", "decode"), await worker("p", "prefill")
     d.sees(p)
 
-    await eventually(lambda: d.directory.prefills() and d.directory.prefills()[0].load.num_running == 2)
+    await eventually(
+        lambda: d.directory.prefills() and d.directory.prefills()[0].load.num_running == 2
+    )
     assert len(watches) == 2
     assert d.index.match("p", [b"a", b"b"]) == 2
     assert d.lost == []

@@ -1,4 +1,6 @@
-"""A change of certificates among running workers: real gRPC, real files, both ends of every pair at every stage."""
+"""A change of certificates among running workers: real gRPC, real files, both ends of every pair at
+every stage.
+"""
 
 import asyncio
 import logging
@@ -22,13 +24,21 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.config = TLSConfig(ca=str(folder / "ca.crt"), certificate=str(folder / "tls.crt"), key=str(folder / "tls.key"))
+        self.config = TLSConfig(
+            ca=str(folder / "ca.crt"),
+            certificate=str(folder / "tls.crt"),
+            key=str(folder / "tls.key"),
+        )
         self.write(OLD.certificate, OLD)
 
     def write(self, ca: bytes, signer: Pair) -> None:
         """Accept `ca`, show a certificate of `signer`."""
         leaf = worker_pair(signer)
-        for path, content in ((self.config.ca, ca), (self.config.certificate, leaf.certificate), (self.config.key, leaf.key)):
+        for path, content in (
+            (self.config.ca, ca),
+            (self.config.certificate, leaf.certificate),
+            (self.config.key, leaf.key),
+        ):
             Path(path).write_bytes(content)
 
 
@@ -58,14 +68,18 @@ async def test_no_stage_of_a_rotation_refuses_a_connection(pair: Any, eventually
     d, p, ends, creds = pair
     await connect(d, p, eventually)
     for stage in STAGES[1:]:
-        for one, credentials in zip(ends, creds, strict=True):  # one worker after the other: in between they differ
+        # one worker after the other: in between they differ
+        for one, credentials in zip(ends, creds, strict=True):
             one.write(*stage)
             assert credentials.reload() is True
-            assert await d.directory.probe(p.record), stage  # a probe opens a connection of its own, with new handshakes
+            # a probe opens a connection of its own, with new handshakes
+            assert await d.directory.probe(p.record), stage
     assert d.lost == []  # the connection that stood was left alone all the while
 
 
-async def test_a_lost_peer_comes_back_on_a_channel_with_the_new_certificate(pair: Any, worker: Any, eventually: Any) -> None:
+async def test_a_lost_peer_comes_back_on_a_channel_with_the_new_certificate(
+    pair: Any, worker: Any, eventually: Any
+) -> None:
     d, p, ends, creds = pair
     await connect(d, p, eventually)
     for one, credentials in zip(ends, creds, strict=True):
@@ -80,7 +94,9 @@ async def test_a_lost_peer_comes_back_on_a_channel_with_the_new_certificate(pair
     await eventually(lambda: again.handler.watches == 1)  # it is ready a moment sooner
 
 
-async def test_an_end_that_has_not_reloaded_is_refused_by_one_that_has_moved_on(pair: Any, eventually: Any) -> None:
+async def test_an_end_that_has_not_reloaded_is_refused_by_one_that_has_moved_on(
+    pair: Any, eventually: Any
+) -> None:
     d, p, ends, creds = pair
     ends[1].write(NEW.certificate, NEW)
     creds[1].reload()
@@ -91,7 +107,10 @@ async def test_an_end_that_has_not_reloaded_is_refused_by_one_that_has_moved_on(
 
 
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])
-@pytest.mark.parametrize("content", [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", STRANGER.key, None])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", STRANGER.key, None],
+)
 async def test_a_broken_file_keeps_the_last_good_ones(
     name: str, content: bytes | None, pair: Any, eventually: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,7 +130,9 @@ async def test_a_broken_file_keeps_the_last_good_ones(
     assert await d.directory.probe(p.record) is True
 
 
-async def test_files_are_followed(pair: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_are_followed(
+    pair: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tls, "CHECK_SECONDS", 0.01)
     _, _, ends, creds = pair
     before = creds[0].channel

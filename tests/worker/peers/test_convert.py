@@ -23,7 +23,9 @@ ids = st.lists(naturals, max_size=5)
 
 constraints = st.builds(
     Constraint,
-    kind=st.sampled_from(["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]),
+    kind=st.sampled_from(
+        ["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
+    ),
     text=st.text(max_size=8),
     strict=st.booleans(),
 )
@@ -79,10 +81,21 @@ tokens = st.builds(
     cached_tokens=naturals,
     queue_seconds=st.none() | reals,
     prefill_seconds=st.none() | reals,
-    prompt_logprobs=st.lists(st.builds(PromptLogprob, naturals, naturals, st.lists(st.tuples(naturals, reals), max_size=2)), max_size=2),
+    prompt_logprobs=st.lists(
+        st.builds(
+            PromptLogprob, naturals, naturals, st.lists(st.tuples(naturals, reals), max_size=2)
+        ),
+        max_size=2,
+    ),
 )
 geometries = st.builds(
-    KVGeometry, num_kv_heads=naturals, head_dim=naturals, num_layers=naturals, block_size=naturals, dtype=st.text(), kind=st.text()
+    KVGeometry,
+    num_kv_heads=naturals,
+    head_dim=naturals,
+    num_layers=naturals,
+    block_size=naturals,
+    dtype=st.text(),
+    kind=st.text(),
 )
 
 
@@ -101,14 +114,27 @@ def test_token_survives_the_wire(token: Token) -> None:
     assert convert.token_from_proto("q", _sent(convert.token_to_proto(token))) == token
 
 
-@given(st.builds(PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1), reals))
+@given(
+    st.builds(PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1), reals)
+)
 def test_prefill_done_survives_the_wire(done: PrefillDone) -> None:
     assert convert.done_from_proto("q", _sent(convert.done_to_proto(done))) == done
 
 
 @given(
     st.builds(
-        Hello, names, st.text(), geometries, st.text(), st.text(), st.integers(1, 8), st.text(), st.text(), naturals, naturals, naturals
+        Hello,
+        names,
+        st.text(),
+        geometries,
+        st.text(),
+        st.text(),
+        st.integers(1, 8),
+        st.text(),
+        st.text(),
+        naturals,
+        naturals,
+        naturals,
     )
 )
 def test_hello_survives_the_wire(hello: Hello) -> None:
@@ -156,7 +182,11 @@ def test_impossible_load_is_refused(change: dict[str, Any], message: str) -> Non
     ],
 )
 def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {"request_id": "q", "prompt": [1], "sampling": pb.Sampling(max_tokens=1)}
+    values: dict[str, Any] = {
+        "request_id": "q",
+        "prompt": [1],
+        "sampling": pb.Sampling(max_tokens=1),
+    }
 
     with pytest.raises(ValueError, match=message):
         convert.request_from_proto(pb.Request(**(values | change)))
@@ -204,7 +234,12 @@ def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
     ],
 )
 def test_impossible_target_is_refused(change: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {"epoch": bytes(16), "engine_id": "e", "addresses": ["h:1"], "block_ids": [1]}
+    values: dict[str, Any] = {
+        "epoch": bytes(16),
+        "engine_id": "e",
+        "addresses": ["h:1"],
+        "block_ids": [1],
+    }
 
     with pytest.raises(ValueError, match=message):
         convert.target_from_proto(pb.Target(**(values | change)))
@@ -253,7 +288,9 @@ def test_a_constraint_that_no_ingress_sends_is_refused(wrong: dict[str, Any], wo
 def test_losses_are_taken_as_far_as_a_header_can_say_them() -> None:
     good = ["max_tokens=2", "prefill=local"]
 
-    assert convert.degraded_from_proto([*good, "a\r\nset-cookie: b", "\u2603", "", 65 * "a"]) == tuple(good)
+    assert convert.degraded_from_proto(
+        [*good, "a\r\nset-cookie: b", "\u2603", "", 65 * "a"]
+    ) == tuple(good)
     assert len(convert.degraded_from_proto(1000 * good)) == 8
 
 

@@ -1,4 +1,6 @@
-"""The desk between the ledger and the streams of the peers: grants to each peer, and a group when it is due."""
+"""The desk between the ledger and the streams of the peers: grants to each peer, and a group when
+it is due.
+"""
 
 import asyncio
 
@@ -7,7 +9,9 @@ from pdcluster_worker.peers.credit_desk import Answers, CreditDesk
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.fair_line import Grant
 
-WINDOW = PrefillQueuePolicy(mode="throughputFirst", latency_classes=[LatencyClass(priority=0, window_milliseconds=20)])
+WINDOW = PrefillQueuePolicy(
+    mode="throughputFirst", latency_classes=[LatencyClass(priority=0, window_milliseconds=20)]
+)
 
 
 def told(answers: Answers) -> list[tuple[str, bool]]:
@@ -39,7 +43,9 @@ async def test_desk_tells_each_peer_of_its_part_of_a_group_when_it_is_due() -> N
 
 async def test_desk_tells_others_of_the_group_that_a_want_completes() -> None:
     desk, ledger = busy_desk()
-    ledger.set_policy(PrefillQueuePolicy(mode="throughputFirst", min_prompts=2, max_window_milliseconds=1000), 100)
+    ledger.set_policy(
+        PrefillQueuePolicy(mode="throughputFirst", min_prompts=2, max_window_milliseconds=1000), 100
+    )
     first, second = desk.open("d0"), desk.open("d1")
     desk.want("d0", "a", 10, 0)
     desk.want("d1", "b", 10, 0)

@@ -29,14 +29,24 @@ async def pair(worker: Any, eventually: Eventually, **prefill: Any) -> tuple[Any
     return d, p
 
 
-async def test_decode_worker_keeps_every_role_and_not_itself(worker: Any, eventually: Eventually) -> None:
-    d, d2, m, p = await worker("d", "decode"), await worker("d2", "decode"), await worker("m", "mixed"), await worker("p", "prefill")
+async def test_decode_worker_keeps_every_role_and_not_itself(
+    worker: Any, eventually: Eventually
+) -> None:
+    d, d2, m, p = (
+        await worker("d", "decode"),
+        await worker("d2", "decode"),
+        await worker("m", "mixed"),
+        await worker("p", "prefill"),
+    )
 
     d.sees(d2, m, p)
 
     await eventually(lambda: {peer.key for peer in d.directory.decodes()} == {"d2", "m"})
     await eventually(lambda: {peer.key for peer in d.directory.prefills()} == {"p"})
-    assert d.metrics.registry.get_sample_value("pdcluster_peers", {"role": "decode", "state": "ready"}) == 1
+    assert (
+        d.metrics.registry.get_sample_value("pdcluster_peers", {"role": "decode", "state": "ready"})
+        == 1
+    )
 
 
 async def test_prefill_worker_keeps_no_peers(worker: Any) -> None:
@@ -48,8 +58,13 @@ async def test_prefill_worker_keeps_no_peers(worker: Any) -> None:
     assert list(p.metrics.peers.collect()[0].samples) == []
 
 
-async def test_router_keeps_what_decodes_and_nobody_keeps_a_router(worker: Any, eventually: Eventually) -> None:
-    r, d, m, p = [await worker(pod, role) for pod, role in (("r", "router"), ("d", "decode"), ("m", "mixed"), ("p", "prefill"))]
+async def test_router_keeps_what_decodes_and_nobody_keeps_a_router(
+    worker: Any, eventually: Eventually
+) -> None:
+    r, d, m, p = [
+        await worker(pod, role)
+        for pod, role in (("r", "router"), ("d", "decode"), ("m", "mixed"), ("p", "prefill"))
+    ]
 
     r.sees(d, m, p)
     d.sees(r, m)
@@ -60,9 +75,16 @@ async def test_router_keeps_what_decodes_and_nobody_keeps_a_router(worker: Any, 
     assert [key for key in d.metrics.peers._metrics if key[0] == "router"] == []
 
 
-async def test_ingresses_are_routers_where_there_are_any_else_what_decodes(worker: Any, record: Any) -> None:
+async def test_ingresses_are_routers_where_there_are_any_else_what_decodes(
+    worker: Any, record: Any
+) -> None:
     d, r = await worker("d", "decode"), await worker("r", "router")
-    members = {"d": record("d"), "e": record("e"), "m": record("m", role="mixed"), "p": record("p", role="prefill")}
+    members = {
+        "d": record("d"),
+        "e": record("e"),
+        "m": record("m", role="mixed"),
+        "p": record("p", role="prefill"),
+    }
     drains = {"x": record("x", state="draining")}
     assert d.directory.num_ingresses() == 1
     d.directory.set_members(members | drains)
@@ -74,7 +96,9 @@ async def test_ingresses_are_routers_where_there_are_any_else_what_decodes(worke
     assert (d.directory.num_ingresses(), r.directory.num_ingresses()) == (2, 2)
 
 
-async def test_absence_names_each_worker_and_what_keeps_work_from_it(worker: Any, record: Any, eventually: Eventually) -> None:
+async def test_absence_names_each_worker_and_what_keeps_work_from_it(
+    worker: Any, record: Any, eventually: Eventually
+) -> None:
     r = await worker("r", "router")
     assert r.directory.absence() == "none is registered"
 
@@ -89,16 +113,22 @@ async def test_absence_names_each_worker_and_what_keeps_work_from_it(worker: Any
 
     await eventually(lambda: "c is lost" in r.directory.absence())
     assert r.directory.absence() == "a is loading the model, b is draining, c is lost"
-    r.directory.set_members({f"d{number}": record(f"d{number}", state="drained") for number in range(6)})
+    r.directory.set_members(
+        {f"d{number}": record(f"d{number}", state="drained") for number in range(6)}
+    )
     assert r.directory.absence().endswith("d3 is drained, and 2 more")
 
 
-async def test_router_refuses_a_worker_of_another_model(worker: Any, eventually: Eventually) -> None:
+async def test_router_refuses_a_worker_of_another_model(
+    worker: Any, eventually: Eventually
+) -> None:
     r, d = await worker("r", "router", model="chat"), await worker("d", "decode", model="code")
 
     r.sees(d)
 
-    await eventually(lambda: "refused: model is chat here and code at the peer" in r.directory.absence())
+    await eventually(
+        lambda: "refused: model is chat here and code at the peer" in r.directory.absence()
+    )
 
 
 async def test_starting_worker_is_not_a_peer_yet(worker: Any, record: Any) -> None:
@@ -109,7 +139,9 @@ async def test_starting_worker_is_not_a_peer_yet(worker: Any, record: Any) -> No
     assert list(d.metrics.peers.collect()[0].samples) == []
 
 
-async def test_draining_peer_gets_no_new_work_and_keeps_its_streams(worker: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+async def test_draining_peer_gets_no_new_work_and_keeps_its_streams(
+    worker: Any, spec: Any, target: Any, eventually: Eventually
+) -> None:
     d, p = await pair(worker, eventually)
     p.handler.hold = True
     peer = d.directory.prefills()[0]
@@ -126,9 +158,13 @@ async def test_draining_peer_gets_no_new_work_and_keeps_its_streams(worker: Any,
 
 
 @pytest.mark.parametrize("state", ["ready", "draining"])
-async def test_decode_worker_is_found_by_its_pod_also_while_it_drains(worker: Any, eventually: Eventually, state: str) -> None:
+async def test_decode_worker_is_found_by_its_pod_also_while_it_drains(
+    worker: Any, eventually: Eventually, state: str
+) -> None:
     a, b = await worker("a", role="decode"), await worker("b", role="decode")
-    members = {each.record.pod: msgspec.structs.replace(each.record, state=state) for each in (a, b)}
+    members = {
+        each.record.pod: msgspec.structs.replace(each.record, state=state) for each in (a, b)
+    }
     a.directory.set_members(members)
 
     await eventually(lambda: a.directory.decode("b") is not None)
@@ -140,39 +176,75 @@ async def test_decode_worker_is_found_by_its_pod_also_while_it_drains(worker: An
     [
         ({"weights": "w2"}, "weights"),
         ({"operations": "cpu avx2"}, "operations"),
-        ({"geometry": KVGeometry(num_kv_heads=2, head_dim=4, num_layers=2, block_size=32, dtype="float32")}, "kv_geometry"),
+        (
+            {
+                "geometry": KVGeometry(
+                    num_kv_heads=2, head_dim=4, num_layers=2, block_size=32, dtype="float32"
+                )
+            },
+            "kv_geometry",
+        ),
     ],
 )
 async def test_mismatched_pair_is_refused_and_reported_on_both_sides(
     worker: Any, eventually: Eventually, facts: dict[str, Any], label: str
 ) -> None:
-    d, p, other = await worker("d", "decode"), await worker("p", "prefill", **facts), await worker("p2", "prefill")
+    d, p, other = (
+        await worker("d", "decode"),
+        await worker("p", "prefill", **facts),
+        await worker("p2", "prefill"),
+    )
 
     d.sees(p, other)
     p.sees(d, other)
 
-    await eventually(lambda: "p" in d.directory.refused("prefill") and "d" in p.directory.refused("decode"))
+    await eventually(
+        lambda: "p" in d.directory.refused("prefill") and "d" in p.directory.refused("decode")
+    )
     await eventually(lambda: [peer.key for peer in d.directory.prefills()] == ["p2"])
     for one in (d, p):
-        assert one.metrics.registry.get_sample_value("pdcluster_peer_refused_total", {"reason": label}) == 1
-    assert d.metrics.registry.get_sample_value("pdcluster_peers", {"role": "prefill", "state": "refused"}) == 1
+        assert (
+            one.metrics.registry.get_sample_value("pdcluster_peer_refused_total", {"reason": label})
+            == 1
+        )
+    assert (
+        d.metrics.registry.get_sample_value(
+            "pdcluster_peers", {"role": "prefill", "state": "refused"}
+        )
+        == 1
+    )
     assert d.directory.refused("decode") == {}
     assert await d.directory.probe(p.record)  # refused is not dead
 
 
-async def test_pair_of_ranks_that_do_not_divide_is_refused_at_the_handshake(worker: Any, eventually: Eventually) -> None:
-    d, p = await worker("d", "decode", tensor_parallel_size=2), await worker("p", "prefill", tensor_parallel_size=3)
+async def test_pair_of_ranks_that_do_not_divide_is_refused_at_the_handshake(
+    worker: Any, eventually: Eventually
+) -> None:
+    d, p = (
+        await worker("d", "decode", tensor_parallel_size=2),
+        await worker("p", "prefill", tensor_parallel_size=3),
+    )
     fits = await worker("p2", "prefill", tensor_parallel_size=4)
 
     d.sees(p, fits)
 
     await eventually(lambda: "p" in d.directory.refused("prefill"))
-    assert "tensor-parallel size is 2 here and 3 at the peer: one must divide the other" in d.directory.refused("prefill")["p"]
+    assert (
+        "tensor-parallel size is 2 here and 3 at the peer: one must divide the other"
+        in d.directory.refused("prefill")["p"]
+    )
     await eventually(lambda: [peer.key for peer in d.directory.prefills()] == ["p2"])
-    assert d.metrics.registry.get_sample_value("pdcluster_peer_refused_total", {"reason": "tensor_parallel"}) == 1
+    assert (
+        d.metrics.registry.get_sample_value(
+            "pdcluster_peer_refused_total", {"reason": "tensor_parallel"}
+        )
+        == 1
+    )
 
 
-async def test_refused_peer_is_tried_again_once_it_has_another_engine(worker: Any, eventually: Eventually) -> None:
+async def test_refused_peer_is_tried_again_once_it_has_another_engine(
+    worker: Any, eventually: Eventually
+) -> None:
     d, p = await worker("d", "decode"), await worker("p", "prefill", weights="w2")
     d.sees(p)
     await eventually(lambda: d.directory.refused("prefill"))
@@ -184,31 +256,55 @@ async def test_refused_peer_is_tried_again_once_it_has_another_engine(worker: An
     assert d.directory.refused("prefill") == {}
 
 
-async def test_old_engine_id_is_not_connected_to(worker: Any, record: Any, eventually: Eventually) -> None:
+async def test_old_engine_id_is_not_connected_to(
+    worker: Any, record: Any, eventually: Eventually
+) -> None:
     d, p = await worker("d", "decode"), await worker("p", "prefill")
 
     d.directory.set_members({"p": msgspec.structs.replace(p.record, engine_id="older")})
 
-    await eventually(lambda: d.metrics.registry.get_sample_value("pdcluster_peers", {"role": "prefill", "state": "lost"}) == 1)
+    await eventually(
+        lambda: (
+            d.metrics.registry.get_sample_value(
+                "pdcluster_peers", {"role": "prefill", "state": "lost"}
+            )
+            == 1
+        )
+    )
     assert not await d.directory.probe(msgspec.structs.replace(p.record, engine_id="older"))
     assert d.directory.prefills() == []
 
 
-async def test_peer_outside_the_ca_is_not_served(worker: Any, authority: Any, stranger_authority: Any, eventually: Eventually) -> None:
+async def test_peer_outside_the_ca_is_not_served(
+    worker: Any, authority: Any, stranger_authority: Any, eventually: Eventually
+) -> None:
     p = await worker("p", "prefill")
     # It trusts our CA, so only the check of its own certificate can refuse it.
-    stranger = await worker("s", "decode", creds=Credentials(stranger_authority.issue(trusted=authority)))
+    stranger = await worker(
+        "s", "decode", creds=Credentials(stranger_authority.issue(trusted=authority))
+    )
 
     stranger.sees(p)
 
-    await eventually(lambda: stranger.metrics.registry.get_sample_value("pdcluster_peers", {"role": "prefill", "state": "lost"}) == 1)
+    await eventually(
+        lambda: (
+            stranger.metrics.registry.get_sample_value(
+                "pdcluster_peers", {"role": "prefill", "state": "lost"}
+            )
+            == 1
+        )
+    )
     assert not await stranger.directory.probe(p.record)
     assert p.handler.watches == 0
 
 
-async def test_server_outside_the_ca_is_not_trusted(worker: Any, authority: Any, stranger_authority: Any) -> None:
+async def test_server_outside_the_ca_is_not_trusted(
+    worker: Any, authority: Any, stranger_authority: Any
+) -> None:
     d = await worker("d", "decode")
-    impostor = await worker("p", "prefill", creds=Credentials(stranger_authority.issue(trusted=authority)))
+    impostor = await worker(
+        "p", "prefill", creds=Credentials(stranger_authority.issue(trusted=authority))
+    )
 
     assert not await d.directory.probe(impostor.record)
 
@@ -216,7 +312,12 @@ async def test_server_outside_the_ca_is_not_trusted(worker: Any, authority: Any,
 async def test_garbage_on_the_port_harms_nobody(worker: Any, eventually: Eventually) -> None:
     d, p = await pair(worker, eventually)
     host, port = p.record.grpc_address.split(":")
-    for garbage in (b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"x" * 100, b""):
+    for garbage in (
+        b"\x00" * 4096,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\xff\xff" + b"x" * 100,
+        b"",
+    ):
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(garbage)
         writer.close()
@@ -225,7 +326,9 @@ async def test_garbage_on_the_port_harms_nobody(worker: Any, eventually: Eventua
     assert d.lost == []
 
 
-async def test_lost_peer_is_found_again_when_it_is_back(worker: Any, eventually: Eventually, credentials: Any) -> None:
+async def test_lost_peer_is_found_again_when_it_is_back(
+    worker: Any, eventually: Eventually, credentials: Any
+) -> None:
     d, p = await pair(worker, eventually)
     port = int(p.record.grpc_address.split(":")[1])
     assert len(d.directory.prefills()) == 1
@@ -250,7 +353,9 @@ async def test_peer_that_left_is_dropped(worker: Any, eventually: Eventually) ->
     assert d.directory.prefills() == []
 
 
-async def test_notes_of_a_request_come_back_by_our_clock(worker: Any, spec: Any, eventually: Eventually) -> None:
+async def test_notes_of_a_request_come_back_by_our_clock(
+    worker: Any, spec: Any, eventually: Eventually
+) -> None:
     d, d2 = await worker("d", "decode"), await worker("d2", "decode")
     d.sees(d2)
     peer = (await eventually(d.directory.decodes))[0]
@@ -268,13 +373,22 @@ async def test_notes_of_a_request_come_back_by_our_clock(worker: Any, spec: Any,
     assert [type(value) for value in offload.facts.values()] == [str, float, int, bool]
 
 
-@pytest.mark.parametrize("context", [{}, {"traceparent": f"00-{32 * 'a'}-{16 * 'b'}-01", "tracestate": "a=b"}])
+@pytest.mark.parametrize(
+    "context", [{}, {"traceparent": f"00-{32 * 'a'}-{16 * 'b'}-01", "tracestate": "a=b"}]
+)
 async def test_trace_context_goes_with_each_request(
     worker: Any, spec: Any, target: Any, eventually: Eventually, context: dict[str, str]
 ) -> None:
-    d, d2, p = await worker("d", "decode"), await worker("d2", "decode"), await worker("p", "prefill")
+    d, d2, p = (
+        await worker("d", "decode"),
+        await worker("d2", "decode"),
+        await worker("p", "prefill"),
+    )
     d.sees(d2, p)
-    decode, prefill = (await eventually(d.directory.decodes))[0], (await eventually(d.directory.prefills))[0]
+    decode, prefill = (
+        (await eventually(d.directory.decodes))[0],
+        (await eventually(d.directory.prefills))[0],
+    )
     trace_context.enter(context.get("traceparent", ""), context.get("tracestate", ""))
 
     async for _ in decode.generate(spec(), "auto"):
@@ -288,7 +402,9 @@ async def test_trace_context_goes_with_each_request(
 
 
 async def held_call(worker: Any, spec: Any, eventually: Eventually) -> tuple[Any, Any, Any]:
-    """Two decode workers, and a call of the first to the second that has its first token and gets no other."""
+    """Two decode workers, and a call of the first to the second that has its first token and gets
+    no other.
+    """
     d, d2 = await worker("d", "decode"), await worker("d2", "decode")
     d.sees(d2)
     peer = (await eventually(d.directory.decodes))[0]
@@ -305,8 +421,12 @@ def says(d: Any, d2: Any, state: str) -> None:
 
 
 @pytest.mark.parametrize("said", ["record", "report"])
-async def test_calls_to_a_drained_peer_go_on_to_their_end(worker: Any, spec: Any, eventually: Eventually, said: str) -> None:
-    """It has answered in full before it left etcd; that etcd's word was read sooner than the answer must not matter."""
+async def test_calls_to_a_drained_peer_go_on_to_their_end(
+    worker: Any, spec: Any, eventually: Eventually, said: str
+) -> None:
+    """It has answered in full before it left etcd; that etcd's word was read sooner than the answer
+    must not matter.
+    """
     d, d2 = await worker("d", "decode"), await worker("d2", "decode")
     d.sees(d2)
     peer = (await eventually(d.directory.decodes))[0]
@@ -327,7 +447,9 @@ async def test_calls_to_a_drained_peer_go_on_to_their_end(worker: Any, spec: Any
 
 
 @pytest.mark.parametrize("end", ["worker", "directory"])
-async def test_calls_to_a_drained_peer_break_off_as_peer_errors(worker: Any, spec: Any, eventually: Eventually, end: str) -> None:
+async def test_calls_to_a_drained_peer_break_off_as_peer_errors(
+    worker: Any, spec: Any, eventually: Eventually, end: str
+) -> None:
     d, d2, tokens = await held_call(worker, spec, eventually)
     says(d, d2, "drained")
 
@@ -340,7 +462,9 @@ async def test_calls_to_a_drained_peer_break_off_as_peer_errors(worker: Any, spe
 
 
 @pytest.mark.parametrize("state", ["ready", "draining"])
-async def test_calls_to_a_peer_that_went_without_draining_end_at_once(worker: Any, spec: Any, eventually: Eventually, state: str) -> None:
+async def test_calls_to_a_peer_that_went_without_draining_end_at_once(
+    worker: Any, spec: Any, eventually: Eventually, state: str
+) -> None:
     """Its process may hang, with a connection that answers every ping."""
     d, d2, tokens = await held_call(worker, spec, eventually)
     says(d, d2, state)
@@ -362,16 +486,23 @@ async def test_watch_brings_load_and_prefix_cache(worker: Any, eventually: Event
 
     d.sees(p)
 
-    await eventually(lambda: d.directory.prefills() and d.directory.prefills()[0].load.num_running == 2)
+    await eventually(
+        lambda: d.directory.prefills() and d.directory.prefills()[0].load.num_running == 2
+    )
     peer = d.directory.prefills()[0]
     assert peer.load == Load(num_running=2, waiting_tokens=7)
     assert [peer.prefix_match([block]) for block in (b"a", b"b", b"c")] == [1, 0, 1]
 
 
-async def test_peer_that_reports_draining_takes_no_new_work(worker: Any, eventually: Eventually) -> None:
+async def test_peer_that_reports_draining_takes_no_new_work(
+    worker: Any, eventually: Eventually
+) -> None:
     """A report comes within a second and without etcd, whose record may be old."""
     d, p = await worker("d", "decode"), await worker("p", "prefill")
-    p.handler.reports = [Report(Load(), snapshot=True), Report(Load(num_running=1, state="draining"))]
+    p.handler.reports = [
+        Report(Load(), snapshot=True),
+        Report(Load(num_running=1, state="draining")),
+    ]
     d.sees(p)
 
     await eventually(lambda: [peer.load.num_running for peer in d.directory._peers.values()] == [1])
@@ -379,7 +510,9 @@ async def test_peer_that_reports_draining_takes_no_new_work(worker: Any, eventua
     assert [peer.state for peer in d.directory._peers.values()] == ["ready"]
 
 
-async def test_call_on_a_peer_that_was_dropped_is_the_peers_end(worker: Any, eventually: Eventually) -> None:
+async def test_call_on_a_peer_that_was_dropped_is_the_peers_end(
+    worker: Any, eventually: Eventually
+) -> None:
     d, _ = await pair(worker, eventually)
     (peer,) = d.directory.prefills()
     d.directory.set_members({})
@@ -422,7 +555,9 @@ async def test_two_workers_do_not_share_a_port(worker: Any) -> None:
 
 async def test_lost_peer_leaves_no_task_behind(worker: Any, eventually: Eventually) -> None:
     d, p = await pair(worker, eventually)
-    before = {task for task in asyncio.all_tasks() if "_consume_request_iterator" in str(task.get_coro())}
+    before = {
+        task for task in asyncio.all_tasks() if "_consume_request_iterator" in str(task.get_coro())
+    }
     assert before  # of the Credits stream
 
     await p.server.stop(None)

@@ -18,7 +18,9 @@ from pdcluster_worker.peers.records import WorkerRecord
 Eventually = Callable[..., Any]
 
 
-async def test_workers_find_each_other_and_see_state_changes(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_workers_find_each_other_and_see_state_changes(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
     await eventually(lambda: a.pods == b.pods == {"a", "b"})
     assert a.discovery.registered_once
@@ -29,7 +31,9 @@ async def test_workers_find_each_other_and_see_state_changes(shared_etcd: Any, w
     await eventually(lambda: b.members["a"].state == "draining")
 
 
-async def test_closed_worker_leaves_at_once_when_it_does_not_answer(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_closed_worker_leaves_at_once_when_it_does_not_answer(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a, b = watcher(shared_etcd.endpoint, "a", lease_seconds=60), watcher(shared_etcd.endpoint, "b")
     await eventually(lambda: a.pods == b.pods == {"a", "b"})
     b.dead.add("a")
@@ -39,8 +43,13 @@ async def test_closed_worker_leaves_at_once_when_it_does_not_answer(shared_etcd:
     await eventually(lambda: b.pods == {"b"})
 
 
-async def test_drained_worker_leaves_without_a_probe(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
-    a, b = watcher(shared_etcd.endpoint, "a", lease_seconds=60, state="drained"), watcher(shared_etcd.endpoint, "b")
+async def test_drained_worker_leaves_without_a_probe(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
+    a, b = (
+        watcher(shared_etcd.endpoint, "a", lease_seconds=60, state="drained"),
+        watcher(shared_etcd.endpoint, "b"),
+    )
     await eventually(lambda: b.pods == {"a", "b"})
 
     await a.discovery.close()
@@ -49,8 +58,12 @@ async def test_drained_worker_leaves_without_a_probe(shared_etcd: Any, watcher: 
     assert b.probed == []
 
 
-async def test_last_word_of_a_worker_is_told_before_its_end(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
-    """Both may come in one answer of etcd, and a drained worker is treated otherwise than a lost one."""
+async def test_last_word_of_a_worker_is_told_before_its_end(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
+    """Both may come in one answer of etcd, and a drained worker is treated otherwise than a lost
+    one.
+    """
     a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
     await eventually(lambda: a.pods == b.pods == {"a", "b"})
     async with Etcd(shared_etcd.endpoint, 5.0, None) as etcd:
@@ -59,7 +72,8 @@ async def test_last_word_of_a_worker_is_told_before_its_end(shared_etcd: Any, wa
         await a.discovery.close()
         await eventually(lambda: b.pods == {"b"})
         b.told.clear()
-        again = asyncio.create_task(b.discovery._watch_workers(etcd, before.revision + 1))  # what has been comes in one answer
+        # what has been comes in one answer
+        again = asyncio.create_task(b.discovery._watch_workers(etcd, before.revision + 1))
         await eventually(lambda: b.told and b.pods == {"b"})
         again.cancel()
         await asyncio.gather(again, return_exceptions=True)
@@ -70,7 +84,9 @@ async def test_last_word_of_a_worker_is_told_before_its_end(shared_etcd: Any, wa
     ]
 
 
-async def test_deleted_member_that_answers_is_kept_until_it_does_not(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_deleted_member_that_answers_is_kept_until_it_does_not(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
     await eventually(lambda: a.pods == b.pods == {"a", "b"})
 
@@ -95,7 +111,9 @@ async def test_worker_that_stopped_renewing_leaves_when_its_lease_expires(
     await eventually(lambda: b.pods == {"b"})
 
 
-async def test_drain_command_is_seen_and_its_absence_too(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_drain_command_is_seen_and_its_absence_too(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a, other = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "a0")
     await eventually(lambda: a.discovery.registered_once and other.discovery.registered_once)
 
@@ -107,7 +125,9 @@ async def test_drain_command_is_seen_and_its_absence_too(shared_etcd: Any, watch
     assert other.drains == []
 
 
-async def test_drain_command_that_was_there_first_is_seen(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_drain_command_that_was_there_first_is_seen(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     first = watcher(shared_etcd.endpoint, "a")
     await first.discovery.close()
     shared_etcd.ctl("put", first.command, "drain")
@@ -117,7 +137,9 @@ async def test_drain_command_that_was_there_first_is_seen(shared_etcd: Any, watc
     await eventually(lambda: again.drains == [True])
 
 
-async def test_worker_that_starts_under_a_command_is_never_seen_as_ready(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_worker_that_starts_under_a_command_is_never_seen_as_ready(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     first = watcher(shared_etcd.endpoint, "a")
     await first.discovery.close()
     shared_etcd.ctl("put", first.command, "drain")
@@ -126,21 +148,34 @@ async def test_worker_that_starts_under_a_command_is_never_seen_as_ready(shared_
     await eventually(lambda: again.discovery.registered_once)
 
     stored = json.loads(shared_etcd.ctl("get", again.own_key, "-w", "json"))["kvs"][0]
-    assert (json.loads(base64.b64decode(stored["value"]))["state"], stored["version"]) == ("draining", 1)
+    assert (json.loads(base64.b64decode(stored["value"]))["state"], stored["version"]) == (
+        "draining",
+        1,
+    )
 
 
-async def test_last_of_many_quick_changes_is_what_etcd_holds(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_last_of_many_quick_changes_is_what_etcd_holds(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a = watcher(shared_etcd.endpoint, "a")
     for last in ("drained", "ready"):
         for turn in range(50):
-            a.discovery.update(msgspec.structs.replace(a.own, state=("draining", "ready", "drained")[turn % 3]))
+            a.discovery.update(
+                msgspec.structs.replace(a.own, state=("draining", "ready", "drained")[turn % 3])
+            )
             await asyncio.sleep(0.001 * (turn % 4))  # some changes meet a write that is under way
         a.discovery.update(msgspec.structs.replace(a.own, state=last))
-        await eventually(lambda last=last: stored_record(shared_etcd, a).state == last and a.members["a"].state == last)
+        await eventually(
+            lambda last=last: (
+                stored_record(shared_etcd, a).state == last and a.members["a"].state == last
+            )
+        )
     assert a.discovery.problem is None
 
 
-async def test_late_write_of_an_older_state_does_not_stay(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_late_write_of_an_older_state_does_not_stay(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     """As of a call that timed out here and was carried out there."""
     a = watcher(shared_etcd.endpoint, "a")
     await eventually(lambda: a.pods == {"a"})
@@ -159,12 +194,15 @@ async def test_record_of_another_engine_of_the_pod_is_not_fought_over(
     write_leased(shared_etcd, a, record("a", engine_id="next"), seconds=60)
     await eventually(lambda: a.members["a"].engine_id == "next")
     b.discovery.update(msgspec.structs.replace(b.own, state="draining"))
-    await eventually(lambda: a.members["b"].state == "draining")  # what a could have written would be there by now
+    # what a could have written would be there by now
+    await eventually(lambda: a.members["b"].state == "draining")
 
     assert stored_record(shared_etcd, a).engine_id == "next"
 
 
-async def test_closed_worker_says_its_last_word_first(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_closed_worker_says_its_last_word_first(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a, b = watcher(shared_etcd.endpoint, "a", lease_seconds=60), watcher(shared_etcd.endpoint, "b")
     await eventually(lambda: a.pods == b.pods == {"a", "b"})
 
@@ -175,7 +213,9 @@ async def test_closed_worker_says_its_last_word_first(shared_etcd: Any, watcher:
     assert b.probed == []  # the record of a drained worker is believed
 
 
-async def test_record_that_someone_deleted_is_written_again(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_record_that_someone_deleted_is_written_again(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
     await eventually(lambda: a.pods == b.pods == {"a", "b"})
 
@@ -185,7 +225,9 @@ async def test_record_that_someone_deleted_is_written_again(shared_etcd: Any, wa
     assert b.pods == {"a", "b"}
 
 
-async def test_record_that_is_not_ours_is_ignored(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_record_that_is_not_ours_is_ignored(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a = watcher(shared_etcd.endpoint, "a")
     await eventually(lambda: a.pods == {"a"})
 
@@ -195,17 +237,23 @@ async def test_record_that_is_not_ours_is_ignored(shared_etcd: Any, watcher: Any
     await eventually(lambda: a.pods == b.pods == {"a", "b"})
 
 
-async def test_unreachable_etcd_is_a_stated_problem_until_it_comes_up(stopped_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_unreachable_etcd_is_a_stated_problem_until_it_comes_up(
+    stopped_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a = watcher(stopped_etcd.endpoint, "a")
     await eventually(lambda: stopped_etcd.endpoint in a.discovery.problem)
     assert not a.discovery.registered_once
 
     stopped_etcd.start()
 
-    await eventually(lambda: a.discovery.registered_once and a.discovery.problem is None and a.pods == {"a"})
+    await eventually(
+        lambda: a.discovery.registered_once and a.discovery.problem is None and a.pods == {"a"}
+    )
 
 
-async def test_worker_counts_as_registered_when_others_can_see_its_record(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_worker_counts_as_registered_when_others_can_see_its_record(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     """A client that looks into etcd, as pdctl does, sends its first request at that moment."""
     a = watcher(shared_etcd.endpoint, "a")
     put, seen = a.discovery._put_record, []
@@ -228,7 +276,9 @@ async def test_second_endpoint_serves_when_the_first_does_not(
     await eventually(lambda: a.pods == {"a"})
 
 
-async def test_close_without_etcd_ends(stopped_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+async def test_close_without_etcd_ends(
+    stopped_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
     a = watcher(stopped_etcd.endpoint, "a")
     await eventually(lambda: stopped_etcd.endpoint in a.discovery.problem)
 
@@ -236,7 +286,9 @@ async def test_close_without_etcd_ends(stopped_etcd: Any, watcher: Any, eventual
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["with its data", "empty"])
-async def test_outage_keeps_members_and_heals_by_itself(own_etcd: Any, watcher: Any, eventually: Eventually, empty: bool) -> None:
+async def test_outage_keeps_members_and_heals_by_itself(
+    own_etcd: Any, watcher: Any, eventually: Eventually, empty: bool
+) -> None:
     a, b = watcher(own_etcd.endpoint, "a"), watcher(own_etcd.endpoint, "b")
     await eventually(lambda: a.pods == b.pods == {"a", "b"})
 
@@ -257,7 +309,9 @@ async def test_outage_keeps_members_and_heals_by_itself(own_etcd: Any, watcher: 
     await eventually(lambda: a.pods == b.pods == c.pods == {"a", "b", "c"})
 
 
-async def test_members_that_died_during_an_outage_leave_after_it(own_etcd: Any, watcher: Any, record: Any, eventually: Eventually) -> None:
+async def test_members_that_died_during_an_outage_leave_after_it(
+    own_etcd: Any, watcher: Any, record: Any, eventually: Eventually
+) -> None:
     a = watcher(own_etcd.endpoint, "a")
     write_leased(own_etcd, a, record("b"), seconds=60)
     write_leased(own_etcd, a, record("c"), seconds=60)

@@ -55,7 +55,9 @@ async def test_another_revision_decides_anew(shared_etcd: Any, key: str) -> None
     assert await ask(shared_etcd, f"{key}2", SAPPHIRE_RAPIDS) == "bfloat16"
 
 
-async def test_an_etcd_that_is_away_is_waited_for_and_named(stopped_etcd: Any, key: str, eventually: Callable[..., Any]) -> None:
+async def test_an_etcd_that_is_away_is_waited_for_and_named(
+    stopped_etcd: Any, key: str, eventually: Callable[..., Any]
+) -> None:
     said: list[str] = []
     config = DiscoveryConfig(endpoints=[stopped_etcd.endpoint])
     asking = asyncio.create_task(agreed_dtype(config, key, "float32", said.append))

@@ -36,7 +36,10 @@ async def test_read_and_watch_see_a_folder_and_nothing_beside_it(etcd: Etcd, fol
 
     assert listing.values == {f"{folder}a": b"1"}
     assert seen[0] == KeyEvent(f"{folder}b", b"2")
-    assert {(event.key, event.value) for event in seen[1:]} == {(f"{folder}a", None), (f"{folder}b", None)}
+    assert {(event.key, event.value) for event in seen[1:]} == {
+        (f"{folder}a", None),
+        (f"{folder}b", None),
+    }
 
 
 async def test_more_than_grpc_takes_by_itself_is_read(etcd: Etcd, folder: str) -> None:
@@ -105,7 +108,9 @@ async def test_cancelled_call_stays_a_cancellation(etcd: Etcd, folder: str) -> N
 
 
 async def watching_began(task: "asyncio.Task[None]", etcd: Etcd) -> None:
-    """Let the watch be established: a call made after it on the same connection has been answered."""
+    """Let the watch be established: a call made after it on the same connection has
+    been answered.
+    """
     await asyncio.sleep(0)
     await etcd.read("/k")
     assert not task.done()
@@ -122,7 +127,9 @@ async def _events(batches: AsyncIterator[list[KeyEvent]]) -> AsyncIterator[KeyEv
             yield event
 
 
-async def _until(batches: AsyncIterator[list[KeyEvent]], number: int) -> AsyncIterator[list[KeyEvent]]:
+async def _until(
+    batches: AsyncIterator[list[KeyEvent]], number: int
+) -> AsyncIterator[list[KeyEvent]]:
     seen = 0
     async for batch in batches:
         seen += len(batch)

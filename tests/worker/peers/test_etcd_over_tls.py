@@ -1,4 +1,6 @@
-"""Discovery over TLS to a real etcd: with and without a client certificate, and with files that change."""
+"""Discovery over TLS to a real etcd: with and without a client certificate, and with files that
+change.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,7 +19,9 @@ from tests.tls_etcd import TlsEtcd, tls_etcd
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["server only", "mutual"])
-def etcd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsEtcd]:
+def etcd(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TlsEtcd]:
     with tls_etcd(tmp_path_factory.mktemp("etcd"), asks_clients=request.param) as running:
         yield running
 
@@ -38,7 +42,9 @@ async def discover(record: Callable[..., WorkerRecord]) -> AsyncIterator[Callabl
     def start(etcd: TlsEtcd, tls: EtcdTLSConfig | None) -> Discovery:
         config = DiscoveryConfig(endpoints=[etcd.endpoint], tls=tls, lease_seconds=2)
         keys = DiscoveryKeys(workers_prefix("test", "chat", "r1"), command_key("test", "chat", "d"))
-        discovery = Discovery(config, keys, DiscoveryEvents(lambda _: None, lambda _: None, _answers))
+        discovery = Discovery(
+            config, keys, DiscoveryEvents(lambda _: None, lambda _: None, _answers)
+        )
         discovery.start(record("d"))
         started.append(discovery)
         return discovery
@@ -51,19 +57,27 @@ async def _answers(_: WorkerRecord) -> bool:
     return True
 
 
-async def test_a_worker_registers_over_tls(etcd: TlsEtcd, files: EtcdTLSConfig, discover: Any, eventually: Any) -> None:
+async def test_a_worker_registers_over_tls(
+    etcd: TlsEtcd, files: EtcdTLSConfig, discover: Any, eventually: Any
+) -> None:
     discovery = discover(etcd, files)
     await eventually(lambda: discovery.registered_once)
 
 
-async def test_plain_text_never_registers_and_says_so(etcd: TlsEtcd, discover: Any, eventually: Any) -> None:
+async def test_plain_text_never_registers_and_says_so(
+    etcd: TlsEtcd, discover: Any, eventually: Any
+) -> None:
     discovery = discover(etcd, None)
     await eventually(lambda: etcd.endpoint in (discovery.problem or ""))
     assert not discovery.registered_once
 
 
 async def test_an_etcd_of_another_authority_is_refused_until_the_file_is_put_right(
-    etcd: TlsEtcd, files: EtcdTLSConfig, discover: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+    etcd: TlsEtcd,
+    files: EtcdTLSConfig,
+    discover: Any,
+    eventually: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     Path(files.ca).write_bytes(new_authority().certificate)
     discovery = discover(etcd, files)

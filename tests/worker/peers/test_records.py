@@ -6,7 +6,15 @@ from collections.abc import Callable
 import pytest
 
 from pdcluster_worker.messages.facts import Device
-from pdcluster_worker.peers.records import WorkerRecord, command_key, decode_record, encode_record, pod_of, worker_key, workers_prefix
+from pdcluster_worker.peers.records import (
+    WorkerRecord,
+    command_key,
+    decode_record,
+    encode_record,
+    pod_of,
+    worker_key,
+    workers_prefix,
+)
 
 KEY = "/pdcluster/ns/chat/workers/r1/decode/main/a"
 
@@ -29,7 +37,9 @@ def test_record_of_a_starting_worker_has_no_engine_yet(record: Callable[..., Wor
     assert decode_record(KEY, encode_record(starting)) == starting
 
 
-def test_record_says_what_the_engine_computes_on_or_nothing(record: Callable[..., WorkerRecord]) -> None:
+def test_record_says_what_the_engine_computes_on_or_nothing(
+    record: Callable[..., WorkerRecord],
+) -> None:
     told = record("a", device=Device("cpu", "Xeon"))
     silent = json.loads(encode_record(record("a")))
     del silent["device"]  # as an older worker writes it
@@ -37,7 +47,11 @@ def test_record_says_what_the_engine_computes_on_or_nothing(record: Callable[...
     assert json.loads(encode_record(told))["device"] == {"kind": "cpu", "name": "Xeon"}
     assert decode_record(KEY, encode_record(told)) == told
     noted = record("a", device=Device("cuda", "NVIDIA B200", "never run"))
-    assert json.loads(encode_record(noted))["device"] == {"kind": "cuda", "name": "NVIDIA B200", "note": "never run"}
+    assert json.loads(encode_record(noted))["device"] == {
+        "kind": "cuda",
+        "name": "NVIDIA B200",
+        "note": "never run",
+    }
     assert decode_record(KEY, json.dumps(silent).encode()) == record("a")
 
 
@@ -47,7 +61,10 @@ def test_unknown_fields_of_a_record_are_ignored(record: Callable[..., WorkerReco
     assert decode_record(KEY, json.dumps(value).encode()) == record("a")
 
 
-@pytest.mark.parametrize("change", [{"schema": 2}, {"state": "asleep"}, {"role": "boss"}, {"pod": "b"}, {"engine_id": None}])
+@pytest.mark.parametrize(
+    "change",
+    [{"schema": 2}, {"state": "asleep"}, {"role": "boss"}, {"pod": "b"}, {"engine_id": None}],
+)
 def test_record_of_another_shape_is_ignored_and_said(
     record: Callable[..., WorkerRecord], caplog: pytest.LogCaptureFixture, change: dict[str, object]
 ) -> None:

@@ -16,7 +16,9 @@ class DeadContext:
         raise AssertionError(f"{code} {details} was sent to a call that has ended")
 
 
-async def test_call_that_is_already_over_ends_without_an_answer_or_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_call_that_is_already_over_ends_without_an_answer_or_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     context: Any = DeadContext()
     with caplog.at_level(logging.INFO):
         async with answering(context):

@@ -26,7 +26,15 @@ def boards(clock: FakeClock) -> Iterator[list[RankBoard]]:
     os.close(descriptor)
 
 
-@pytest.mark.parametrize("state", [FULL, RankState(False), RankState(True, running=3), RankState(False, timed_out=True, waiting=70)])
+@pytest.mark.parametrize(
+    "state",
+    [
+        FULL,
+        RankState(False),
+        RankState(True, running=3),
+        RankState(False, timed_out=True, waiting=70),
+    ],
+)
 def test_board_shows_others_what_a_rank_says(boards: list[RankBoard], state: RankState) -> None:
     boards[0].publish(state)
 
@@ -39,7 +47,9 @@ def test_board_holds_counts_up_to_16_bits(boards: list[RankBoard]) -> None:
     assert boards[1].others() == [RankState(True, running=65_535)]
 
 
-def test_board_passes_over_what_is_old_or_withdrawn(boards: list[RankBoard], clock: FakeClock) -> None:
+def test_board_passes_over_what_is_old_or_withdrawn(
+    boards: list[RankBoard], clock: FakeClock
+) -> None:
     boards[0].publish(FULL)
     clock.advance(STALE_SECONDS)
     boards[1].publish(RankState(False))

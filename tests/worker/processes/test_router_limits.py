@@ -37,7 +37,9 @@ def test_router_limits_are_those_of_the_model_and_the_setting(
         ([], "config.json: cannot be read"),
     ],
 )
-def test_router_refuses_a_model_folder_that_does_not_say(tmp_path: Path, config: object, reason: str) -> None:
+def test_router_refuses_a_model_folder_that_does_not_say(
+    tmp_path: Path, config: object, reason: str
+) -> None:
     with pytest.raises(ModelError, match=reason):
         model_limits(folder_of(tmp_path, config), None)
 

@@ -19,7 +19,8 @@ from pdcluster_worker.routing.fair_line import Grant
 PEERS = st.sampled_from(["d0", "d1"])  # few names, so that steps meet in one request
 REQUEST_IDS = st.sampled_from(["a", "b", "c"])
 LIMITS = st.sampled_from([10, 20, 30, 40])
-TOKENS = st.sampled_from([1, 5, 10, 15, 20, 45])  # coarse, so that sums often meet a limit exactly; 45 is over each
+# coarse, so that sums often meet a limit exactly; 45 is over each
+TOKENS = st.sampled_from([1, 5, 10, 15, 20, 45])
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,16 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(peer=PEERS, request_id=REQUEST_IDS, tokens=TOKENS, priority=st.integers(-1, 1))
     def want(self, peer: str, request_id: str, tokens: int, priority: int) -> None:
         grant = Grant(peer, request_id)
-        known = grant in self.unused or grant in self.working or any(want.grant == grant for want in self.waiting)
+        known = (
+            grant in self.unused
+            or grant in self.working
+            or any(want.grant == grant for want in self.waiting)
+        )
         if not known:
             shares = self.lines.setdefault(priority, Shares())
-            if not any(want.grant.peer == peer and want.order[0] == priority for want in self.waiting):
+            if not any(
+                want.grant.peer == peer and want.order[0] == priority for want in self.waiting
+            ):
                 shares.served[peer] = max(shares.level, shares.served.get(peer, 0))
             self.waiting.append(Want(grant, tokens, (priority, self.arrivals)))
             self.arrivals += 1
@@ -158,12 +165,16 @@ class LedgerMachine(RuleBasedStateMachine):
         for want in self.waiting:
             if want.order[0] == best:
                 firsts.setdefault(want.grant.peer, want)
-        return min(firsts.values(), key=lambda want: (self.lines[best].served[want.grant.peer], want.order))
+        return min(
+            firsts.values(), key=lambda want: (self.lines[best].served[want.grant.peer], want.order)
+        )
 
     def drop_empty_lines(self) -> None:
         """A line that is empty forgets the peers that it served."""
         left = {want.order[0] for want in self.waiting}
-        self.lines = {priority: shares for priority, shares in self.lines.items() if priority in left}
+        self.lines = {
+            priority: shares for priority, shares in self.lines.items() if priority in left
+        }
 
     def teardown(self) -> None:
         if not hasattr(self, "ledger"):
@@ -179,11 +190,17 @@ class LedgerMachine(RuleBasedStateMachine):
             granted += self.ledger.finish(grant.peer, grant.request_id)
         assert len(granted) == len(expected)
         assert set(granted) == set(expected)
-        assert [expected[grant][0] for grant in granted] == sorted(order[0] for order in expected.values())
+        assert [expected[grant][0] for grant in granted] == sorted(
+            order[0] for order in expected.values()
+        )
         for peer in ("d0", "d1"):
             orders = [expected[grant] for grant in granted if grant.peer == peer]
             assert orders == sorted(orders)
-        assert (self.ledger.outstanding_tokens, self.ledger.queued_requests, self.ledger.queued_tokens) == (0, 0, 0)
+        assert (
+            self.ledger.outstanding_tokens,
+            self.ledger.queued_requests,
+            self.ledger.queued_tokens,
+        ) == (0, 0, 0)
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -20,7 +20,11 @@ def test_gap_is_asked_for_once_and_ends_with_everything() -> None:
     first = [order.arrival(number) for number in (1, 3, 4, 2)]
 
     assert first == [Arrival.TAKE, Arrival.ASK_SNAPSHOT, Arrival.PASS, Arrival.PASS]
-    assert [order.arrival(6, is_whole=True), order.arrival(5), order.arrival(7)] == [Arrival.TAKE, Arrival.PASS, Arrival.TAKE]
+    assert [order.arrival(6, is_whole=True), order.arrival(5), order.arrival(7)] == [
+        Arrival.TAKE,
+        Arrival.PASS,
+        Arrival.TAKE,
+    ]
 
 
 def test_reader_that_comes_late_asks_for_everything() -> None:
@@ -28,8 +32,15 @@ def test_reader_that_comes_late_asks_for_everything() -> None:
     assert EventOrder().arrival(4, is_whole=True) is Arrival.TAKE
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from(["once", "lost", "twice"])), max_size=40))
-def test_index_that_follows_is_right_whenever_nothing_is_missing(changes: list[tuple[int, bool, str]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from(["once", "lost", "twice"])),
+        max_size=40,
+    )
+)
+def test_index_that_follows_is_right_whenever_nothing_is_missing(
+    changes: list[tuple[int, bool, str]],
+) -> None:
     """Events are lost and repeated at will; a snapshot follows each request for one."""
     truth: set[bytes] = set()
     index, order, asked = PrefixIndex(), EventOrder(), False

@@ -1,4 +1,6 @@
-"""The offload decision at its edges: [O1] to [O3], [Y1], [Y5] to [Y7], and policies with other numbers."""
+"""The offload decision at its edges: [O1] to [O3], [Y1], [Y5] to [Y7], and policies with other
+numbers.
+"""
 
 import doctest
 from typing import Any
@@ -15,7 +17,14 @@ from pdcluster_worker.config.routing import (
     PrefillLoadPolicy,
 )
 from pdcluster_worker.routing import offload
-from pdcluster_worker.routing.offload import OffloadFacts, Verdict, decide, length_threshold, score, takes_length
+from pdcluster_worker.routing.offload import (
+    OffloadFacts,
+    Verdict,
+    decide,
+    length_threshold,
+    score,
+    takes_length,
+)
 
 
 def goes(policy: OffloadPolicy, prompt_tokens: int, threshold: int = 256, **others: Any) -> bool:
@@ -40,9 +49,15 @@ def goes(policy: OffloadPolicy, prompt_tokens: int, threshold: int = 256, **othe
         pytest.param(1000, 744, 0, 0, True, id="256 uncached"),
     ],
 )
-def test_rule_of_default_numbers(prompt_tokens: int, cached_tokens: int, prefill_queue: int, decode_active: int, expected: bool) -> None:
+def test_rule_of_default_numbers(
+    prompt_tokens: int, cached_tokens: int, prefill_queue: int, decode_active: int, expected: bool
+) -> None:
     """[O1] at the edges of [O2]."""
-    numbers = {"cached_tokens": cached_tokens, "prefill_queue": prefill_queue, "decode_active": decode_active}
+    numbers = {
+        "cached_tokens": cached_tokens,
+        "prefill_queue": prefill_queue,
+        "decode_active": decode_active,
+    }
 
     assert expected == goes(OffloadPolicy(), prompt_tokens, **numbers)
 
@@ -59,7 +74,9 @@ def test_rule_takes_its_numbers_from_the_policy() -> None:
     policy = OffloadPolicy(prefill_queue_max=2, decode_load_threshold=1, min_offload_length=4)
 
     def at(prompt_tokens: int, prefill_queue: int, decode_active: int) -> bool:
-        return goes(policy, prompt_tokens, 32, prefill_queue=prefill_queue, decode_active=decode_active)
+        return goes(
+            policy, prompt_tokens, 32, prefill_queue=prefill_queue, decode_active=decode_active
+        )
 
     assert [at(32, 1, 0), at(31, 1, 0), at(32, 2, 0)] == [True, False, False]
     assert [at(4, 2, 1), at(3, 2, 1)] == [True, False]
@@ -75,11 +92,17 @@ def test_rule_takes_its_numbers_from_the_policy() -> None:
         pytest.param(2002, 1002, 1, False, id="half of it cached, at the length"),
     ],
 )
-def test_rule_can_be_the_original_disaggregated_router(prompt_tokens: int, cached_tokens: int, prefill_queue: int, expected: bool) -> None:
-    """[Y1]: more than 1000 uncached tokens and fewer than 2 in the queue; a busy decode worker changes nothing."""
+def test_rule_can_be_the_original_disaggregated_router(
+    prompt_tokens: int, cached_tokens: int, prefill_queue: int, expected: bool
+) -> None:
+    """[Y1]: more than 1000 uncached tokens and fewer than 2 in the queue; a busy decode worker
+    changes nothing.
+    """
     policy = OffloadPolicy(prefill_queue_max=2, decode_load_threshold=1 << 40)
 
-    assert expected == goes(policy, prompt_tokens, 1001, cached_tokens=cached_tokens, prefill_queue=prefill_queue)
+    assert expected == goes(
+        policy, prompt_tokens, 1001, cached_tokens=cached_tokens, prefill_queue=prefill_queue
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,10 +117,16 @@ def test_rule_can_be_the_original_disaggregated_router(prompt_tokens: int, cache
         pytest.param(1000, 743, 0, 0.7, id="uncached part is long"),
     ],
 )
-def test_score_adds_what_is_over_its_threshold(prompt_tokens: int, cached_tokens: int, prefill_queue: int, points: float) -> None:
-    """[O3] with the document's numbers: a long prompt goes, and stays while the queue is over its threshold."""
+def test_score_adds_what_is_over_its_threshold(
+    prompt_tokens: int, cached_tokens: int, prefill_queue: int, points: float
+) -> None:
+    """[O3] with the document's numbers: a long prompt goes, and stays while the queue is over its
+    threshold.
+    """
     policy = OffloadPolicy(policy="score")
-    facts = OffloadFacts(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, prefill_queue=prefill_queue)
+    facts = OffloadFacts(
+        prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, prefill_queue=prefill_queue
+    )
 
     assert score(policy, facts, 256) == pytest.approx(points)
     assert decide(policy, facts, 256) == Verdict(points > 0.5, "score")
@@ -109,15 +138,25 @@ def test_score_has_to_be_over_the_least_score() -> None:
     policy = OffloadPolicy(policy="score", score=weights)
 
     assert not goes(policy, 300)
-    assert goes(msgspec.structs.replace(policy, score=msgspec.structs.replace(weights, min_score=0.49)), 300)
+    assert goes(
+        msgspec.structs.replace(policy, score=msgspec.structs.replace(weights, min_score=0.49)), 300
+    )
 
 
 def test_score_weighs_running_decodes_and_the_transfer_too() -> None:
-    weights = OffloadScorePolicy(length_weight=0, queue_weight=0, decode_weight=1, transfer_weight=0.6, transfer_milliseconds=20)
+    weights = OffloadScorePolicy(
+        length_weight=0,
+        queue_weight=0,
+        decode_weight=1,
+        transfer_weight=0.6,
+        transfer_milliseconds=20,
+    )
     policy = OffloadPolicy(policy="score", score=weights)
 
     assert [goes(policy, 9, decode_active=active) for active in (8, 9)] == [False, True]
-    assert [goes(policy, 9, decode_active=9, transfer_seconds=seconds) for seconds in (0.020, 0.021)] == [True, False]
+    assert [
+        goes(policy, 9, decode_active=9, transfer_seconds=seconds) for seconds in (0.020, 0.021)
+    ] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -133,13 +172,19 @@ def test_score_weighs_running_decodes_and_the_transfer_too() -> None:
         pytest.param(640, 4, False, id="a share below .7"),
     ],
 )
-def test_isl_bounding_keeps_what_is_short_and_mostly_cached(prompt_tokens: int, overlap_blocks: int, expected: bool) -> None:
+def test_isl_bounding_keeps_what_is_short_and_mostly_cached(
+    prompt_tokens: int, overlap_blocks: int, expected: bool
+) -> None:
     """[Y5], blocks of 64."""
-    assert expected == goes(OffloadPolicy(policy="islBounding"), prompt_tokens, cached_tokens=64 * overlap_blocks)
+    assert expected == goes(
+        OffloadPolicy(policy="islBounding"), prompt_tokens, cached_tokens=64 * overlap_blocks
+    )
 
 
 def test_isl_bounding_takes_its_bounds_from_the_policy() -> None:
-    policy = OffloadPolicy(policy="islBounding", isl_bounding=IslBoundingPolicy(max_tokens=10, max_ratio=1.0))
+    policy = OffloadPolicy(
+        policy="islBounding", isl_bounding=IslBoundingPolicy(max_tokens=10, max_ratio=1.0)
+    )
 
     assert [goes(policy, 20, cached_tokens=cached) for cached in (10, 11)] == [True, False]
 
@@ -153,36 +198,55 @@ def test_isl_bounding_takes_its_bounds_from_the_policy() -> None:
         pytest.param(2.0, 0.0, True, id="idle"),
     ],
 )
-def test_prefill_load_keeps_prompts_while_prefill_is_busy(busy_batches: float | None, prefill_batches: float, expected: bool) -> None:
+def test_prefill_load_keeps_prompts_while_prefill_is_busy(
+    busy_batches: float | None, prefill_batches: float, expected: bool
+) -> None:
     """[Y6]: in batches of the least busy prefill worker, whatever the prompt's length."""
-    policy = OffloadPolicy(policy="prefillLoad", prefill_load=PrefillLoadPolicy(busy_batches=busy_batches))
+    policy = OffloadPolicy(
+        policy="prefillLoad", prefill_load=PrefillLoadPolicy(busy_batches=busy_batches)
+    )
 
     assert expected == goes(policy, 1, prefill_batches=prefill_batches)
 
 
 @pytest.mark.parametrize(
-    ("cached_tokens", "prefill_batches", "expected"), [(900, 0.0, False), (900, 3.0, False), (0, 3.0, False), (0, 0.0, True)]
+    ("cached_tokens", "prefill_batches", "expected"),
+    [(900, 0.0, False), (900, 3.0, False), (0, 3.0, False), (0, 0.0, True)],
 )
-def test_isl_or_load_keeps_for_either_reason(cached_tokens: int, prefill_batches: float, expected: bool) -> None:
+def test_isl_or_load_keeps_for_either_reason(
+    cached_tokens: int, prefill_batches: float, expected: bool
+) -> None:
     """[Y5] or [Y6]."""
     policy = OffloadPolicy(policy="islOrLoad", prefill_load=PrefillLoadPolicy(busy_batches=2.0))
 
-    assert expected == goes(policy, 1000, cached_tokens=cached_tokens, prefill_batches=prefill_batches)
+    assert expected == goes(
+        policy, 1000, cached_tokens=cached_tokens, prefill_batches=prefill_batches
+    )
 
 
-@pytest.mark.parametrize("name", ["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"])
+@pytest.mark.parametrize(
+    "name", ["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
+)
 def test_a_decode_worker_short_of_blocks_keeps_no_prompt(name: OffloadPolicyName) -> None:
-    """[Y7]: strictly over the threshold, by every policy; what is wholly cached stays all the same."""
-    policy = OffloadPolicy(policy=name, decode_busy_ratio=0.9, prefill_load=PrefillLoadPolicy(busy_batches=1.0))
+    """[Y7]: strictly over the threshold, by every policy; what is wholly cached stays
+    all the same.
+    """
+    policy = OffloadPolicy(
+        policy=name, decode_busy_ratio=0.9, prefill_load=PrefillLoadPolicy(busy_batches=1.0)
+    )
     kept = {"cached_tokens": 90, "prefill_batches": 2.0}
 
     assert not goes(policy, 100, **kept, decode_ratio=0.9)
     assert goes(policy, 100, **kept, decode_ratio=0.91)
     assert not goes(policy, 100, cached_tokens=100, decode_ratio=1.0)
-    assert not goes(OffloadPolicy(policy=name, prefill_load=policy.prefill_load), 100, **kept, decode_ratio=1.0)
+    assert not goes(
+        OffloadPolicy(policy=name, prefill_load=policy.prefill_load), 100, **kept, decode_ratio=1.0
+    )
 
 
-@pytest.mark.parametrize("name", ["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"])
+@pytest.mark.parametrize(
+    "name", ["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
+)
 def test_a_transfer_that_takes_too_long_keeps_a_prompt(name: OffloadPolicyName) -> None:
     policy = OffloadPolicy(policy=name, max_transfer_milliseconds=20)
 
@@ -193,7 +257,9 @@ def test_a_transfer_that_takes_too_long_keeps_a_prompt(name: OffloadPolicyName) 
 
 @pytest.mark.parametrize("prefill_queue_max", [0, 10])
 def test_when_idle_a_long_prompt_goes_whatever_the_queue_was(prefill_queue_max: int) -> None:
-    facts = OffloadFacts(prompt_tokens=256, prefill_queue=99, decode_active=9, prefill_batches=9.0, decode_ratio=1.0)
+    facts = OffloadFacts(
+        prompt_tokens=256, prefill_queue=99, decode_active=9, prefill_batches=9.0, decode_ratio=1.0
+    )
     policy = OffloadPolicy(prefill_queue_max=prefill_queue_max)
 
     assert decide(policy, facts.when_idle, 256) == Verdict(True, "long")
@@ -215,12 +281,17 @@ def test_a_worker_takes_prompts_that_leave_room_for_a_token() -> None:
     ("content", "message"),
     [
         ({"policy": "random"}, "Invalid enum value 'random' - at `$.offload.policy`"),
-        ({"sloFeedback": {"minThreshold": 9, "maxThreshold": 8}}, "minThreshold \\(9\\) must be at most maxThreshold \\(8\\)"),
+        (
+            {"sloFeedback": {"minThreshold": 9, "maxThreshold": 8}},
+            "minThreshold \\(9\\) must be at most maxThreshold \\(8\\)",
+        ),
         ({"decodeBusyRatio": 0}, "Expected `float` > 0.0 - at `$.offload.decodeBusyRatio`"),
     ],
 )
 def test_policy_that_makes_no_sense_is_refused(content: dict[str, Any], message: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=message.replace("$", "\\$").replace("`$", "`\\$")):
+    with pytest.raises(
+        msgspec.ValidationError, match=message.replace("$", "\\$").replace("`$", "`\\$")
+    ):
         msgspec.convert({"offload": content}, PolicyConfig)
 
 

@@ -1,6 +1,8 @@
-"""Policies under load, on a model of one prefill and one decode worker: never much worse than the better of both sides.
+"""Policies under load, on a model of one prefill and one decode worker: never much worse than the
+better of both sides.
 
-Each worker computes one prompt after the other; a remote one pays for its way.  Real workers: `bench/offload_curve.py`.
+Each worker computes one prompt after the other; a remote one pays for its way.  Real workers:
+`bench/offload_curve.py`.
 """
 
 import heapq
@@ -27,7 +29,9 @@ Goes = Callable[["Pair", int, float], bool]
 
 @dataclass
 class Pair:
-    """Tokens per second of each side; seconds that a request takes on its way, beside its tokens' part."""
+    """Tokens per second of each side; seconds that a request takes on its way, beside its tokens'
+    part.
+    """
 
     local: float
     remote: float
@@ -36,7 +40,11 @@ class Pair:
     def run(self, load: float, goes: Goes, count: int = 1500) -> float:
         """Mean time to the first token of the second half."""
         source = random.Random(7)
-        self.feedback, self.free_at, self.starts = SloFeedback(), {"local": 0.0, "remote": 0.0}, list[float]()
+        self.feedback, self.free_at, self.starts = (
+            SloFeedback(),
+            {"local": 0.0, "remote": 0.0},
+            list[float](),
+        )
         self.costs = SideCosts()
         now, took, ends = 0.0, list[float](), list[tuple[float, Side, int, float, str, float]]()
         for number in range(count):
@@ -86,7 +94,9 @@ PAIRS = {
 
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("name", PAIRS)
-def test_policies_that_measure_are_never_much_worse_than_the_better_side(name: str, load: float) -> None:
+def test_policies_that_measure_are_never_much_worse_than_the_better_side(
+    name: str, load: float
+) -> None:
     pair = PAIRS[name]
     better = min(pair.run(load, lambda *_: False), pair.run(load, lambda *_: True))
 

@@ -1,4 +1,6 @@
-"""Groups of wants that are granted together: windows, buckets, the fast lane, shares of the peers."""
+"""Groups of wants that are granted together: windows, buckets, the fast lane, shares
+of the peers.
+"""
 
 from typing import Any
 
@@ -19,7 +21,9 @@ THROUGHPUT = PrefillQueuePolicy(mode="throughputFirst")
 class Queue:
     """A ledger with a clock; wants are named by what comes."""
 
-    def __init__(self, policy: PrefillQueuePolicy, limit: int = 1000, batch_tokens: int = 500) -> None:
+    def __init__(
+        self, policy: PrefillQueuePolicy, limit: int = 1000, batch_tokens: int = 500
+    ) -> None:
         self.clock = FakeClock()
         self.ledger = CreditLedger(limit, self.clock)
         self.batch_tokens = batch_tokens
@@ -27,9 +31,15 @@ class Queue:
         self.ledger.set_policy(policy, batch_tokens)
         self.ledger.on_group = self.groups.append
 
-    def want(self, *request_ids: str, tokens: int = 10, priority: int = 0, peer: str = "d0") -> list[str]:
+    def want(
+        self, *request_ids: str, tokens: int = 10, priority: int = 0, peer: str = "d0"
+    ) -> list[str]:
         """Wants granted while these come, all at one moment."""
-        return [each for request_id in request_ids for each in ids(self.ledger.want(peer, request_id, tokens, priority))]
+        return [
+            each
+            for request_id in request_ids
+            for each in ids(self.ledger.want(peer, request_id, tokens, priority))
+        ]
 
     def after(self, milliseconds: float) -> list[str]:
         """Wants granted because time has passed."""
@@ -92,7 +102,16 @@ def test_shares_are_in_tokens() -> None:
     for number in range(6):
         ledger.want("short", f"short{number}", 30, 0)
 
-    assert ids(ledger.resume()) == ["long0", "short0", "short1", "short2", "long1", "short3", "short4", "short5"]
+    assert ids(ledger.resume()) == [
+        "long0",
+        "short0",
+        "short1",
+        "short2",
+        "long1",
+        "short3",
+        "short4",
+        "short5",
+    ]
 
 
 def test_want_given_back_costs_its_peer_nothing() -> None:
@@ -158,9 +177,15 @@ def test_lone_prompt_at_low_load_does_not_wait(policy: PrefillQueuePolicy) -> No
 
 
 @pytest.mark.parametrize(
-    ("policy", "window"), [pytest.param(LATENCY, 2, id="latencyFirst"), pytest.param(THROUGHPUT, 10, id="throughputFirst")]
+    ("policy", "window"),
+    [
+        pytest.param(LATENCY, 2, id="latencyFirst"),
+        pytest.param(THROUGHPUT, 10, id="throughputFirst"),
+    ],
 )
-def test_prompts_of_one_window_are_granted_together(policy: PrefillQueuePolicy, window: float) -> None:
+def test_prompts_of_one_window_are_granted_together(
+    policy: PrefillQueuePolicy, window: float
+) -> None:
     """On an idle worker that expects company: the least window, or the greatest."""
     queue = Queue(policy)
     queue.crowd()
@@ -207,7 +232,9 @@ def test_a_group_has_a_full_batch_at_most_to_wait_for() -> None:
 
 
 def test_a_group_has_no_more_than_the_most_prompts() -> None:
-    queue = Queue(PrefillQueuePolicy(mode="throughputFirst", min_prompts=2, max_prompts=3), limit=1000)
+    queue = Queue(
+        PrefillQueuePolicy(mode="throughputFirst", min_prompts=2, max_prompts=3), limit=1000
+    )
     queue.ledger.stop()
     queue.want(*"abcdefg")
     granted = ids(queue.ledger.resume())
@@ -223,7 +250,8 @@ def test_a_group_takes_no_more_than_there_is_credit_for() -> None:
     assert queue.after(10.001) == ["a", "b"]
 
     queue.ledger.start("d0", "a")
-    assert ids(queue.ledger.finish("d0", "a")) == ["c"]  # its window has ended: it waits for room alone
+    # its window has ended: it waits for room alone
+    assert ids(queue.ledger.finish("d0", "a")) == ["c"]
 
 
 def test_prompts_of_one_bucket_are_granted_together() -> None:
@@ -250,7 +278,10 @@ def test_buckets_are_those_of_the_policy() -> None:
 
 
 def test_latency_classes_have_a_window_each() -> None:
-    classes = [LatencyClass(priority=-10, window_milliseconds=0), LatencyClass(priority=0, window_milliseconds=50)]
+    classes = [
+        LatencyClass(priority=-10, window_milliseconds=0),
+        LatencyClass(priority=0, window_milliseconds=50),
+    ]
     queue = Queue(msgspec.structs.replace(LATENCY, latency_classes=classes))
     queue.crowd()
     now = queue.clock()
@@ -259,7 +290,8 @@ def test_latency_classes_have_a_window_each() -> None:
     assert queue.ledger.due == pytest.approx(now + 0.05)
     assert queue.want("low", priority=1) == []
 
-    assert queue.after(10.001) == ["low"]  # no class: the mode's own window; nothing waits behind one that is not due
+    # no class: the mode's own window; nothing waits behind one that is not due
+    assert queue.after(10.001) == ["low"]
     assert queue.after(40) == ["normal"]
 
 
@@ -328,18 +360,28 @@ def test_another_policy_holds_for_those_that_wait() -> None:
     ("content", "message"),
     [
         ({"mode": "batch"}, "Invalid enum value 'batch'"),
-        ({"minWindowMilliseconds": 11}, "minWindowMilliseconds \\(11\\) must be at most maxWindowMilliseconds \\(10\\)"),
+        (
+            {"minWindowMilliseconds": 11},
+            "minWindowMilliseconds \\(11\\) must be at most maxWindowMilliseconds \\(10\\)",
+        ),
         ({"minPrompts": 33}, "minPrompts \\(33\\) must be at most maxPrompts \\(32\\)"),
         ({"lengthBuckets": [1024, 512]}, "lengthBuckets must ascend"),
         ({"lengthBuckets": [512, 512]}, "lengthBuckets must ascend"),
         (
-            {"latencyClasses": [{"priority": 1, "windowMilliseconds": 1}, {"priority": 0, "windowMilliseconds": 2}]},
+            {
+                "latencyClasses": [
+                    {"priority": 1, "windowMilliseconds": 1},
+                    {"priority": 0, "windowMilliseconds": 2},
+                ]
+            },
             "latencyClasses must ascend",
         ),
         ({"latencyClasses": [{"priority": 1}]}, "missing required field `windowMilliseconds`"),
         ({"maxWindowMilliseconds": 1001}, "Expected `float` <= 1000.0"),
     ],
 )
-def test_prefill_queue_that_makes_no_sense_is_refused(content: dict[str, Any], message: str) -> None:
+def test_prefill_queue_that_makes_no_sense_is_refused(
+    content: dict[str, Any], message: str
+) -> None:
     with pytest.raises(msgspec.ValidationError, match=message):
         msgspec.convert({"prefillQueue": content}, PolicyConfig)

@@ -138,7 +138,9 @@ def test_index_bounds_a_snapshot_that_is_larger() -> None:
 
 
 @given(STEPS, st.lists(HASHES, max_size=6))
-def test_index_equals_a_naive_model(steps: list[tuple[str, str, list[bytes], list[bytes]]], prompt: list[bytes]) -> None:
+def test_index_equals_a_naive_model(
+    steps: list[tuple[str, str, list[bytes], list[bytes]]], prompt: list[bytes]
+) -> None:
     index = PrefixIndex()
     model: dict[str, list[bytes]] = {}
     for verb, worker, stored, removed in steps:
@@ -147,12 +149,18 @@ def test_index_equals_a_naive_model(steps: list[tuple[str, str, list[bytes], lis
             model[worker] = list(stored)
         elif verb == "apply":
             index.apply(worker, stored, removed)
-            model[worker] = [block for block in model.get(worker, []) + stored if block not in removed]
+            model[worker] = [
+                block for block in model.get(worker, []) + stored if block not in removed
+            ]
         else:
             index.drop(worker)
             model.pop(worker, None)
 
         for name in ("p0", "p1"):
-            expected = max(n for n in range(len(prompt) + 1) if all(block in model.get(name, []) for block in prompt[:n]))
+            expected = max(
+                n
+                for n in range(len(prompt) + 1)
+                if all(block in model.get(name, []) for block in prompt[:n])
+            )
             assert index.match(name, prompt) == expected
             assert index.match_all(prompt).get(name, 0) == expected

@@ -1,4 +1,6 @@
-"""Choice of prefill workers: lowest cost, seeded ties, independence of the candidates' order [Y10]."""
+"""Choice of prefill workers: lowest cost, seeded ties, independence of the
+candidates' order [Y10].
+"""
 
 from collections import Counter
 from random import Random
@@ -12,19 +14,30 @@ from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
 
 SIZES = st.integers(0, 3).map(lambda n: 64 * n)
 PREFILL = st.lists(
-    st.builds(PrefillCandidate, key=st.text("abcdef", min_size=1, max_size=2), matched_tokens=SIZES, queued_tokens=SIZES),
+    st.builds(
+        PrefillCandidate,
+        key=st.text("abcdef", min_size=1, max_size=2),
+        matched_tokens=SIZES,
+        queued_tokens=SIZES,
+    ),
     min_size=1,
     max_size=6,
     unique_by=lambda c: c.key,
 )
-POLICIES = st.builds(PrefillScorePolicy, prefix_weight=st.sampled_from([0.0, 0.5, 1.0, 2.0]), load_weight=st.sampled_from([0.0, 1.0, 1.5]))
+POLICIES = st.builds(
+    PrefillScorePolicy,
+    prefix_weight=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    load_weight=st.sampled_from([0.0, 1.0, 1.5]),
+)
 
 
 @pytest.mark.parametrize(
     ("prefix_weight", "load_weight", "expected"),
     [(1.0, 1.0, "idle"), (2.0, 1.0, "cached"), (1.0, 0.0, "cached"), (0.0, 1.0, "idle")],
 )
-def test_prefill_choice_weighs_prefix_against_load(prefix_weight: float, load_weight: float, expected: str) -> None:
+def test_prefill_choice_weighs_prefix_against_load(
+    prefix_weight: float, load_weight: float, expected: str
+) -> None:
     cached = PrefillCandidate("cached", matched_tokens=512, queued_tokens=600)
     idle = PrefillCandidate("idle", matched_tokens=0, queued_tokens=0)
     policy = PrefillScorePolicy(prefix_weight=prefix_weight, load_weight=load_weight)
@@ -52,7 +65,10 @@ def test_prefill_choice_is_cheapest_and_ignores_order(
     policy: PrefillScorePolicy, candidates: list[PrefillCandidate], seed: int, data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(candidates))
-    costs = {c.key: policy.load_weight * c.queued_tokens - policy.prefix_weight * c.matched_tokens for c in candidates}
+    costs = {
+        c.key: policy.load_weight * c.queued_tokens - policy.prefix_weight * c.matched_tokens
+        for c in candidates
+    }
 
     chosen = choose_prefill(policy, candidates, Random(seed))
 

@@ -3,7 +3,14 @@
 import pytest
 
 from pdcluster_worker.routing.offload import OffloadFacts, Verdict
-from pdcluster_worker.routing.side_costs import MANY_SAMPLES, MIN_SAMPLES, PROBE_GAP, PROBE_SECONDS, Side, SideCosts
+from pdcluster_worker.routing.side_costs import (
+    MANY_SAMPLES,
+    MIN_SAMPLES,
+    PROBE_GAP,
+    PROBE_SECONDS,
+    Side,
+    SideCosts,
+)
 
 
 def measured(seconds_per_token: float = 0.001, side: Side = "local") -> SideCosts:
@@ -31,7 +38,8 @@ def test_a_prompt_waits_for_those_before_it_less_what_is_done_of_the_first() -> 
 
     assert costs.seconds("local", 100, 10.0) == pytest.approx(0.6)
     assert costs.seconds("local", 100, 10.2) == pytest.approx(0.4)
-    assert costs.seconds("local", 100, 99.0) == pytest.approx(0.3)  # the first is late: it is not done twice
+    # the first is late: it is not done twice
+    assert costs.seconds("local", 100, 99.0) == pytest.approx(0.3)
     costs.ended("a")
     assert costs.seconds("local", 100, 10.2) == pytest.approx(0.1 + 0.2 - 0.2)
 
@@ -53,8 +61,12 @@ def test_what_a_side_takes_beside_its_tokens_is_learned() -> None:
     assert costs.seconds("local", 100, now) == pytest.approx(0.6, rel=0.01)
 
 
-@pytest.mark.parametrize(("others", "num_workers"), [(0, 2), (2000, 1)], ids=["two-workers", "others-send-too"])
-def test_what_is_known_of_a_side_is_not_learned_again_as_beside_it(others: int, num_workers: int) -> None:
+@pytest.mark.parametrize(
+    ("others", "num_workers"), [(0, 2), (2000, 1)], ids=["two-workers", "others-send-too"]
+)
+def test_what_is_known_of_a_side_is_not_learned_again_as_beside_it(
+    others: int, num_workers: int
+) -> None:
     costs, now = measured(side="remote"), 0.0
     for number in range(60):
         costs.sent("remote", f"r{number}", 100, now, others=others + 400, num_workers=num_workers)
@@ -62,7 +74,9 @@ def test_what_is_known_of_a_side_is_not_learned_again_as_beside_it(others: int, 
         costs.first_token("remote", f"r{number}", 100, 0.1, now)
 
     took = (others + 400) / 1000 / num_workers + 0.1
-    assert costs.seconds("remote", 100, now, others=others + 400, num_workers=num_workers) == pytest.approx(took)
+    assert costs.seconds(
+        "remote", 100, now, others=others + 400, num_workers=num_workers
+    ) == pytest.approx(took)
 
 
 def test_a_side_that_is_faster_than_its_rate_is_still_known() -> None:
@@ -84,11 +98,16 @@ def test_an_unseen_side_gets_a_probe_seldom_and_never_against_a_bar() -> None:
     assert probes(PROBE_SECONDS) == 1
     assert probes(PROBE_SECONDS + 1.0) == 0
     assert probes(2 * PROBE_SECONDS, count=1) == 1
-    assert probes(3 * PROBE_SECONDS, count=PROBE_GAP // 2) == 0  # few prompts: a probe is a large share of them
-    assert costs.or_probe(Verdict(False, "transfer"), 9 * PROBE_SECONDS) == Verdict(False, "transfer")
+    # few prompts: a probe is a large share of them
+    assert probes(3 * PROBE_SECONDS, count=PROBE_GAP // 2) == 0
+    assert costs.or_probe(Verdict(False, "transfer"), 9 * PROBE_SECONDS) == Verdict(
+        False, "transfer"
+    )
 
 
-def test_a_side_that_was_never_measured_gets_its_first_probes_once_the_other_is_well_known() -> None:
+def test_a_side_that_was_never_measured_gets_its_first_probes_once_the_other_is_well_known() -> (
+    None
+):
     costs, short = measured(), Verdict(False, "short")
     assert not any(costs.or_probe(short, 1000.0).is_remote for _ in range(PROBE_GAP))
     for number in range(MANY_SAMPLES):

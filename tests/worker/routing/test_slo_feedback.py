@@ -8,14 +8,22 @@ from pdcluster_worker.config.routing import SloFeedbackPolicy
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.routing import pair_rates
 from pdcluster_worker.routing.pair_rates import MAX_PAIRS, PairRates, kv_bytes_per_token
-from pdcluster_worker.routing.slo_feedback import ADJUST_SECONDS, MIN_SAMPLES, PROBE_SECONDS, STEP, SloFeedback
+from pdcluster_worker.routing.slo_feedback import (
+    ADJUST_SECONDS,
+    MIN_SAMPLES,
+    PROBE_SECONDS,
+    STEP,
+    SloFeedback,
+)
 
 POLICY = SloFeedbackPolicy()
 START = 256
 
 
 class World:
-    """A cluster where a prompt takes `base + per_token * length` seconds on each side; time is passed in."""
+    """A cluster where a prompt takes `base + per_token * length` seconds on each side; time is
+    passed in.
+    """
 
     def __init__(self, local: tuple[float, float], remote: tuple[float, float]) -> None:
         self.feedback = SloFeedback()
@@ -38,12 +46,16 @@ class World:
         for _ in range(seconds):
             self.now += ADJUST_SECONDS
             current = self.threshold(policy)
-            self.first_tokens([current // 4, current // 2, current - 1], [current, current * 2, current * 3])
+            self.first_tokens(
+                [current // 4, current // 2, current - 1], [current, current * 2, current * 3]
+            )
         return self.threshold(policy)
 
 
 def test_threshold_settles_where_both_sides_are_equal() -> None:
-    """Here 1 ms a token; there .2 ms a token after 400 ms: equal at 500 tokens, give or take the margin and one step."""
+    """Here 1 ms a token; there .2 ms a token after 400 ms: equal at 500 tokens, give or take the
+    margin and one step.
+    """
     world = World(local=(0.0, 0.001), remote=(0.4, 0.0002))
     settled = world.settle()
 
@@ -53,11 +65,15 @@ def test_threshold_settles_where_both_sides_are_equal() -> None:
 @pytest.mark.parametrize(
     ("local", "remote", "expected"),
     [
-        pytest.param((0.0, 0.001), (0.01, 0.0001), POLICY.min_threshold, id="always better elsewhere"),
+        pytest.param(
+            (0.0, 0.001), (0.01, 0.0001), POLICY.min_threshold, id="always better elsewhere"
+        ),
         pytest.param((0.0, 0.0001), (0.5, 0.0011), POLICY.max_threshold, id="always better here"),
     ],
 )
-def test_threshold_stays_within_its_bounds(local: tuple[float, float], remote: tuple[float, float], expected: int) -> None:
+def test_threshold_stays_within_its_bounds(
+    local: tuple[float, float], remote: tuple[float, float], expected: int
+) -> None:
     assert World(local, remote).settle() == expected
 
 
@@ -80,7 +96,9 @@ def test_threshold_waits_for_a_few_samples_and_between_steps() -> None:
 
 
 def test_slow_decodes_lower_the_threshold_while_elsewhere_is_good_enough() -> None:
-    """Both take the same time to a first token, and the pace of 60 ms misses its 50: prefills here are what can give way."""
+    """Both take the same time to a first token, and the pace of 60 ms misses its 50: prefills here
+    are what can give way.
+    """
     world = World(local=(0.1, 0.001), remote=(0.1, 0.001))
     world.first_tokens([100, 200] * MIN_SAMPLES, [300, 400] * MIN_SAMPLES)
     world.feedback.finished(0.060, world.now)
@@ -113,7 +131,9 @@ def places(world: World, seconds: int, length: int = 300) -> list[str]:
         world.now += 1.0
         threshold = world.feedback.threshold_for(length, POLICY, START, world.now)
         found.append("remote" if length >= threshold else "local")
-        world.first_tokens([length] if found[-1] == "local" else [], [length] if found[-1] == "remote" else [])
+        world.first_tokens(
+            [length] if found[-1] == "local" else [], [length] if found[-1] == "remote" else []
+        )
     return found
 
 
@@ -145,13 +165,16 @@ def test_the_local_side_is_probed_too_and_short_prompts_probe_nothing() -> None:
 
 def test_a_side_with_too_few_samples_is_probed_sooner() -> None:
     world = World(local=(0.0, 0.001), remote=(5.0, 0.001))
-    found = places(world, 2 * int(PROBE_SECONDS), length=100)  # below the threshold: nothing would go
+    # below the threshold: nothing would go
+    found = places(world, 2 * int(PROBE_SECONDS), length=100)
 
     assert MIN_SAMPLES <= found.count("remote") <= MIN_SAMPLES + 2
 
 
 def test_prompts_of_one_length_on_a_side_borrow_the_others_slope() -> None:
-    """Local .3 s at 100 tokens by the fixed part alone; remote 1 ms a token: equal at 256 with .456 s, as it is."""
+    """Local .3 s at 100 tokens by the fixed part alone; remote 1 ms a token: equal at 256 with .456
+    s, as it is.
+    """
     world = World(local=(0.2, 0.001), remote=(0.2, 0.001))
     world.first_tokens([100] * MIN_SAMPLES, [300, 400] * MIN_SAMPLES)
 
@@ -194,7 +217,12 @@ def test_pair_rates_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("kv_heads", "dtype", "expected"),
-    [(40, "bfloat16", 819_200), (8, "bfloat16", 163_840), (1, "bfloat16", 20_480), (40, "float32", 1_638_400)],
+    [
+        (40, "bfloat16", 819_200),
+        (8, "bfloat16", 163_840),
+        (1, "bfloat16", 20_480),
+        (40, "float32", 1_638_400),
+    ],
 )
 def test_kv_bytes_of_a_token_of_13b(kv_heads: int, dtype: str, expected: int) -> None:
     """[O10]: 40 layers of heads of 128."""

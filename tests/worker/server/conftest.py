@@ -1,4 +1,5 @@
-"""A scripted backend and a byte-level tokenizer behind the real application, on a real uvicorn and a real socket.
+"""A scripted backend and a byte-level tokenizer behind the real application, on a real uvicorn and
+a real socket.
 
 Only the backend is a double: it is the wall to `dispatch`.  Its tokens follow a
 fixed script, so every expected text can be written down.
@@ -36,15 +37,21 @@ TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 
 
 def build_model_folder(folder: Path) -> Path:
-    """A folder with a tokenizer of 256 bytes, one merge and two control tokens; <|im_end|> (258) ends a generation."""
+    """A folder with a tokenizer of 256 bytes, one merge and two control tokens; <|im_end|> (258)
+    ends a generation.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: i for i, character in enumerate(alphabet)} | {"He": 256}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("H", "e")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    tokenizer.add_special_tokens(
+        [AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}})
+    )
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
@@ -55,7 +62,8 @@ DEVICE = Device("cpu", "Xeon", "", "reference", "decoder")
 
 @dataclass
 class ScriptedBackend:
-    """Makes the tokens of `script(spec)` for every choice, in turn, and records what was asked of it.
+    """Makes the tokens of `script(spec)` for every choice, in turn, and records what was asked of
+    it.
 
     error, error_after:  raised after so many tokens in all.
     hold_after:          waits for `gate` after so many tokens in all; `holding` is set then.
@@ -124,7 +132,12 @@ class ScriptedBackend:
                     await asyncio.sleep(0)
                     made += 1
                     first = step == 0
-                    yield Generated(tokens[step], self.place if first else None, index, self.degraded if first else ())
+                    yield Generated(
+                        tokens[step],
+                        self.place if first else None,
+                        index,
+                        self.degraded if first else (),
+                    )
             ended = True
         finally:
             if not ended:
@@ -136,17 +149,41 @@ class ScriptedBackend:
         last = tokens[-1]
         is_stop = last.token_id in {*spec.sampling.eos_token_ids, *spec.sampling.stop_token_ids}
         reason = "stop" if is_stop else "length"
-        tokens[-1] = Token(spec.request_id, last.token_id, last.logprob, last.top_logprobs, reason, None, last.cached_tokens)
+        tokens[-1] = Token(
+            spec.request_id,
+            last.token_id,
+            last.logprob,
+            last.top_logprobs,
+            reason,
+            None,
+            last.cached_tokens,
+        )
         prompt = _prompt_logprobs(spec)
         first = tokens[0]
-        tokens[0] = Token(spec.request_id, ids[0], first.logprob, first.top_logprobs, first.finish_reason, None, 16, 0.01, 0.02, prompt)
+        tokens[0] = Token(
+            spec.request_id,
+            ids[0],
+            first.logprob,
+            first.top_logprobs,
+            first.finish_reason,
+            None,
+            16,
+            0.01,
+            0.02,
+            prompt,
+        )
         return tokens
 
     def _token(self, spec: RequestSpec, token_id: int) -> Token:
         count = spec.sampling.logprobs
         if count is None:
             return Token(spec.request_id, token_id)
-        return Token(spec.request_id, token_id, -0.5, [(token_id, -0.5), *((other, float("-inf")) for other in range(count - 1))][:count])
+        return Token(
+            spec.request_id,
+            token_id,
+            -0.5,
+            [(token_id, -0.5), *((other, float("-inf")) for other in range(count - 1))][:count],
+        )
 
 
 def _prompt_logprobs(spec: RequestSpec) -> list[PromptLogprob]:
@@ -154,7 +191,10 @@ def _prompt_logprobs(spec: RequestSpec) -> list[PromptLogprob]:
     count = spec.sampling.prompt_logprobs
     if count is None:
         return []
-    return [PromptLogprob(-float(at), 2, [(65, -0.25), (66, -1.5)][:count]) for at in range(1, len(spec.prompt))]
+    return [
+        PromptLogprob(-float(at), 2, [(65, -0.25), (66, -1.5)][:count])
+        for at in range(1, len(spec.prompt))
+    ]
 
 
 @dataclass
@@ -172,12 +212,16 @@ class Rig:
 
     def make_app(self, **options: Any) -> FastAPI:
         """The application over this backend, with other options of `create_app`."""
-        return create_app(self.backend, self.tokenizer, self.metrics, lambda: self.policy, **options)
+        return create_app(
+            self.backend, self.tokenizer, self.metrics, lambda: self.policy, **options
+        )
 
     def say(self, text: str, *, end: bool = True) -> None:
         """Let every choice answer `text`, then <|im_end|> unless `end` is False."""
         ids = [self.tokenizer._tokenizer.encode(character).ids for character in text]
-        self.backend.script = lambda spec: [i for group in ids for i in group] + ([258] if end else [])
+        self.backend.script = lambda spec: (
+            [i for group in ids for i in group] + ([258] if end else [])
+        )
 
     def value(self, name: str, **labels: str) -> float:
         """A sample of the metrics, 0 when it is not there yet."""
@@ -217,7 +261,9 @@ def url(server: HttpServer) -> str:
 @pytest.fixture
 async def http(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
     """A client that calls the application without a socket."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(rig.app), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(rig.app), base_url="http://test"
+    ) as client:
         yield client
 
 
@@ -231,7 +277,9 @@ async def wire(url: str) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
     transport = httpx.AsyncClient(trust_env=False, timeout=20)
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=transport) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=transport
+    ) as client:
         yield client
 
 
@@ -247,8 +295,12 @@ def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
 
 
 @pytest.fixture
-async def deaf(server: HttpServer) -> AsyncIterator[Callable[[dict[str, object]], Awaitable[socket.socket]]]:
-    """Asks for a chat answer on a socket with small buffers, of which it reads nothing by itself."""
+async def deaf(
+    server: HttpServer,
+) -> AsyncIterator[Callable[[dict[str, object]], Awaitable[socket.socket]]]:
+    """Asks for a chat answer on a socket with small buffers, of which it reads
+    nothing by itself.
+    """
     opened = []
 
     async def ask(body: dict[str, object]) -> socket.socket:
@@ -259,7 +311,10 @@ async def deaf(server: HttpServer) -> AsyncIterator[Callable[[dict[str, object]]
         sock.setblocking(False)
         await loop.sock_connect(sock, ("127.0.0.1", server.port))
         content = json.dumps(body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: "
+            f"application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        )
         await loop.sock_sendall(sock, head.encode() + content)
         return sock
 

@@ -45,48 +45,88 @@ CODER_PARIS = (
     "<parameter=hourly>\nTrue\n</parameter>\n<parameter=units>\nnull\n</parameter>\n"
     '<parameter=where>\n{"near": [1, 2]}\n</parameter>\n</function>\n</tool_call>'
 )
-CODER_MEANS = ("get_weather", {"city": "Paris", "days": 3, "hourly": True, "units": None, "where": {"near": [1, 2]}})
+CODER_MEANS = (
+    "get_weather",
+    {"city": "Paris", "days": 3, "hourly": True, "units": None, "where": {"near": [1, 2]}},
+)
 
 RECORDED = [
     Recorded("hermes", HERMES_PARIS, (PARIS,)),
-    Recorded("hermes", f"Let me look.\n\n{HERMES_PARIS}\n{HERMES_NOW}\n", (PARIS, NOW), "Let me look."),
+    Recorded(
+        "hermes", f"Let me look.\n\n{HERMES_PARIS}\n{HERMES_NOW}\n", (PARIS, NOW), "Let me look."
+    ),
     Recorded("hermes", HERMES_PARIS.removesuffix("</tool_call>"), (PARIS,)),
-    Recorded("hermes", '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>', (PARIS,)),
+    Recorded(
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>',
+        (PARIS,),
+    ),
     Recorded("hermes", '<tool_call>{"name": "now"}</tool_call> done', (NOW,), "done"),
     Recorded(
-        "hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "a\nb"}}</tool_call>', (("get_weather", {"city": "a\nb"}),)
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a\nb"}}</tool_call>',
+        (("get_weather", {"city": "a\nb"}),),
     ),
     Recorded("qwen3_coder", CODER_PARIS, (CODER_MEANS,)),
     Recorded("qwen3_coder", f"I will.\n{CODER_PARIS}", (CODER_MEANS,), "I will."),
     Recorded("qwen3_coder", "<function=now>\n</function>", (NOW,)),
     Recorded(
         "qwen3_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nline 1\nline 2\n</parameter>\n<parameter=days>\nmany\n</parameter>\n"
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nline 1\nline "
+        "2\n</parameter>\n<parameter=days>\nmany\n</parameter>\n"
         "</function>\n</tool_call>",
         (("get_weather", {"city": "line 1\nline 2", "days": "many"}),),
     ),
     Recorded("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', (PARIS,)),
     Recorded("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}', (NOW,)),
-    Recorded("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "now", "parameters": {}}', (PARIS, NOW)),
     Recorded(
-        "mistral", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]', (PARIS, NOW)
+        "llama3_json",
+        '{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "now", "parameters": '
+        "{}}",
+        (PARIS, NOW),
     ),
-    Recorded("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[ARGS]{}', (PARIS, NOW)),
-    Recorded("mistral", "One moment. [TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}", (NOW,), "One moment."),
+    Recorded(
+        "mistral",
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "now", '
+        '"arguments": {}}]',
+        (PARIS, NOW),
+    ),
+    Recorded(
+        "mistral",
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[ARGS]{}',
+        (PARIS, NOW),
+    ),
+    Recorded(
+        "mistral", "One moment. [TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}", (NOW,), "One moment."
+    ),
     Recorded("mistral", '[TOOL_CALLS]get_weather{"city": "Paris"}', (PARIS,)),
     Recorded("pythonic", "[get_weather(city='Paris'), now()]", (PARIS, NOW)),
     Recorded("pythonic", "<|python_start|>[get_weather(city='Paris')]<|python_end|>", (PARIS,)),
     Recorded(
         "pythonic",
-        "[get_weather(city='P', days=-2, hourly=true, units=null, where={'near': [1, None, False]})]",
-        (("get_weather", {"city": "P", "days": -2, "hourly": True, "units": None, "where": {"near": [1, None, False]}}),),
+        "[get_weather(city='P', days=-2, hourly=true, units=null, where={'near': [1, None, "
+        "False]})]",
+        (
+            (
+                "get_weather",
+                {
+                    "city": "P",
+                    "days": -2,
+                    "hourly": True,
+                    "units": None,
+                    "where": {"near": [1, None, False]},
+                },
+            ),
+        ),
     ),
 ]
 
 _HEAD = '<tool_call>\n{"name": "get_weather", "arguments": '
 
 MALFORMED = [
-    Recorded("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {\'city\': 1}}\n</tool_call>'),
+    Recorded(
+        "hermes", '<tool_call>\n{"name": "get_weather", "arguments": {\'city\': 1}}\n</tool_call>'
+    ),
     Recorded("hermes", '<tool_call>{"name": "launch", "arguments": {}}</tool_call>'),
     Recorded("hermes", f'{_HEAD}{{"city": "Par'),
     Recorded("hermes", f"{_HEAD}[1]}}</tool_call> and so on"),
@@ -95,7 +135,9 @@ MALFORMED = [
     Recorded("hermes", "a < b, <tool> and <tool_cal"),
     Recorded("hermes", "<tool_call></tool_call>"),
     Recorded("qwen3_coder", "<tool_call>\n<function=launch>\n</function>\n</tool_call>"),
-    Recorded("qwen3_coder", "<tool_call>\n<function=now>\n<parameter=x>\n1\n</function>\n</tool_call>"),
+    Recorded(
+        "qwen3_coder", "<tool_call>\n<function=now>\n<parameter=x>\n1\n</function>\n</tool_call>"
+    ),
     Recorded("qwen3_coder", "<tool_call>\nnow()\n</tool_call>"),
     Recorded("llama3_json", '{"name": "Bob", "parameters": {"age": 3}}'),
     Recorded("llama3_json", '{"answer": 42}'),

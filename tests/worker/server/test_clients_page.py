@@ -1,4 +1,6 @@
-"""docs/clients.md says what this server does: endpoints, fields, and the blocks for OpenAI's client, run as they stand there."""
+"""docs/clients.md says what this server does: endpoints, fields, and the blocks for OpenAI's
+client, run as they stand there.
+"""
 
 import asyncio
 import re
@@ -23,9 +25,15 @@ TEXT = PAGE.read_text()
 OPENAI = [block for block in blocks(TEXT) if block.title == "OpenAI, Python"]
 SAYS = {
     "messages=messages, max_tokens=16, stream": ("Paris.", "Paris."),
-    "response_format=City": ('{"name": "Paris", "country": "France"}', "name='Paris' country='France'"),
+    "response_format=City": (
+        '{"name": "Paris", "country": "France"}',
+        "name='Paris' country='France'",
+    ),
     "client.responses.create": ("Paris.", "Paris."),
-    'tool_choice="required"': ('[{"name": "weather", "parameters": {"city": "Paris"}}]', 'weather {"city": "Paris"}'),
+    'tool_choice="required"': (
+        '[{"name": "weather", "parameters": {"city": "Paris"}}]',
+        'weather {"city": "Paris"}',
+    ),
 }
 """Answers of the model, and the output of the block, by a piece of its code."""
 
@@ -45,7 +53,12 @@ def test_the_table_of_fields_is_that_of_the_schemas():
 
 
 def test_every_endpoint_is_on_the_page(rig):
-    served = {(method, route.path) for route in rig.app.routes if isinstance(route, APIRoute) for method in route.methods}
+    served = {
+        (method, route.path)
+        for route in rig.app.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
     listed = set(re.findall(r"`(GET|POST|DELETE) ([^`]+)`", TEXT))
     paths = {(method, re.sub(r":path", "", path)) for method, path in served}
 

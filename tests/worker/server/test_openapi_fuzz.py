@@ -1,15 +1,32 @@
-"""Schemathesis on the document that the application itself publishes: no 5xx, and every answer as documented."""
+"""Schemathesis on the document that the application itself publishes: no 5xx, and every answer as
+documented.
+"""
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
 POSTS = ["/v1/chat/completions", "/v1/completions"]
-OTHER_POSTS = ["/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"]
+OTHER_POSTS = [
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+]
 KEPT = {
     ("/v1/responses/{response_id}", "GET"),
     ("/v1/responses/{response_id}", "DELETE"),
@@ -17,7 +34,9 @@ KEPT = {
     ("/v1/responses/{response_id}/cancel", "POST"),
 }
 GETS = ["/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/version"]
-BOUNDED = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+BOUNDED = settings(
+    max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
 FEW = settings(BOUNDED, max_examples=10)
 
 
@@ -62,6 +81,13 @@ def test_no_id_of_a_response_makes_the_api_fail(rig, path, method):
 
 def test_every_operation_is_fuzzed(rig):
     schema = schemathesis.openapi.from_asgi("/openapi.json", rig.app)
-    operations = {(result.ok().path, result.ok().method.upper()) for result in schema.get_all_operations()}
+    operations = {
+        (result.ok().path, result.ok().method.upper()) for result in schema.get_all_operations()
+    }
 
-    assert operations == {(path, "POST") for path in [*POSTS, *OTHER_POSTS]} | {(path, "GET") for path in GETS} | KEPT
+    assert (
+        operations
+        == {(path, "POST") for path in [*POSTS, *OTHER_POSTS]}
+        | {(path, "GET") for path in GETS}
+        | KEPT
+    )

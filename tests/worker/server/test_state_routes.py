@@ -1,4 +1,6 @@
-"""Health, readiness, metrics, version; the framing of streams; and the application of a prefill worker."""
+"""Health, readiness, metrics, version; the framing of streams; and the application of a prefill
+worker.
+"""
 
 import json
 
@@ -31,7 +33,10 @@ async def test_health_of_a_worker_that_serves_says_what_falls_short(rig, http):
 
     for route in ("/health", "/ready"):
         response = await http.get(route)
-        assert (response.status_code, response.json()) == (200, {"status": "ok", "reason": rig.backend.short})
+        assert (response.status_code, response.json()) == (
+            200,
+            {"status": "ok", "reason": rig.backend.short},
+        )
 
 
 async def test_ready_says_why_not(rig, http):
@@ -48,7 +53,10 @@ async def test_a_request_before_the_engine_is_ready_is_503(rig, http):
     response = await http.post("/v1/chat/completions", json=BODY)
 
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-    assert response.json()["error"]["message"] == "this worker is not ready: the engine is loading the model"
+    assert (
+        response.json()["error"]["message"]
+        == "this worker is not ready: the engine is loading the model"
+    )
     assert response.json()["error"]["code"] == "not_ready"
 
 
@@ -62,10 +70,16 @@ async def test_a_request_that_comes_in_a_drain_is_passed_on(rig, http):
 
 async def test_a_drain_without_a_peer_says_when_to_come_back(rig, http):
     rig.backend.not_ready, rig.backend.drains = "this worker is draining", True
-    rig.backend.error = RequestError("this worker is draining", status=503, code="draining", retry_after_seconds=1)
+    rig.backend.error = RequestError(
+        "this worker is draining", status=503, code="draining", retry_after_seconds=1
+    )
     for stream in (False, True):
         response = await http.post("/v1/chat/completions", json={**BODY, "stream": stream})
-        assert (response.status_code, response.headers["retry-after"], response.headers["connection"]) == (503, "1", "close")
+        assert (
+            response.status_code,
+            response.headers["retry-after"],
+            response.headers["connection"],
+        ) == (503, "1", "close")
     assert rig.value("pdcluster_request_rejected_total", reason="draining") == 2
 
 
@@ -73,7 +87,12 @@ async def test_models_leave_out_the_length_until_the_engine_is_ready(rig, http):
     rig.backend.max_model_len = 0
     one = (await http.get("/v1/models/tiny")).json()
 
-    assert one == {"id": "tiny", "object": "model", "created": one["created"], "owned_by": "pdcluster"}
+    assert one == {
+        "id": "tiny",
+        "object": "model",
+        "created": one["created"],
+        "owned_by": "pdcluster",
+    }
     assert (await http.get("/v1/models")).json()["data"] == [one]
     rig.backend.max_model_len = 200
     assert (await http.get("/v1/models/tiny")).json() == {**one, "max_model_len": 200}
@@ -85,10 +104,23 @@ async def test_version_is_the_packages(http):
 
 async def test_version_says_what_the_engine_computes_on(rig, http):
     one_rank = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
-    cpu = {"kind": "cpu", "name": "Xeon", "operations": "reference", "model_code": "decoder", **one_rank}
+    cpu = {
+        "kind": "cpu",
+        "name": "Xeon",
+        "operations": "reference",
+        "model_code": "decoder",
+        **one_rank,
+    }
     assert (await http.get("/version")).json()["device"] == cpu
     rig.backend.device = Device("cuda", "NVIDIA B200", "never run", "cuda triton", "decoder")
-    gpu = {"kind": "cuda", "name": "NVIDIA B200", "operations": "cuda triton", "model_code": "decoder", "note": "never run", **one_rank}
+    gpu = {
+        "kind": "cuda",
+        "name": "NVIDIA B200",
+        "operations": "cuda triton",
+        "model_code": "decoder",
+        "note": "never run",
+        **one_rank,
+    }
     assert (await http.get("/version")).json()["device"] == gpu
     assert (await http.get("/version")).json()["scheduler"] == "sarathi"
     rig.backend.device = None  # it has not loaded yet
@@ -104,9 +136,16 @@ async def test_version_says_the_length_and_why_it_is_lower_than_the_models(rig, 
 
 async def test_metrics_parse_and_count_a_request(rig, http):
     await http.post("/v1/chat/completions", json=BODY)
-    families = {family.name: family for family in text_string_to_metric_families((await http.get("/metrics")).text)}
+    families = {
+        family.name: family
+        for family in text_string_to_metric_families((await http.get("/metrics")).text)
+    }
     counts = {
-        name: sum(sample.value for sample in families[f"pdcluster_{name}"].samples if sample.name.endswith("_count"))
+        name: sum(
+            sample.value
+            for sample in families[f"pdcluster_{name}"].samples
+            if sample.name.endswith("_count")
+        )
         for name in (
             "time_to_first_token_seconds",
             "inter_token_latency_seconds",
@@ -130,7 +169,9 @@ async def test_metrics_parse_and_count_a_request(rig, http):
 
 async def test_stream_is_framed_as_server_sent_events(rig, http):
     rig.say("a\nb")
-    response = await http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True})
+    response = await http.post(
+        "/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True}
+    )
     events = response.text.split("\n\n")
 
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -140,11 +181,22 @@ async def test_stream_is_framed_as_server_sent_events(rig, http):
     bodies = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
     assert [body["choices"][0]["text"] for body in bodies] == ["a", "\n", "b", ""]
     assert all("usage" not in body for body in bodies)
-    assert bodies[-1]["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
+    assert bodies[-1]["choices"][0] == {
+        "index": 0,
+        "text": "",
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
 
 
 async def test_usage_is_null_until_the_last_chunk(http):
-    asked = {"model": "tiny", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 2}
+    asked = {
+        "model": "tiny",
+        "prompt": "x",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 2,
+    }
     events = (await http.post("/v1/completions", json=asked)).text.split("\n\n")[:-2]
     bodies = [json.loads(event.removeprefix("data: ")) for event in events]
 
@@ -153,7 +205,9 @@ async def test_usage_is_null_until_the_last_chunk(http):
 
 
 async def test_chat_deltas_leave_out_what_is_not_there(http):
-    events = (await http.post("/v1/chat/completions", json={**BODY, "stream": True, "max_tokens": 2})).text.split("\n\n")[:-2]
+    events = (
+        await http.post("/v1/chat/completions", json={**BODY, "stream": True, "max_tokens": 2})
+    ).text.split("\n\n")[:-2]
     deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events]
 
     assert deltas == [{"role": "assistant", "content": "H"}, {"content": "e"}]
@@ -162,7 +216,9 @@ async def test_chat_deltas_leave_out_what_is_not_there(http):
 async def test_answers_carry_an_id_of_ours_and_log_the_clients(rig, http, caplog):
     rig.backend.error = ZeroDivisionError()
     first = await http.get("/version", headers={"x-request-id": "mine"})
-    second = await http.post("/v1/chat/completions", json=BODY, headers={"x-request-id": "mine\x7f" + "x" * 99})
+    second = await http.post(
+        "/v1/chat/completions", json=BODY, headers={"x-request-id": "mine\x7f" + "x" * 99}
+    )
 
     assert first.headers["x-request-id"] not in ("mine", second.headers["x-request-id"])
     assert "label='mine\\x7fxxx" in caplog.text
@@ -170,11 +226,16 @@ async def test_answers_carry_an_id_of_ours_and_log_the_clients(rig, http, caplog
 
 async def test_a_prefill_worker_sends_clients_to_a_decode_worker(rig):
     app = create_prefill_app(rig.backend, Metrics(), PolicyConfig)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
         for path in ("/v1/chat/completions", "/v1/completions"):
             response = await http.post(path, json=BODY)
             assert response.status_code == 404
             assert "this is a prefill worker" in response.json()["error"]["message"]
-        statuses = [(await http.get(path)).status_code for path in ("/health", "/ready", "/metrics", "/version", "/v1/models")]
+        statuses = [
+            (await http.get(path)).status_code
+            for path in ("/health", "/ready", "/metrics", "/version", "/v1/models")
+        ]
 
     assert statuses == [200] * 5

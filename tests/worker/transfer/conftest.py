@@ -1,4 +1,6 @@
-"""Two engines' transports over plain bytearrays: real sockets on 127.0.0.1, or the local fabric; nothing is mocked."""
+"""Two engines' transports over plain bytearrays: real sockets on 127.0.0.1, or the local fabric;
+nothing is mocked.
+"""
 
 import os
 import socket
@@ -21,9 +23,13 @@ DEADLINE_SECONDS = 20.0
 
 
 class ByteMemory:
-    """KVMemory over one bytearray, filled with random bytes; with several heads one rank's, or all."""
+    """KVMemory over one bytearray, filled with random bytes; with several heads one
+    rank's, or all.
+    """
 
-    def __init__(self, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS, heads: range = range(1)) -> None:
+    def __init__(
+        self, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS, heads: range = range(1)
+    ) -> None:
         self.block_bytes = block_bytes
         self.num_blocks = num_blocks
         self.heads = heads
@@ -59,7 +65,9 @@ class Engine:
         self.transport.write(epoch, to.engine_id, [to.address], pairs)
 
     def wait(self, is_done: Callable[[list[TransferEvent]], bool]) -> list[TransferEvent]:
-        """Collect events until `is_done(all events)`, as an engine loop does: asleep until woken."""
+        """Collect events until `is_done(all events)`, as an engine loop does: asleep
+        until woken.
+        """
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             self.awake.clear()
@@ -70,11 +78,17 @@ class Engine:
 
     def wait_for(self, kind: type[TransferEvent], count: int = 1) -> list[TransferEvent]:
         """The events of this kind once there are `count`."""
-        return [event for event in self.wait(lambda events: sum(isinstance(e, kind) for e in events) >= count) if isinstance(event, kind)]
+        return [
+            event
+            for event in self.wait(lambda events: sum(isinstance(e, kind) for e in events) >= count)
+            if isinstance(event, kind)
+        ]
 
     def wait_sent(self, count: int) -> None:
         """Wait until this many blocks have been acknowledged."""
-        self.wait(lambda events: sum(len(getattr(event, "block_ids", ())) for event in events) >= count)
+        self.wait(
+            lambda events: sum(len(getattr(event, "block_ids", ())) for event in events) >= count
+        )
 
 
 class RawPeer:
@@ -82,14 +96,18 @@ class RawPeer:
 
     def __init__(self, engine: Engine, source: str = "127.0.0.1") -> None:
         address = ("127.0.0.1", engine.transport.ports[0])
-        self.sock = socket.create_connection(address, timeout=DEADLINE_SECONDS, source_address=(source, 0))
+        self.sock = socket.create_connection(
+            address, timeout=DEADLINE_SECONDS, source_address=(source, 0)
+        )
         self.block_bytes = engine.memory.block_bytes
 
     def hello(self, engine_id: str = "decode") -> wire.Reply:
         self.sock.sendall(wire.encode_hello(wire.KvHello(engine_id)))
         return self.read(wire.decode_reply)
 
-    def header(self, epoch: bytes, block_ids: Sequence[int], payload_bytes: int | None = None) -> None:
+    def header(
+        self, epoch: bytes, block_ids: Sequence[int], payload_bytes: int | None = None
+    ) -> None:
         size = len(block_ids) * self.block_bytes if payload_bytes is None else payload_bytes
         self.sock.sendall(wire.encode_header(wire.Header(epoch, range(1), tuple(block_ids), size)))
 
@@ -119,10 +137,14 @@ def tcp_engine() -> Iterator[Callable[..., Engine]]:
     """Makes engines with a TcpTransport; closes them."""
     engines: list[Engine] = []
 
-    def make(engine_id: str, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS, **options: Any) -> Engine:
+    def make(
+        engine_id: str, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS, **options: Any
+    ) -> Engine:
         engine = Engine(engine_id, ByteMemory(block_bytes, num_blocks))
         host, port = options.pop("host", "127.0.0.1"), options.pop("port", 0)
-        engine.transport = TcpTransport(engine.memory, engine_id, (host, port), engine.awake.set, TcpSettings(**options))
+        engine.transport = TcpTransport(
+            engine.memory, engine_id, (host, port), engine.awake.set, TcpSettings(**options)
+        )
         engines.append(engine)
         return engine
 
@@ -146,7 +168,9 @@ def raw_peer() -> Iterator[Callable[..., RawPeer]]:
 
 
 @pytest.fixture(params=["tcp", "local"])
-def pair(request: pytest.FixtureRequest, tcp_engine: Callable[..., Engine]) -> Iterator[tuple[Engine, Engine]]:
+def pair(
+    request: pytest.FixtureRequest, tcp_engine: Callable[..., Engine]
+) -> Iterator[tuple[Engine, Engine]]:
     """(prefill, decode): a writer and a receiver with verification on, over each transport."""
     if request.param == "tcp":
         yield tcp_engine("prefill", verify=True), tcp_engine("decode", verify=True)
@@ -154,7 +178,9 @@ def pair(request: pytest.FixtureRequest, tcp_engine: Callable[..., Engine]) -> I
     fabric = LocalFabric()
     engines = Engine("prefill", ByteMemory()), Engine("decode", ByteMemory())
     for engine in engines:
-        engine.transport = LocalTransport(fabric, [engine.memory], engine.engine_id, engine.awake.set, verify=True)
+        engine.transport = LocalTransport(
+            fabric, [engine.memory], engine.engine_id, engine.awake.set, verify=True
+        )
     yield engines
     for engine in engines:
         engine.transport.close()

@@ -1,4 +1,6 @@
-"""The KV port against peers that lie, stall, break off or speak something else: raw sockets, real receiver."""
+"""The KV port against peers that lie, stall, break off or speak something else: raw sockets, real
+receiver.
+"""
 
 import os
 
@@ -33,7 +35,8 @@ def test_frame_lands_whole_in_its_blocks(decode, connect, epoch):
 
 def test_hello_to_another_engine_is_refused_and_closed(connect):
     peer = connect()
-    assert peer.hello("decode-before-restart").refusal == "another engine listens here"  # and not which
+    # and not which
+    assert peer.hello("decode-before-restart").refusal == "another engine listens here"
     assert peer.is_closed()
 
 
@@ -47,7 +50,9 @@ def test_hello_to_another_engine_is_refused_and_closed(connect):
         b"PDCKV\r\n\x00\x00\x02\xff\xff",
     ],
 )
-def test_garbage_before_hello_closes_that_connection_alone(decode, connect, wait_until, epoch, garbage):
+def test_garbage_before_hello_closes_that_connection_alone(
+    decode, connect, wait_until, epoch, garbage
+):
     good, bad = connect(), connect()
     good.hello()
     bad.sock.sendall(garbage)
@@ -65,7 +70,9 @@ def test_garbage_before_hello_closes_that_connection_alone(decode, connect, wait
         b"KVFR" + bytes(19) + b"\x01" + bytes(8) + b"\xff\xff\xff\xff" + bytes(64),
     ],
 )
-def test_garbage_instead_of_a_frame_closes_that_connection_alone(decode, connect, wait_until, garbage):
+def test_garbage_instead_of_a_frame_closes_that_connection_alone(
+    decode, connect, wait_until, garbage
+):
     bad = connect()
     bad.hello()
     bad.sock.sendall(garbage)
@@ -94,7 +101,9 @@ def test_broken_off_hello_is_counted(decode, connect, wait_until, truncated):
         ([1, 2, 3], 12288, "block 3 is not open under this epoch"),
     ],
 )
-def test_wrong_frame_is_refused_writes_nothing_and_the_connection_goes_on(decode, connect, epoch, block_ids, num_bytes, reason):
+def test_wrong_frame_is_refused_writes_nothing_and_the_connection_goes_on(
+    decode, connect, epoch, block_ids, num_bytes, reason
+):
     decode.transport.open(epoch, [1, 2])
     before = [bytes(decode.memory.block(block)) for block in range(16)]
     peer = connect()
@@ -108,7 +117,9 @@ def test_wrong_frame_is_refused_writes_nothing_and_the_connection_goes_on(decode
     assert bytes(decode.memory.block(1)) == payload[:4096]
 
 
-def test_fence_does_not_wait_for_a_peer_that_stalls_within_a_frame(decode, connect, wait_until, epoch):
+def test_fence_does_not_wait_for_a_peer_that_stalls_within_a_frame(
+    decode, connect, wait_until, epoch
+):
     decode.transport.open(epoch, [1, 2, 3])
     peer, payload = connect(), payload_for(decode, 3)
     peer.hello()
@@ -119,15 +130,19 @@ def test_fence_does_not_wait_for_a_peer_that_stalls_within_a_frame(decode, conne
     assert decode.wait_for(Fenced) == [Fenced(epoch, frozenset({1}), 4096, None)]
     after = [bytes(decode.memory.block(block)) for block in range(16)]
     new_epoch = os.urandom(16)
-    decode.transport.open(new_epoch, [2])  # the blocks have a new owner; what is left of the frame comes now
+    # the blocks have a new owner; what is left of the frame comes now
+    decode.transport.open(new_epoch, [2])
     peer.sock.sendall(payload[5000:])
     assert peer.read(wire.decode_ack) == wire.Ack(epoch, "dead epoch")
     assert [decode.memory.block(block) for block in range(16)] == after
-    reply = peer.frame(new_epoch, [2], payload_for(decode, 1))  # other transfers on this connection go on
+    # other transfers on this connection go on
+    reply = peer.frame(new_epoch, [2], payload_for(decode, 1))
     assert reply.refusal is None
 
 
-def test_peer_killed_within_a_frame_leaves_its_block_missing_and_the_fence_returns(decode, connect, wait_until, epoch):
+def test_peer_killed_within_a_frame_leaves_its_block_missing_and_the_fence_returns(
+    decode, connect, wait_until, epoch
+):
     decode.transport.open(epoch, [1, 2])
     peer, payload = connect(), payload_for(decode, 2)
     peer.hello()

@@ -1,4 +1,6 @@
-"""Limits of the KV port for connections without a hello, silent ones and many: raw sockets, real receiver, short limits."""
+"""Limits of the KV port for connections without a hello, silent ones and many: raw sockets, real
+receiver, short limits.
+"""
 
 import os
 import resource
@@ -30,7 +32,9 @@ def drip(peer, data):
     return False
 
 
-def test_stranger_learns_no_engine_id_and_bytes_that_are_no_hello_get_no_answer(tcp_engine, raw_peer):
+def test_stranger_learns_no_engine_id_and_bytes_that_are_no_hello_get_no_answer(
+    tcp_engine, raw_peer
+):
     decode = tcp_engine("secret-of-this-start")
     guess, garbage = raw_peer(decode), raw_peer(decode)
     reply = guess.hello("secret-of-another")
@@ -63,7 +67,12 @@ def test_header_that_drips_is_closed_at_the_deadline_of_the_whole(tcp_engine, ra
     peer = raw_peer(decode)
     peer.hello()
 
-    assert drip(peer, wire.encode_header(wire.Header(epoch, range(1), tuple(range(256)), 256 * decode.memory.block_bytes)))
+    assert drip(
+        peer,
+        wire.encode_header(
+            wire.Header(epoch, range(1), tuple(range(256)), 256 * decode.memory.block_bytes)
+        ),
+    )
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -81,7 +90,9 @@ def test_sender_that_falls_silent_within_a_frame_is_closed(tcp_engine, raw_peer,
     assert decode.wait_for(Fenced)[0].received == ({1} if is_open else set())
 
 
-def test_limit_of_one_address_leaves_room_for_others_and_seats_come_back(tcp_engine, raw_peer, wait_until):
+def test_limit_of_one_address_leaves_room_for_others_and_seats_come_back(
+    tcp_engine, raw_peer, wait_until
+):
     decode = tcp_engine("decode", limits=PortLimits(max_per_address=2))
     held = [raw_peer(decode), raw_peer(decode)]
     assert [peer.hello().refusal for peer in held] == [None, None]
@@ -136,7 +147,9 @@ def greets(peer):
         return False
 
 
-def test_connections_over_the_limit_are_closed_and_the_log_does_not_grow_with_each(tcp_engine, raw_peer, caplog):
+def test_connections_over_the_limit_are_closed_and_the_log_does_not_grow_with_each(
+    tcp_engine, raw_peer, caplog
+):
     decode = tcp_engine("decode", limits=PortLimits(max_connections=1))
     raw_peer(decode).hello()
     for _ in range(20):
@@ -145,13 +158,16 @@ def test_connections_over_the_limit_are_closed_and_the_log_does_not_grow_with_ea
         assert late.is_closed()
 
     lines = [record for record in caplog.records if "refused a KV connection" in record.message]
-    assert 1 <= len(lines) < 20  # at most one a second, and twenty connections take far less than 20 s
+    # at most one a second, and twenty connections take far less than 20 s
+    assert 1 <= len(lines) < 20
     assert "1 are open, the limit" in lines[0].message
 
 
 def test_seats_are_counted_by_address_and_apart_for_strangers():
     closed = []
-    limits = PortLimits(max_connections=2, max_per_address=1, max_strangers=3, max_strangers_per_address=2)
+    limits = PortLimits(
+        max_connections=2, max_per_address=1, max_strangers=3, max_strangers_per_address=2
+    )
     seats = Seats[int](limits, closed.append)
 
     assert [seats.take(1, "a"), seats.take(2, "a")] == [None, None]
@@ -168,7 +184,9 @@ def test_seats_are_counted_by_address_and_apart_for_strangers():
 
 
 @pytest.mark.parametrize("payload_bytes", [2 * MIB + 1, wire.MAX_PAYLOAD_BYTES])
-def test_frame_larger_than_any_sender_makes_is_not_read(tcp_engine, raw_peer, wait_until, epoch, payload_bytes):
+def test_frame_larger_than_any_sender_makes_is_not_read(
+    tcp_engine, raw_peer, wait_until, epoch, payload_bytes
+):
     decode = tcp_engine("decode")
     peer = raw_peer(decode)
     peer.hello()
@@ -179,7 +197,9 @@ def test_frame_larger_than_any_sender_makes_is_not_read(tcp_engine, raw_peer, wa
 
 
 @pytest.mark.parametrize(("block_bytes", "num_blocks"), [(MIB, 2), (3 * MIB, 1)])
-def test_largest_frame_of_a_dead_epoch_is_read_away_and_the_connection_goes_on(tcp_engine, raw_peer, epoch, block_bytes, num_blocks):
+def test_largest_frame_of_a_dead_epoch_is_read_away_and_the_connection_goes_on(
+    tcp_engine, raw_peer, epoch, block_bytes, num_blocks
+):
     decode = tcp_engine("decode", block_bytes=block_bytes, num_blocks=4)
     peer = raw_peer(decode)
     peer.hello()
@@ -191,7 +211,9 @@ def test_largest_frame_of_a_dead_epoch_is_read_away_and_the_connection_goes_on(t
 
 
 def test_other_transfers_of_a_link_lose_nothing_when_one_epoch_is_closed(tcp_engine):
-    prefill, decode = (tcp_engine(name, block_bytes=MIB, num_blocks=40) for name in ("prefill", "decode"))
+    prefill, decode = (
+        tcp_engine(name, block_bytes=MIB, num_blocks=40) for name in ("prefill", "decode")
+    )
     epochs = [os.urandom(16) for _ in range(4)]
     for n, epoch in enumerate(epochs):
         decode.transport.open(epoch, range(10 * n, 10 * n + 10))
@@ -200,9 +222,16 @@ def test_other_transfers_of_a_link_lose_nothing_when_one_epoch_is_closed(tcp_eng
         prefill.write(epoch, decode, [(block, block) for block in range(10 * n, 10 * n + 10)])
     prefill.wait_sent(30)
 
-    assert [event for event in prefill.events if isinstance(event, SendEnded)] == [SendEnded(epochs[1], "refused: dead epoch")]
-    assert all(decode.memory.block(block) == prefill.memory.block(block) for block in (*range(10), *range(20, 40)))
+    assert [event for event in prefill.events if isinstance(event, SendEnded)] == [
+        SendEnded(epochs[1], "refused: dead epoch")
+    ]
+    assert all(
+        decode.memory.block(block) == prefill.memory.block(block)
+        for block in (*range(10), *range(20, 40))
+    )
 
 
 def test_senders_leave_long_before_the_port_closes_an_idle_connection():
-    assert LinkSettings.__dataclass_fields__["idle_seconds"].default * 2 <= PortLimits().idle_seconds
+    assert (
+        LinkSettings.__dataclass_fields__["idle_seconds"].default * 2 <= PortLimits().idle_seconds
+    )

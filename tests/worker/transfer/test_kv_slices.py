@@ -1,4 +1,6 @@
-"""Transfers between engines of unequal tensor-parallel sizes: which heads go where, and what whole blocks see of it."""
+"""Transfers between engines of unequal tensor-parallel sizes: which heads go where, and what whole
+blocks see of it.
+"""
 
 import doctest
 from collections.abc import Callable
@@ -60,7 +62,9 @@ def test_documented_examples_hold() -> None:
 
 
 @given(st.sampled_from([1, 2, 3, 4, 6, 8]), st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(1, 3))
-def test_every_head_goes_once_from_the_rank_that_has_it_to_the_one_that_takes_it(prefill: int, decode: int, more: int) -> None:
+def test_every_head_goes_once_from_the_rank_that_has_it_to_the_one_that_takes_it(
+    prefill: int, decode: int, more: int
+) -> None:
     num_heads = more * 24
     addresses = [f"host:{port}" for port in range(decode)]
     taken = dict(zip(addresses, shares(num_heads, decode), strict=True))
@@ -74,18 +78,25 @@ def test_every_head_goes_once_from_the_rank_that_has_it_to_the_one_that_takes_it
     assert sorted(moved) == list(range(num_heads))
 
 
-def test_sizes_of_which_one_divides_the_other_meet_in_as_many_slices_as_the_larger_has_ranks() -> None:
-    assert [sum(len(routes(held, 8, ["h:1"] * decode)) for held in shares(8, prefill)) for prefill, decode in [(1, 4), (4, 1), (2, 4)]] == [
-        *[4] * 3
-    ]
+def test_sizes_of_which_one_divides_the_other_meet_in_as_many_slices_as_the_larger_has_ranks() -> (
+    None
+):
+    assert [
+        sum(len(routes(held, 8, ["h:1"] * decode)) for held in shares(8, prefill))
+        for prefill, decode in [(1, 4), (4, 1), (2, 4)]
+    ] == [*[4] * 3]
 
 
 @pytest.mark.parametrize("num_ports", [0, 3, 8])
-def test_ports_that_cannot_share_the_heads_evenly_end_the_epoch(pair_of: MakePair, num_ports: int) -> None:
+def test_ports_that_cannot_share_the_heads_evenly_end_the_epoch(
+    pair_of: MakePair, num_ports: int
+) -> None:
     prefill, _ = pair_of(2, 1)
     prefill.transport.write(EPOCH, "d", ["d"] * num_ports, [(0, 0)])
 
-    assert prefill.poll() == [SendEnded(EPOCH, f"{num_ports} KV ports cannot share {NUM_HEADS} KV heads evenly")]
+    assert prefill.poll() == [
+        SendEnded(EPOCH, f"{num_ports} KV ports cannot share {NUM_HEADS} KV heads evenly")
+    ]
 
 
 @pytest.mark.parametrize(("prefill_size", "decode_size"), PAIRS)
@@ -110,12 +121,16 @@ def test_whole_blocks_arrive_in_order_and_checksums_agree(
     assert (fenced.received, fenced.num_bytes) == ({5, 6, 7}, 3 * NUM_HEADS * HEAD_BYTES)
     assert fenced.checksum == prefill.transport.checksum(EPOCH)
     assert fenced.checksum is not None
-    assert [decode.block(block) for block in (5, 6, 7)] == [prefill.block(block) for block in (0, 1, 2)]
+    assert [decode.block(block) for block in (5, 6, 7)] == [
+        prefill.block(block) for block in (0, 1, 2)
+    ]
     prefill.transport.forget(EPOCH)
 
 
 @pytest.mark.parametrize(("prefill_size", "decode_size"), [(2, 1), (1, 2), (2, 2), (4, 2)])
-def test_block_counts_only_with_all_of_its_heads(pair_of: MakePair, fabric: LocalFabric, prefill_size: int, decode_size: int) -> None:
+def test_block_counts_only_with_all_of_its_heads(
+    pair_of: MakePair, fabric: LocalFabric, prefill_size: int, decode_size: int
+) -> None:
     prefill, decode = pair_of(prefill_size, decode_size)
     decode.transport.open(EPOCH, [1])
     prefill.write(decode, (0, 1))
@@ -149,7 +164,9 @@ def test_a_lost_slice_ends_the_others_and_the_epoch_once(
     prefill.write(decode, (4, 2))
     prefill.transport.cancel(EPOCH)
 
-    assert [event for event in prefill.events if isinstance(event, SendEnded)] == [SendEnded(EPOCH, "connection reset by peer")]
+    assert [event for event in prefill.events if isinstance(event, SendEnded)] == [
+        SendEnded(EPOCH, "connection reset by peer")
+    ]
     assert prefill.poll() == []
 
 
@@ -168,7 +185,9 @@ def test_cancel_ends_every_slice_and_says_so_once(pair_of: MakePair) -> None:
     st.sampled_from(PAIRS),
     st.lists(st.sampled_from(["deliver", "drop", "cancel", "fence", "poll"]), max_size=30),
 )
-def test_no_block_is_written_after_its_fence_and_what_counts_is_whole(sizes: tuple[int, int], actions: list[str]) -> None:
+def test_no_block_is_written_after_its_fence_and_what_counts_is_whole(
+    sizes: tuple[int, int], actions: list[str]
+) -> None:
     fabric = LocalFabric(deferred=True)
     prefill, decode = Ranks("p", sizes[0], fabric), Ranks("d", sizes[1], fabric)
     targets = [5, 6, 7]
@@ -196,7 +215,12 @@ def test_no_block_is_written_after_its_fence_and_what_counts_is_whole(sizes: tup
     assert [decode.block(block) for block in targets] == at_fence
     for source, target in zip([0, 1, 2], targets, strict=True):
         assert target not in fenced.received or prefill.block(source) == decode.block(target)
-    sent = [block for event in prefill.events if isinstance(event, BlocksSent) for block in event.block_ids]
+    sent = [
+        block
+        for event in prefill.events
+        if isinstance(event, BlocksSent)
+        for block in event.block_ids
+    ]
     assert sent == [0, 1, 2][: len(sent)]
     assert {5 + block for block in sent} <= fenced.received
     ends = [event for event in prefill.events if isinstance(event, SendEnded)]

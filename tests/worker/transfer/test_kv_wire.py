@@ -1,4 +1,6 @@
-"""Framing: what is encoded decodes to itself byte by byte, and no bytes at all raise anything but WireError."""
+"""Framing: what is encoded decodes to itself byte by byte, and no bytes at all raise anything but
+WireError.
+"""
 
 import pytest
 from hypothesis import given
@@ -14,19 +16,25 @@ MESSAGES = {
     (wire.encode_header, wire.decode_header): st.builds(
         wire.Header,
         EPOCHS,
-        st.tuples(st.integers(0, 99), st.integers(100, wire.MAX_HEADS)).map(lambda ends: range(*ends)),
+        st.tuples(st.integers(0, 99), st.integers(100, wire.MAX_HEADS)).map(
+            lambda ends: range(*ends)
+        ),
         st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=wire.MAX_FRAME_BLOCKS).map(tuple),
         st.integers(1, wire.MAX_PAYLOAD_BYTES),
     ),
     (wire.encode_ack, wire.decode_ack): st.builds(wire.Ack, EPOCHS, REASONS),
 }
-CODECS_AND_MESSAGES = st.sampled_from(list(MESSAGES)).flatmap(lambda codec: st.tuples(st.just(codec), MESSAGES[codec]))
+CODECS_AND_MESSAGES = st.sampled_from(list(MESSAGES)).flatmap(
+    lambda codec: st.tuples(st.just(codec), MESSAGES[codec])
+)
 HEADS = b"\x00\x00\x00\x01"
 DECODERS = [decode for _, decode in MESSAGES]
 
 
 @given(CODECS_AND_MESSAGES, st.binary(min_size=1, max_size=20))
-def test_message_read_by_what_is_missing_is_itself_and_takes_no_byte_more(codec_and_message, following):
+def test_message_read_by_what_is_missing_is_itself_and_takes_no_byte_more(
+    codec_and_message, following
+):
     (encode, decode), message = codec_and_message
     stream = encode(message) + following
     data = b""
@@ -47,7 +55,9 @@ def test_decode_of_any_bytes_raises_nothing_but_wire_error(decode, data):
 
 
 @given(CODECS_AND_MESSAGES, st.integers(0, 10**6), st.integers(1, 255))
-def test_decode_of_one_damaged_byte_raises_nothing_but_wire_error(codec_and_message, position, flip):
+def test_decode_of_one_damaged_byte_raises_nothing_but_wire_error(
+    codec_and_message, position, flip
+):
     (encode, decode), message = codec_and_message
     data = bytearray(encode(message))
     data[position % len(data)] ^= flip
@@ -63,14 +73,34 @@ def test_decode_of_one_damaged_byte_raises_nothing_but_wire_error(codec_and_mess
     [
         (wire.decode_hello, b"GET / HTTP/1.1\r\n\r\n", "not a KV port"),
         (wire.decode_hello, b"PDCKV\r\n\x00\x00\x09\x00\x01", "version 9 is not 2"),
-        (wire.decode_hello, b"PDCKV\r\n\x00\x00\x02\xff\xff", "engine_id bytes: 65535 is over the limit of 256"),
+        (
+            wire.decode_hello,
+            b"PDCKV\r\n\x00\x00\x02\xff\xff",
+            "engine_id bytes: 65535 is over the limit of 256",
+        ),
         (wire.decode_reply, b"PDCKV\r\n\x00\x00\x02\x00\xff\xff", "reason bytes"),
         (wire.decode_reply, b"PDCKV\r\n\x00\x00\x02\x07\x00\x00", "unknown status 7"),
         (wire.decode_header, bytes(36), "not a frame header"),
-        (wire.decode_header, b"KVFR" + bytes(16) + HEADS + bytes(8) + b"\x00\x00\x00\x01", "no blocks"),
-        (wire.decode_header, b"KVFR" + bytes(16) + HEADS + bytes(7) + b"\x01" + b"\xff" * 4, "blocks of a frame: 4294967295 is over"),
-        (wire.decode_header, b"KVFR" + bytes(16) + HEADS + b"\xff" * 8 + b"\x00\x00\x00\x01", "payload bytes of a frame: .* is over"),
-        (wire.decode_header, b"KVFR" + bytes(16) + b"\x00\x02\x00\x02" + b"\x00\x00\x00\x01" * 3, "no heads: 2 to 2"),
+        (
+            wire.decode_header,
+            b"KVFR" + bytes(16) + HEADS + bytes(8) + b"\x00\x00\x00\x01",
+            "no blocks",
+        ),
+        (
+            wire.decode_header,
+            b"KVFR" + bytes(16) + HEADS + bytes(7) + b"\x01" + b"\xff" * 4,
+            "blocks of a frame: 4294967295 is over",
+        ),
+        (
+            wire.decode_header,
+            b"KVFR" + bytes(16) + HEADS + b"\xff" * 8 + b"\x00\x00\x00\x01",
+            "payload bytes of a frame: .* is over",
+        ),
+        (
+            wire.decode_header,
+            b"KVFR" + bytes(16) + b"\x00\x02\x00\x02" + b"\x00\x00\x00\x01" * 3,
+            "no heads: 2 to 2",
+        ),
         (wire.decode_ack, bytes(23), "not an acknowledgement"),
     ],
 )
@@ -98,4 +128,6 @@ def test_encode_refuses_what_the_peer_would_refuse(encode, message):
 
 
 def test_encode_cuts_a_long_refusal():
-    assert wire.decode_ack(wire.encode_ack(wire.Ack(bytes(16), "r" * 5000))) == wire.Ack(bytes(16), "r" * wire.MAX_REASON_BYTES)
+    assert wire.decode_ack(wire.encode_ack(wire.Ack(bytes(16), "r" * 5000))) == wire.Ack(
+        bytes(16), "r" * wire.MAX_REASON_BYTES
+    )

@@ -37,10 +37,14 @@ def memories():
 
 @pytest.fixture
 def transports(fabric, memories):
-    return tuple(LocalTransport(fabric, [memory], name) for name, memory in zip("pd", memories, strict=True))
+    return tuple(
+        LocalTransport(fabric, [memory], name) for name, memory in zip("pd", memories, strict=True)
+    )
 
 
-def test_deferred_write_arrives_with_its_delivery_and_as_it_was_written(fabric, memories, transports, epoch):
+def test_deferred_write_arrives_with_its_delivery_and_as_it_was_written(
+    fabric, memories, transports, epoch
+):
     written = bytes(memories[0].block(0))
     transports[1].open(epoch, [1, 2])
     transports[0].write(epoch, "d", [""], [(0, 1), (0, 2)])
@@ -76,7 +80,9 @@ def test_delivery_between_cancel_and_fence_counts_as_received(fabric, transports
     assert transports[1].poll() == [Fenced(epoch, frozenset({1}), 8)]
 
 
-def test_dropped_delivery_ends_the_epoch_and_what_follows_is_refused(fabric, memories, transports, epoch):
+def test_dropped_delivery_ends_the_epoch_and_what_follows_is_refused(
+    fabric, memories, transports, epoch
+):
     before = bytes(memories[1].block(2))
     transports[1].open(epoch, [1, 2])
     transports[0].write(epoch, "d", [""], [(0, 1), (1, 2)])

@@ -1,4 +1,6 @@
-"""Engines whose ranks have a KV port each, over real sockets; another rank is a thread here, behind its line."""
+"""Engines whose ranks have a KV port each, over real sockets; another rank is a thread here, behind
+its line.
+"""
 
 import os
 import socket
@@ -33,9 +35,13 @@ class RankEngine:
         others: list[RankPort] = []
         for memory, (ours, theirs) in zip(self.memories[1:], self.lines, strict=True):
             serve_in_thread(theirs, memory)
-            others.append(RankPort(ours, memory.heads, len(memory.heads) * HEAD_BYTES, self.awake.set, listen))
+            others.append(
+                RankPort(ours, memory.heads, len(memory.heads) * HEAD_BYTES, self.awake.set, listen)
+            )
         settings = TcpSettings(verify=True, bandwidth=bandwidth)
-        self.transport = TcpTransport(self.memories[0], engine_id, ("127.0.0.1", 0), self.awake.set, settings, others=others)
+        self.transport = TcpTransport(
+            self.memories[0], engine_id, ("127.0.0.1", 0), self.awake.set, settings, others=others
+        )
         self.addresses = [f"127.0.0.1:{port}" for port in self.transport.ports]
         self.events: list[TransferEvent] = []
 
@@ -53,7 +59,12 @@ class RankEngine:
 
     def wait_sent(self, count: int) -> list[int]:
         def sent(events: list[TransferEvent]) -> list[int]:
-            return [block for event in events if isinstance(event, BlocksSent) for block in event.block_ids]
+            return [
+                block
+                for event in events
+                if isinstance(event, BlocksSent)
+                for block in event.block_ids
+            ]
 
         return sent(self.wait(lambda events: len(sent(events)) >= count))
 
@@ -101,11 +112,15 @@ def test_ranks_write_their_heads_to_the_ports_that_take_them(
         assert (fenced.received, fenced.num_bytes) == ({5, 6, 7}, 3 * NUM_HEADS * HEAD_BYTES)
         assert fenced.checksum == checksum
         assert checksum is not None
-        assert [decode.block(block) for block in (5, 6, 7)] == [prefill.block(block) for block in (0, 1, 2)]
+        assert [decode.block(block) for block in (5, 6, 7)] == [
+            prefill.block(block) for block in (0, 1, 2)
+        ]
         decode.events.clear()
 
 
-def test_writes_after_the_fence_are_refused_at_every_port(engine_of: MakeEngine, epoch: bytes) -> None:
+def test_writes_after_the_fence_are_refused_at_every_port(
+    engine_of: MakeEngine, epoch: bytes
+) -> None:
     prefill, decode = engine_of("p", 2), engine_of("d", 2)
     decode.transport.open(epoch, [1])
     decode.transport.fence(epoch)
@@ -123,10 +138,14 @@ def test_cancel_reaches_the_other_ranks(engine_of: MakeEngine, epoch: bytes) -> 
     prefill.transport.write(epoch, "d", decode.addresses, [(0, 1), (3, 2)])
     prefill.transport.cancel(epoch)  # before the second block may be sent
 
-    assert prefill.wait(lambda events: any(isinstance(event, SendEnded) for event in events))[-1] == SendEnded(epoch, "cancelled")
+    assert prefill.wait(lambda events: any(isinstance(event, SendEnded) for event in events))[
+        -1
+    ] == SendEnded(epoch, "cancelled")
 
 
-def test_a_rank_that_is_gone_breaks_the_engine_and_answers_no_fence(engine_of: MakeEngine, epoch: bytes) -> None:
+def test_a_rank_that_is_gone_breaks_the_engine_and_answers_no_fence(
+    engine_of: MakeEngine, epoch: bytes
+) -> None:
     decode = engine_of("d", 2)
     decode.transport.open(epoch, [1])
     decode.lines[0][1].shutdown(socket.SHUT_RDWR)

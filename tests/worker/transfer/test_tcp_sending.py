@@ -1,4 +1,6 @@
-"""The sending side against peers that are dead, deaf, slow or wrong; the peers are raw sockets or real transports."""
+"""The sending side against peers that are dead, deaf, slow or wrong; the peers are raw sockets or
+real transports.
+"""
 
 import os
 import socket
@@ -78,17 +80,23 @@ def write():
     return to
 
 
-def test_contiguous_writes_travel_in_one_frame_and_are_pipelined(tcp_engine, receiver, write, epoch):
+def test_contiguous_writes_travel_in_one_frame_and_are_pipelined(
+    tcp_engine, receiver, write, epoch
+):
     prefill = tcp_engine("prefill", block_bytes=BIG)
     write(prefill, epoch, receiver, [(i, i + 4) for i in range(4)])
     sock = receiver.accept()
-    (first, payload), (second, _) = take_frame(sock), take_frame(sock)  # the second does not wait for the first's ack
+    # the second does not wait for the first's ack
+    (first, payload), (second, _) = take_frame(sock), take_frame(sock)
     assert (first.block_ids, second.block_ids) == ((4, 5), (6, 7))
     assert payload == bytes(prefill.memory.block(0)) + bytes(prefill.memory.block(1))
     acknowledge(sock, epoch)
     prefill.wait_sent(2)
     acknowledge(sock, epoch)
-    assert prefill.wait_for(BlocksSent, 2) == [BlocksSent(epoch, (0, 1), 2 * BIG, at=0.0), BlocksSent(epoch, (2, 3), 2 * BIG, at=0.0)]
+    assert prefill.wait_for(BlocksSent, 2) == [
+        BlocksSent(epoch, (0, 1), 2 * BIG, at=0.0),
+        BlocksSent(epoch, (2, 3), 2 * BIG, at=0.0),
+    ]
 
 
 def test_window_bounds_the_frames_without_acknowledgement(tcp_engine, receiver, write, epoch):
@@ -109,7 +117,9 @@ def test_nobody_listening_ends_the_epoch_with_the_reason(tcp_engine, receiver, w
     prefill = tcp_engine("prefill")
     receiver.listener.close()
     write(prefill, epoch, receiver, [(0, 1)])
-    assert prefill.wait_for(SendEnded) == [SendEnded(epoch, f"cannot connect to {receiver.address}: connection refused")]
+    assert prefill.wait_for(SendEnded) == [
+        SendEnded(epoch, f"cannot connect to {receiver.address}: connection refused")
+    ]
 
 
 def test_address_that_cannot_be_split_ends_the_epoch_with_the_reason(tcp_engine, epoch):
@@ -130,7 +140,9 @@ def test_refused_hello_ends_every_queued_epoch_with_the_reason(tcp_engine, recei
     for epoch in epochs:
         write(prefill, epoch, receiver, [(0, 1)])
     receiver.accept(refusal="this is engine other")
-    assert prefill.wait_for(SendEnded, 2) == [SendEnded(epoch, "refused: this is engine other") for epoch in epochs]
+    assert prefill.wait_for(SendEnded, 2) == [
+        SendEnded(epoch, "refused: this is engine other") for epoch in epochs
+    ]
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 64])
@@ -145,7 +157,9 @@ def test_peer_that_is_no_kv_port_ends_the_epoch(tcp_engine, receiver, write, epo
 
 
 @pytest.mark.parametrize("named", [bytes(16), None])
-def test_acknowledgement_of_what_was_not_sent_ends_the_connection(tcp_engine, receiver, write, epoch, named):
+def test_acknowledgement_of_what_was_not_sent_ends_the_connection(
+    tcp_engine, receiver, write, epoch, named
+):
     prefill = tcp_engine("prefill")
     write(prefill, epoch, receiver, [(0, 1)])
     sock = receiver.accept()
@@ -157,11 +171,18 @@ def test_acknowledgement_of_what_was_not_sent_ends_the_connection(tcp_engine, re
         assert sock.recv(1) == b""
     else:
         acknowledge(sock, named)
-        assert prefill.wait_for(SendEnded) == [SendEnded(epoch, "the peer acknowledged a frame that was not sent")]
+        assert prefill.wait_for(SendEnded) == [
+            SendEnded(epoch, "the peer acknowledged a frame that was not sent")
+        ]
 
 
-def test_peer_killed_in_mid_transfer_ends_its_epochs_and_no_other_peers(tcp_engine, receiver, write, epoch):
-    prefill, decode = tcp_engine("prefill", block_bytes=BIG, num_blocks=MANY), tcp_engine("decode-2", block_bytes=BIG)
+def test_peer_killed_in_mid_transfer_ends_its_epochs_and_no_other_peers(
+    tcp_engine, receiver, write, epoch
+):
+    prefill, decode = (
+        tcp_engine("prefill", block_bytes=BIG, num_blocks=MANY),
+        tcp_engine("decode-2", block_bytes=BIG),
+    )
     other, idle = os.urandom(16), os.urandom(16)
     decode.transport.open(other, [0, 1])
     write(prefill, idle, receiver, [(0, 0)])
@@ -192,7 +213,9 @@ def test_write_after_a_failure_connects_again(tcp_engine, receiver, write, epoch
     prefill.wait_sent(1)
 
 
-def test_connection_that_the_peer_closed_while_idle_is_made_again_unnoticed(tcp_engine, receiver, write, epoch):
+def test_connection_that_the_peer_closed_while_idle_is_made_again_unnoticed(
+    tcp_engine, receiver, write, epoch
+):
     prefill = tcp_engine("prefill")
     for _ in range(3):
         write(prefill, epoch, receiver, [(0, 1)])
@@ -227,7 +250,8 @@ def test_cancel_waits_for_the_frame_in_hand_and_sends_no_other(tcp_engine, recei
     prefill = tcp_engine("prefill", block_bytes=16 * BIG, num_blocks=3)
     write(prefill, epoch, receiver, [(0, 0), (1, 1), (2, 2)])
     sock = receiver.accept()
-    header = read(sock, wire.decode_header)  # the first frame is on its way and cannot end: its payload is not read
+    # the first frame is on its way and cannot end: its payload is not read
+    header = read(sock, wire.decode_header)
     prefill.transport.cancel(epoch)
     assert prefill.transport.poll() == []
     got = 0
@@ -241,7 +265,9 @@ def test_cancel_waits_for_the_frame_in_hand_and_sends_no_other(tcp_engine, recei
     assert prefill.transport.poll() == []
 
 
-def test_peer_that_stops_reading_is_given_up_even_when_cancelled(tcp_engine, receiver, write, epoch):
+def test_peer_that_stops_reading_is_given_up_even_when_cancelled(
+    tcp_engine, receiver, write, epoch
+):
     prefill = tcp_engine("prefill", block_bytes=32 * BIG, num_blocks=1, stall_seconds=0.2)
     write(prefill, epoch, receiver, [(0, 0)])
     receiver.accept()
@@ -251,7 +277,9 @@ def test_peer_that_stops_reading_is_given_up_even_when_cancelled(tcp_engine, rec
 
 
 @pytest.mark.parametrize("block_bytes", [64, 32 * BIG])
-def test_peer_that_stops_reading_or_acknowledging_is_given_up(tcp_engine, receiver, write, epoch, block_bytes):
+def test_peer_that_stops_reading_or_acknowledging_is_given_up(
+    tcp_engine, receiver, write, epoch, block_bytes
+):
     prefill = tcp_engine("prefill", block_bytes=block_bytes, num_blocks=1, stall_seconds=0.2)
     write(prefill, epoch, receiver, [(0, 0)])
     receiver.accept()
@@ -270,7 +298,10 @@ def test_cancel_while_the_bandwidth_cap_holds_frames_back_is_immediate(tcp_engin
 
 
 def test_cancel_and_fence_in_mid_transfer_leave_a_prefix_that_is_whole(tcp_engine, epoch):
-    prefill, decode = (tcp_engine(name, block_bytes=BIG, num_blocks=MANY, bandwidth=BIG * 20) for name in ("prefill", "decode"))
+    prefill, decode = (
+        tcp_engine(name, block_bytes=BIG, num_blocks=MANY, bandwidth=BIG * 20)
+        for name in ("prefill", "decode")
+    )
     decode.transport.open(epoch, range(MANY))
     prefill.write(epoch, decode, [(i, i) for i in range(MANY)])
     prefill.wait_sent(3)
@@ -280,13 +311,20 @@ def test_cancel_and_fence_in_mid_transfer_leave_a_prefix_that_is_whole(tcp_engin
     (fenced,) = decode.wait_for(Fenced)
     assert fenced.received == set(range(len(fenced.received)))
     assert 3 <= len(fenced.received) < MANY
-    assert all(decode.memory.block(block) == prefill.memory.block(block) for block in fenced.received)
+    assert all(
+        decode.memory.block(block) == prefill.memory.block(block) for block in fenced.received
+    )
 
 
 def test_transfer_of_many_blocks_and_epochs_is_exact(tcp_engine):
-    prefill, decode = (tcp_engine(name, block_bytes=BIG // 4, num_blocks=40, verify=True) for name in ("prefill", "decode"))
+    prefill, decode = (
+        tcp_engine(name, block_bytes=BIG // 4, num_blocks=40, verify=True)
+        for name in ("prefill", "decode")
+    )
     epochs = [os.urandom(16) for _ in range(4)]
-    targets = {epoch: [(7 * i + 10 * n) % 10 + 10 * n for i in range(10)] for n, epoch in enumerate(epochs)}
+    targets = {
+        epoch: [(7 * i + 10 * n) % 10 + 10 * n for i in range(10)] for n, epoch in enumerate(epochs)
+    }
     for epoch in epochs:
         decode.transport.open(epoch, targets[epoch])
     for half in (slice(0, 5), slice(5, 10)):
@@ -297,7 +335,9 @@ def test_transfer_of_many_blocks_and_epochs_is_exact(tcp_engine):
         decode.transport.fence(epoch)
     checksums = {event.epoch: event.checksum for event in decode.wait_for(Fenced, 4)}
     assert checksums == {epoch: prefill.transport.checksum(epoch) for epoch in epochs}
-    assert all(decode.memory.block(block) == prefill.memory.block(39 - block) for block in range(40))
+    assert all(
+        decode.memory.block(block) == prefill.memory.block(39 - block) for block in range(40)
+    )
 
 
 def test_close_with_transfers_under_way_ends_all_threads(tcp_engine, receiver, write, epoch):
@@ -330,8 +370,12 @@ class Clock:
 
 
 @pytest.mark.parametrize("closes_first", [False, True])
-def test_nothing_is_written_on_a_connection_that_was_idle_too_long(tcp_engine, receiver, write, closes_first):
-    """As after a time in which the sender's process was stopped: no timer has run, the peer may have closed."""
+def test_nothing_is_written_on_a_connection_that_was_idle_too_long(
+    tcp_engine, receiver, write, closes_first
+):
+    """As after a time in which the sender's process was stopped: no timer has run, the peer may
+    have closed.
+    """
     clock = Clock()
     prefill = tcp_engine("prefill", clock=clock)
     for turn in range(1, 4):
@@ -350,7 +394,9 @@ def test_nothing_is_written_on_a_connection_that_was_idle_too_long(tcp_engine, r
     assert not any(isinstance(event, SendEnded) for event in prefill.events)
 
 
-def test_link_that_has_nothing_to_write_leaves_by_itself(tcp_engine, receiver, write, epoch, monkeypatch):
+def test_link_that_has_nothing_to_write_leaves_by_itself(
+    tcp_engine, receiver, write, epoch, monkeypatch
+):
     monkeypatch.setattr(tcp_port, "LinkSettings", partial(LinkSettings, idle_seconds=0.05))
     prefill = tcp_engine("prefill")
     write(prefill, epoch, receiver, [(0, 1)])
@@ -362,7 +408,9 @@ def test_link_that_has_nothing_to_write_leaves_by_itself(tcp_engine, receiver, w
     prefill.wait_sent(1)
 
 
-def test_link_whose_work_was_cancelled_before_it_was_sent_survives_the_end_of_its_idle_connection(tcp_engine, receiver, write, epoch):
+def test_link_whose_work_was_cancelled_before_it_was_sent_survives_the_end_of_its_idle_connection(
+    tcp_engine, receiver, write, epoch
+):
     clock = Clock()
     prefill = tcp_engine("prefill", clock=clock)
     write(prefill, os.urandom(16), receiver, [(0, 1)])

@@ -6,7 +6,11 @@ from hypothesis import strategies as st
 from pdcluster_worker.transfer.layout import SliceChecksum, combined, head_crcs
 
 NUM_HEADS = 4
-BLOCKS = st.lists(st.binary(min_size=NUM_HEADS, max_size=16 * NUM_HEADS).map(lambda block: block * NUM_HEADS), min_size=1, max_size=8)
+BLOCKS = st.lists(
+    st.binary(min_size=NUM_HEADS, max_size=16 * NUM_HEADS).map(lambda block: block * NUM_HEADS),
+    min_size=1,
+    max_size=8,
+)
 
 
 def of_heads(blocks, heads):

@@ -22,7 +22,9 @@ def test_write_moves_blocks_and_both_checksums_agree(pair, epoch):
     assert fenced.num_bytes == 3 * decode.memory.block_bytes
     assert fenced.checksum is not None
     assert fenced.checksum == prefill.transport.checksum(epoch)
-    assert all(decode.memory.block(t) == prefill.memory.block(s) for s, t in [(0, 3), (5, 1), (2, 7)])
+    assert all(
+        decode.memory.block(t) == prefill.memory.block(s) for s, t in [(0, 3), (5, 1), (2, 7)]
+    )
 
 
 def test_fence_of_a_partial_transfer_names_what_arrived_and_has_no_checksum(pair, epoch):
@@ -31,7 +33,9 @@ def test_fence_of_a_partial_transfer_names_what_arrived_and_has_no_checksum(pair
     prefill.write(epoch, decode, [(0, 3)])
     prefill.wait_sent(1)
     decode.transport.fence(epoch)
-    assert decode.wait_for(Fenced) == [Fenced(epoch, frozenset({3}), decode.memory.block_bytes, None)]
+    assert decode.wait_for(Fenced) == [
+        Fenced(epoch, frozenset({3}), decode.memory.block_bytes, None)
+    ]
 
 
 def test_fence_of_an_unknown_or_fenced_epoch_is_answered_empty(pair, epoch):
@@ -92,7 +96,10 @@ def test_write_after_its_epoch_ended_adds_no_event(pair, epoch):
     decode.transport.open(other, [4])
     prefill.write(other, decode, [(3, 4)])
     prefill.wait_sent(1)
-    assert prefill.events == [SendEnded(epoch, "refused: dead epoch"), BlocksSent(other, (3,), prefill.memory.block_bytes, at=0.0)]
+    assert prefill.events == [
+        SendEnded(epoch, "refused: dead epoch"),
+        BlocksSent(other, (3,), prefill.memory.block_bytes, at=0.0),
+    ]
 
 
 def test_write_to_another_engine_id_is_refused(pair, epoch):

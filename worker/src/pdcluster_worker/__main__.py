@@ -1,4 +1,6 @@
-"""`python -m pdcluster_worker`: one worker.  The parent is the server process; it starts the engine process by the same module.
+"""`python -m pdcluster_worker`: one worker.
+
+The parent is the server process; it starts the engine process by the same module.
 
 Exit status: 0 after a drain, 2 when a setting or the model is wrong and 3 when
 the engine cannot have the device that it was asked for (one line `error: ...`
@@ -33,9 +35,14 @@ def main() -> int:
         if arguments.engine is not None:
             from pdcluster_worker.processes import engine_start
 
-            status = engine_start.run(arguments.engine_config, arguments.engine, EnginePlace(arguments.rank, arguments.board))
+            status = engine_start.run(
+                arguments.engine_config,
+                arguments.engine,
+                EnginePlace(arguments.rank, arguments.board),
+            )
             logging.shutdown()
-            # Nothing is left to save, and the interpreter's own end would report what torch's libraries leak at exit.
+            # Nothing is left to save, and the interpreter's own end would report what torch's
+            # libraries leak at exit.
             os._exit(status)
         from pdcluster_worker.processes import worker_start
 
@@ -50,15 +57,31 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pdcluster_worker", description="One prefill, decode, mixed or router worker of a PDCluster."
+        prog="python -m pdcluster_worker",
+        description="One prefill, decode, mixed or router worker of a PDCluster.",
     )
-    parser.add_argument("--engine-config", type=Path, required=True, metavar="FILE", help="engine file, immutable while the worker runs")
-    parser.add_argument("--policy", type=Path, metavar="FILE", help="policy file, watched for changes")
-    parser.add_argument("--headless", action="store_true", help="run one engine whose requests come from the worker at --head")
+    parser.add_argument(
+        "--engine-config",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="engine file, immutable while the worker runs",
+    )
+    parser.add_argument(
+        "--policy", type=Path, metavar="FILE", help="policy file, watched for changes"
+    )
+    parser.add_argument(
+        "--headless",
+        action="store_true",
+        help="run one engine whose requests come from the worker at --head",
+    )
     parser.add_argument("--head", metavar="HOST:PORT", help="listen.head of that worker")
-    parser.add_argument("--engine", metavar="ADDRESS", help=argparse.SUPPRESS)  # run the engine process against this ZMQ address
-    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)  # its place among the engines of its worker
-    parser.add_argument("--board", type=int, help=argparse.SUPPRESS)  # descriptor of the memory that these share
+    # run the engine process against this ZMQ address
+    parser.add_argument("--engine", metavar="ADDRESS", help=argparse.SUPPRESS)
+    # its place among the engines of its worker
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    # descriptor of the memory that these share
+    parser.add_argument("--board", type=int, help=argparse.SUPPRESS)
     return parser
 
 

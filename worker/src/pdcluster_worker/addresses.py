@@ -6,7 +6,8 @@ MAX_PORT = 65535
 def parse_address(address: str) -> tuple[str, int]:
     """Split "10.0.0.1:9100", "[fd00::1]:9100" or "worker-0.pods:9100".
 
-    Raises ValueError that names the address; an IPv6 host without brackets is refused because its port is ambiguous.
+    Raises ValueError that names the address; an IPv6 host without brackets is refused because its
+    port is ambiguous.
     """
     host, colon, port = address.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")

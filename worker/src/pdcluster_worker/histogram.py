@@ -1,4 +1,5 @@
-"""A histogram for what is observed with each token: one comparison chain in C and two additions, no lock.
+"""A histogram for what is observed with each token: one comparison chain in C and two additions, no
+lock.
 
 Written and read by one thread, the event loop's.  The page shows it as it shows
 prometheus_client's own.
@@ -17,7 +18,9 @@ from prometheus_client.utils import floatToGoString
 class TokenHistogram(Collector):
     """Without labels.  buckets: upper bounds, in order; one without bound is added."""
 
-    def __init__(self, name: str, text: str, registry: CollectorRegistry, buckets: Sequence[float]) -> None:
+    def __init__(
+        self, name: str, text: str, registry: CollectorRegistry, buckets: Sequence[float]
+    ) -> None:
         self._name = name
         self._text = text
         self._bounds = [*buckets, inf]

@@ -1,4 +1,6 @@
-"""Logs of every process of a worker: on stderr, one line per record, so that a log collector never tears one apart."""
+"""Logs of every process of a worker: on stderr, one line per record, so that a log collector never
+tears one apart.
+"""
 
 import logging
 import sys
@@ -7,11 +9,15 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class OneLine(logging.Formatter):
-    r"""Writes the lines of a traceback, or of whatever text came from outside, in one: \n stands where a line ended."""
+    r"""Writes the lines of a traceback, or of whatever text came from outside, in one: \n stands
+    where a line ended.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """The record in one line."""
-        return super().format(record).replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
+        return (
+            super().format(record).replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
+        )
 
 
 def start_logging() -> None:

@@ -31,7 +31,8 @@ class Stream(Protocol[ItemT_co]):
 
 
 class Merged(AsyncIterator[ItemT]):
-    """Several streams as one: their items as they come, each stream's in order; an error of one ends all.
+    """Several streams as one: their items as they come, each stream's in order; an error of one
+    ends all.
 
     A task for each stream and a queue stand behind it, so a lone stream is better read as it is.
     """

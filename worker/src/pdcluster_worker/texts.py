@@ -1,4 +1,6 @@
-"""Text from elsewhere in our messages: cut to a length that a message bears, with a sign that it was cut."""
+"""Text from elsewhere in our messages: cut to a length that a message bears, with a sign that it
+was cut.
+"""
 
 MAX_QUOTED = 100
 MAX_LINE = 300

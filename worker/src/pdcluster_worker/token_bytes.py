@@ -18,17 +18,28 @@ _SPACE = "\u2581"
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte: printable Latin-1 stands for itself, the other bytes for U+0100 on, in order (GPT-2's table)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    """Character -> byte: printable Latin-1 stands for itself, the other bytes for U+0100 on, in
+    order (GPT-2's table).
+    """
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     others = (byte for byte in range(256) if byte not in printable)
-    return {**{chr(byte): byte for byte in printable}, **{chr(256 + n): byte for n, byte in enumerate(others)}}
+    return {
+        **{chr(byte): byte for byte in printable},
+        **{chr(256 + n): byte for n, byte in enumerate(others)},
+    }
 
 
 _ALPHABET = _byte_level_alphabet()
 
 
 def byte_level(token: str) -> bytes:
-    """Bytes of a byte-level BPE token; an added token with characters outside the alphabet stands for itself."""
+    """Bytes of a byte-level BPE token; an added token with characters outside the alphabet stands
+    for itself.
+    """
     try:
         return bytes(_ALPHABET[character] for character in token)
     except KeyError:
@@ -43,15 +54,21 @@ def sentencepiece(token: str) -> bytes:
 
 
 def reader_for(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
-    """Choose by the "decoder" node of tokenizer.json.  Raises ModelError for a family that is neither."""
+    """Choose by the "decoder" node of tokenizer.json.
+
+    Raises ModelError for a family that is neither.
+    """
     parts = _parts(decoder)
     kinds = {part.get("type") for part in parts}
     if "ByteLevel" in kinds:
         return byte_level
-    if "Metaspace" in kinds or any(part.get("type") == "Replace" and part.get("content") == " " for part in parts):
+    if "Metaspace" in kinds or any(
+        part.get("type") == "Replace" and part.get("content") == " " for part in parts
+    ):
         return sentencepiece
     raise ModelError(
-        f"tokenizer.json: decoder {sorted(map(str, kinds)) or 'none'} is not supported: it must be ByteLevel or SentencePiece's"
+        f"tokenizer.json: decoder {sorted(map(str, kinds)) or 'none'} is not supported: it must be "
+        "ByteLevel or SentencePiece's"
     )
 
 

@@ -19,7 +19,14 @@ import aiohttp
 from kubernetes.aio.client.api_client import ApiClient as Transport
 
 from pdcluster_api.apiserver.body import Body
-from pdcluster_api.apiserver.errors import ClusterError, ConflictError, GoneError, NotFoundError, UnavailableError, error_of
+from pdcluster_api.apiserver.errors import (
+    ClusterError,
+    ConflictError,
+    GoneError,
+    NotFoundError,
+    UnavailableError,
+    error_of,
+)
 from pdcluster_api.apiserver.kinds import POD, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.backoff import Backoff
@@ -53,7 +60,11 @@ class Limits:
     def delay(self, num_tries: int, retry_after: float | None) -> float:
         """Seconds to wait after so many tries; with jitter, so that waiting callers spread out."""
         backoff = Backoff(self.first_delay_seconds, self.max_delay_seconds)
-        seconds = backoff.after(num_tries) if retry_after is None else min(self.max_delay_seconds, retry_after)
+        seconds = (
+            backoff.after(num_tries)
+            if retry_after is None
+            else min(self.max_delay_seconds, retry_after)
+        )
         return seconds * random.uniform(1.0, 1.25)
 
 
@@ -83,7 +94,12 @@ class ApiClient:
         limits: Limits | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._transport, self._metrics, self._limits, self._sleep = transport, metrics, limits or Limits(), sleep
+        self._transport, self._metrics, self._limits, self._sleep = (
+            transport,
+            metrics,
+            limits or Limits(),
+            sleep,
+        )
 
     async def __aenter__(self) -> "ApiClient":
         return self
@@ -111,7 +127,9 @@ class ApiClient:
         proxy = f"{POD.path(namespace, f'{pod}:{port}')}/proxy{path}"
         return await self._send(Request("get", "pods/proxy", "GET", proxy, {}))
 
-    async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> AsyncIterator[Body]:
+    async def list(
+        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Body]:
         """Every object of a kind (in a namespace, or in all), with apiVersion and kind; read in
         pages.
 
@@ -125,7 +143,9 @@ class ApiClient:
         restarts = 0
         while True:
             try:
-                page = await self._send(Request("list", kind.name, "GET", kind.path(namespace), {**query, **position}))
+                page = await self._send(
+                    Request("list", kind.name, "GET", kind.path(namespace), {**query, **position})
+                )
             except GoneError:
                 restarts += 1
                 if not position or restarts >= self._limits.tries:
@@ -145,7 +165,9 @@ class ApiClient:
         Raises ConflictError when one of that name exists, also by a lost answer.
         """
         path = kind.path(body["metadata"]["namespace"])
-        return await self._send(Request("create", kind.name, "POST", path, {"fieldManager": FIELD_MANAGER}, body))
+        return await self._send(
+            Request("create", kind.name, "POST", path, {"fieldManager": FIELD_MANAGER}, body)
+        )
 
     async def apply(self, kind: Kind, body: Mapping[str, Any], *, force: bool = True) -> Body:
         """Server-side apply; with metadata.uid only to that very object.
@@ -156,24 +178,64 @@ class ApiClient:
         query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
         return await self._send(Request("apply", kind.name, "PATCH", path, query, body, APPLY))
 
-    async def merge_patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, subresource: str | None = None) -> Body:
+    async def merge_patch(
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        patch: Mapping[str, Any],
+        *,
+        subresource: str | None = None,
+    ) -> Body:
         """JSON merge patch of an object or a subresource; conditional if it has
         metadata.resourceVersion.
         """
         path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
-        return await self._send(Request("patch", kind.name, "PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE_PATCH))
+        return await self._send(
+            Request(
+                "patch",
+                kind.name,
+                "PATCH",
+                path,
+                {"fieldManager": FIELD_MANAGER},
+                patch,
+                MERGE_PATCH,
+            )
+        )
 
-    async def json_patch(self, kind: Kind, namespace: str, name: str, operations: Sequence[Mapping[str, Any]], *, subresource: str) -> Body:
+    async def json_patch(
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        operations: Sequence[Mapping[str, Any]],
+        *,
+        subresource: str,
+    ) -> Body:
         """JSON patch of a subresource.  Raises ConflictError when a `test` operation fails."""
         path = f"{kind.path(namespace, name)}/{subresource}"
-        return await self._send(Request("patch", kind.name, "PATCH", path, {"fieldManager": FIELD_MANAGER}, operations, JSON_PATCH))
+        return await self._send(
+            Request(
+                "patch",
+                kind.name,
+                "PATCH",
+                path,
+                {"fieldManager": FIELD_MANAGER},
+                operations,
+                JSON_PATCH,
+            )
+        )
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         """PUT; metadata.resourceVersion makes it conditional."""
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
-        return await self._send(Request("update", kind.name, "PUT", path, {"fieldManager": FIELD_MANAGER}, body))
+        return await self._send(
+            Request("update", kind.name, "PUT", path, {"fieldManager": FIELD_MANAGER}, body)
+        )
 
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False) -> Body | None:
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False
+    ) -> Body | None:
         """Delete that very object (not another one of the name); one that is gone is no error.
 
         What it owns goes after it, or with foreground before it: then it is being deleted for as
@@ -182,13 +244,21 @@ class ApiClient:
         foreground goes at once.
         """
         policy = "Foreground" if foreground else "Background"
-        options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy, "preconditions": {"uid": uid}}
+        options = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": policy,
+            "preconditions": {"uid": uid},
+        }
         try:
-            answer = await self._send(Request("delete", kind.name, "DELETE", kind.path(namespace, name), {}, options))
+            answer = await self._send(
+                Request("delete", kind.name, "DELETE", kind.path(namespace, name), {}, options)
+            )
         except NotFoundError:
             logger.debug("already gone kind=%s namespace=%s name=%s", kind, namespace, name)
             return None
-        return answer if foreground and "deletionTimestamp" in answer["metadata"] else None  # else it is gone, or a Status says so
+        # else it is gone, or a Status says so
+        return answer if foreground and "deletionTimestamp" in answer["metadata"] else None
 
     async def _send(self, request: Request) -> Body:
         num_tries = 0
@@ -215,7 +285,9 @@ class ApiClient:
         try:
             code, headers, content = await self._exchange(request)
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise UnavailableError(f"the API server does not answer ({type(e).__name__}: {e})") from e
+            raise UnavailableError(
+                f"the API server does not answer ({type(e).__name__}: {e})"
+            ) from e
         finally:
             self._metrics.calls.labels(request.verb, request.kind, str(code)).inc()
             self._metrics.seconds.labels(request.verb).observe(time.monotonic() - started)
@@ -241,7 +313,11 @@ def _object(content: bytes) -> Body:
     try:
         body = json.loads(content)
     except ValueError as e:
-        raise UnavailableError("the API server's answer is not JSON; is there a proxy in between?") from e
+        raise UnavailableError(
+            "the API server's answer is not JSON; is there a proxy in between?"
+        ) from e
     if not isinstance(body, dict):
-        raise UnavailableError("the API server's answer is not an object; is there a proxy in between?")
+        raise UnavailableError(
+            "the API server's answer is not an object; is there a proxy in between?"
+        )
     return body

@@ -14,7 +14,9 @@ from pdcluster_api.schema.labels import FIELD_MANAGER
 MAX_CONNECTIONS = 32
 
 
-async def connect(kubeconfig: Path | None, context: str | None = None, *, proxies: bool = True) -> Transport:
+async def connect(
+    kubeconfig: Path | None, context: str | None = None, *, proxies: bool = True
+) -> Transport:
     """Open a connection pool; None = with the ServiceAccount of this pod, whose token is read
     again.
 
@@ -32,11 +34,21 @@ async def connect(kubeconfig: Path | None, context: str | None = None, *, proxie
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
             await load_kube_config(  # type: ignore[no-untyped-call]
-                str(kubeconfig), context=context, client_configuration=configuration, persist_config=False
+                str(kubeconfig),
+                context=context,
+                client_configuration=configuration,
+                persist_config=False,
             )
         transport = Transport(configuration)
-    except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:  # all that its reader raises of a wrong file
-        source = "not in a pod with a ServiceAccount" if kubeconfig is None else f"kubeconfig {kubeconfig} cannot be used"
-        raise StartError(f"{source}: {e}; set KUBECONFIG to a working file, or run in a pod", exit_code=2) from e
+    # all that its reader raises of a wrong file
+    except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:
+        source = (
+            "not in a pod with a ServiceAccount"
+            if kubeconfig is None
+            else f"kubeconfig {kubeconfig} cannot be used"
+        )
+        raise StartError(
+            f"{source}: {e}; set KUBECONFIG to a working file, or run in a pod", exit_code=2
+        ) from e
     transport.user_agent = FIELD_MANAGER
     return transport

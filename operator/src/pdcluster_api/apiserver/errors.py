@@ -22,7 +22,12 @@ from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.schema import conditions
 
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
-_REFUSALS = ("admission webhook", "failed calling webhook", "ValidatingAdmissionPolicy", "failed to create typed patch object")
+_REFUSALS = (
+    "admission webhook",
+    "failed calling webhook",
+    "ValidatingAdmissionPolicy",
+    "failed to create typed patch object",
+)
 """Words of refusals that come with any status; the last one, an unknown field in an apply, even
 with 500.
 """
@@ -73,7 +78,10 @@ class ForbiddenError(ClusterError):
     """A right is missing."""
 
     reason = conditions.FORBIDDEN
-    fix = "give it to the operator's ServiceAccount (the chart's ClusterRole lists every right that it needs)"
+    fix = (
+        "give it to the operator's ServiceAccount (the chart's ClusterRole lists every right that "
+        "it needs)"
+    )
 
 
 class QuotaExceededError(ClusterError):
@@ -99,7 +107,10 @@ class RefusedError(ClusterError):
 class ImmutableError(RefusedError):
     """The object has `immutable` set, which cannot be undone."""
 
-    fix = "it has `immutable` set, which cannot be undone: delete the object, and the operator creates it again without"
+    fix = (
+        "it has `immutable` set, which cannot be undone: delete the object, and the operator "
+        "creates it again without"
+    )
 
 
 def failure_of(error: ClusterError, what: str) -> Failure:
@@ -112,7 +123,9 @@ def error_of(code: int, body: bytes, headers: Mapping[str, str]) -> ClusterError
     """Error of an answer whose status is not 2xx."""
     status = _status(body)
     message = str(status.get("message") or f"the API server answered {code}")
-    return _class_of(code, message, status)(message, code=code, retry_after=_seconds(headers.get("Retry-After")))
+    return _class_of(code, message, status)(
+        message, code=code, retry_after=_seconds(headers.get("Retry-After"))
+    )
 
 
 def _class_of(code: int, message: str, status: Mapping[str, Any]) -> type[ClusterError]:
@@ -123,7 +136,11 @@ def _class_of(code: int, message: str, status: Mapping[str, Any]) -> type[Cluste
     if code == 422 and ("metadata.uid" in message or message == _FAILED_TEST):
         return ConflictError
     if code in (401, 403):
-        return QuotaExceededError if "exceeded quota" in message else _forbidden_or_refused(code, message)
+        return (
+            QuotaExceededError
+            if "exceeded quota" in message
+            else _forbidden_or_refused(code, message)
+        )
     if code in _TRANSIENT or status.get("reason") == "ServerTimeout":
         return UnavailableError
     return {404: NotFoundError, 409: ConflictError, 410: GoneError}.get(code, RefusedError)

@@ -45,7 +45,11 @@ class Kind:
         """URL path of one object, or of all of a namespace, or (namespace None) of all there
         are.
         """
-        root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
+        root = (
+            f"/api/{self.api_version}"
+            if "/" not in self.api_version
+            else f"/apis/{self.api_version}"
+        )
         place = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
         return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
 
@@ -58,14 +62,21 @@ POD = Kind("v1", "Pod", "pods")
 CORE_EVENT = Kind("v1", "Event", "events")
 EVENT = Kind("events.k8s.io/v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
-CUSTOM_RESOURCE_DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+CUSTOM_RESOURCE_DEFINITION = Kind(
+    "apiextensions.k8s.io/v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    namespaced=False,
+)
 
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", Manner.APPLIED)
 SECRET = Kind("v1", "Secret", "secrets", Manner.KEPT)
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", Manner.APPLIED)
 CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions", Manner.RECORD)
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", Manner.APPLIED)
-POD_DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", Manner.APPLIED)
+POD_DISRUPTION_BUDGET = Kind(
+    "policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", Manner.APPLIED
+)
 POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", Manner.REQUEST)
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", Manner.APPLIED)
 SERVICE = Kind("v1", "Service", "services", Manner.APPLIED)

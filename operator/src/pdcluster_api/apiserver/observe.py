@@ -14,14 +14,21 @@ from typing import Any
 from pdcluster_api.apiserver.body import Body, Key
 from pdcluster_api.apiserver.pods import FOR_ETCD, pod_problem, pod_state
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed, PodState, ScalerState, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    DiscoveryState,
+    Failure,
+    Observed,
+    PodState,
+    ScalerState,
+    WorkloadState,
+)
 from pdcluster_api.plan.status.problems import worst_of
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.workload import WorkloadId
 
 LATE_SECONDS = 10.0
-"""Time for a kubelet to report the end of a pod: it kills one at the end of its grace period, then it needs a moment to
-say so.
+"""Time for a kubelet to report the end of a pod: it kills one at the end of its grace period, then
+it needs a moment to say so.
 """
 
 
@@ -82,9 +89,16 @@ def observe(
         generation=live.body["metadata"]["generation"],
         status=live.body.get("status", {}),
         discovery=discovery,
-        workloads=[replace(state, gone=True) if state.id in outdated else state for state in _workloads(live, faults)],
+        workloads=[
+            replace(state, gone=True) if state.id in outdated else state
+            for state in _workloads(live, faults)
+        ],
         records=sorted(
-            {identity for body in live.own("ControllerRevision").values() if (identity := workload_of(body))}.difference(outdated)
+            {
+                identity
+                for body in live.own("ControllerRevision").values()
+                if (identity := workload_of(body))
+            }.difference(outdated)
         ),
         scalers=[_scaler(body) for body in live.own("PDPoolScaler").values()],
         service_revision=selector.get(labels.REVISION),
@@ -99,23 +113,36 @@ def observe(
     )
 
 
-def managed_etcd(live: Live, name: str, wanted: int, faults: Mapping[str, Problem]) -> DiscoveryState:
+def managed_etcd(
+    live: Live, name: str, wanted: int, faults: Mapping[str, Problem]
+) -> DiscoveryState:
     """The managed etcd, by the readiness of its pods, with the worst problem of the others.
 
     faults: by StatefulSet, the problem that keeps it from getting pods
     """
     body = live.own("StatefulSet").get(name, {})
-    found = [problem for pod in live.children if _is_of_etcd(pod) and (problem := pod_problem(pod, FOR_ETCD))]
+    found = [
+        problem
+        for pod in live.children
+        if _is_of_etcd(pod) and (problem := pod_problem(pod, FOR_ETCD))
+    ]
     if name in faults and is_short_of_pods(body):
         found.append(faults[name])
-    return DiscoveryState(managed=True, ready=body.get("status", {}).get("readyReplicas", 0), wanted=wanted, problem=worst_of(found))
+    return DiscoveryState(
+        managed=True,
+        ready=body.get("status", {}).get("readyReplicas", 0),
+        wanted=wanted,
+        problem=worst_of(found),
+    )
 
 
 def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
     """Workload of a StatefulSet, snapshot or pod; None = of none, as etcd's."""
     found = body["metadata"].get("labels", {})
     try:
-        return WorkloadId(found[labels.CLUSTER], found[labels.ROLE], found[labels.POOL], found[labels.REVISION])
+        return WorkloadId(
+            found[labels.CLUSTER], found[labels.ROLE], found[labels.POOL], found[labels.REVISION]
+        )
     except KeyError:
         return None
 
@@ -132,10 +159,14 @@ def still_ending(live: Live, now: datetime) -> dict[WorkloadId, float | None]:
     """
     sets = {workload_of(body) for body in live.own("StatefulSet").values()}
     lefts = {
-        identity: [_seconds_left(pod, now) for pod in left] for identity, left in _pods_by_workload(live).items() if identity not in sets
+        identity: [_seconds_left(pod, now) for pod in left]
+        for identity, left in _pods_by_workload(live).items()
+        if identity not in sets
     }
     return {
-        identity: None if None in lasts else max(seconds for seconds in lasts if seconds is not None)
+        identity: None
+        if None in lasts
+        else max(seconds for seconds in lasts if seconds is not None)
         for identity, lasts in lefts.items()
         if any(seconds is None or seconds > 0 for seconds in lasts)
     }
@@ -149,7 +180,9 @@ def _seconds_left(pod: Body, now: datetime) -> float | None:
     return (datetime.fromisoformat(should_be_gone) - now).total_seconds() + LATE_SECONDS
 
 
-def ready_workers(live: Live, revision: str | None, draining: Collection[str] = ()) -> list[tuple[WorkloadId, Body]]:
+def ready_workers(
+    live: Live, revision: str | None, draining: Collection[str] = ()
+) -> list[tuple[WorkloadId, Body]]:
     """Pods of workers that are ready and do not end, of one revision; None = of all.
 
     draining: pods that count too though they say that they are not ready any more
@@ -188,28 +221,47 @@ def _is_of_etcd(body: Body) -> bool:
 def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]:
     """Workloads of all StatefulSets, and of terminating pods whose StatefulSet is gone."""
     pods, types = _pods_by_workload(live), _recorded_types(live)
-    sets = {identity: body for body in live.own("StatefulSet").values() if (identity := workload_of(body))}
+    sets = {
+        identity: body
+        for body in live.own("StatefulSet").values()
+        if (identity := workload_of(body))
+    }
     states = [
         _workload(identity, sets[identity], faults.get(identity.name), pods.get(identity, []))
         if identity in sets
         else _remains(identity, pods[identity])
         for identity in sorted({*sets, *pods})
     ]
-    return [replace(state, gpu=types.get(state.id.name) or next((pod.gpu for pod in state.pods if pod.gpu), "")) for state in states]
+    return [
+        replace(
+            state,
+            gpu=types.get(state.id.name) or next((pod.gpu for pod in state.pods if pod.gpu), ""),
+        )
+        for state in states
+    ]
 
 
 def _recorded_types(live: Live) -> dict[str, str]:
     """Accelerator type that a workload was made for, by its snapshot; etcd has none."""
-    pools = {name: (record.get("data") or {}).get("pool") for name, record in live.own("ControllerRevision").items()}
-    return {name: str(pool.get("gpu", "")) for name, pool in pools.items() if isinstance(pool, Mapping)}
+    pools = {
+        name: (record.get("data") or {}).get("pool")
+        for name, record in live.own("ControllerRevision").items()
+    }
+    return {
+        name: str(pool.get("gpu", "")) for name, pool in pools.items() if isinstance(pool, Mapping)
+    }
 
 
 def _remains(identity: WorkloadId, pods: Sequence[Body]) -> WorkloadState:
     states = tuple(pod_state(pod) for pod in pods)
-    return WorkloadState(identity, 0, len(states), sum(state.ready for state in states), 0, gone=True, pods=states)
+    return WorkloadState(
+        identity, 0, len(states), sum(state.ready for state in states), 0, gone=True, pods=states
+    )
 
 
-def _workload(identity: WorkloadId, body: Body, fault: Problem | None, pods: Iterable[Body]) -> WorkloadState:
+def _workload(
+    identity: WorkloadId, body: Body, fault: Problem | None, pods: Iterable[Body]
+) -> WorkloadState:
     status = body.get("status", {})
     return WorkloadState(
         id=identity,
@@ -231,8 +283,12 @@ def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
     found: defaultdict[WorkloadId, list[Body]] = defaultdict(list)
     for body in live.children:
         identity = workload_of(body) if body["kind"] == "Pod" else None
-        owners = {(reference["kind"], reference["name"]) for reference in body["metadata"].get("ownerReferences", ())}
-        if identity is not None and ("StatefulSet", identity.name) in owners:  # the one that is there, or an earlier one
+        owners = {
+            (reference["kind"], reference["name"])
+            for reference in body["metadata"].get("ownerReferences", ())
+        }
+        # the one that is there, or an earlier one
+        if identity is not None and ("StatefulSet", identity.name) in owners:
             found[identity].append(body)
     return found
 
@@ -240,11 +296,21 @@ def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
 def _scaler(body: Body) -> ScalerState:
     spec = body["spec"]
     seen = body["metadata"].get("annotations", {}).get(labels.SEEN_REPLICAS, "")
-    return ScalerState(spec["role"], spec["pool"], spec["replicas"], int(seen) if seen.isdecimal() else None, _writer(body))
+    return ScalerState(
+        spec["role"],
+        spec["pool"],
+        spec["replicas"],
+        int(seen) if seen.isdecimal() else None,
+        _writer(body),
+    )
 
 
 def _writer(scaler: Body) -> str | None:
     """The other manager that wrote the replicas of a scaler last."""
     entries = scaler["metadata"].get("managedFields") or ()
-    names = (str(each.get("manager")) for each in entries if "f:replicas" in ((each.get("fieldsV1") or {}).get("f:spec") or {}))
+    names = (
+        str(each.get("manager"))
+        for each in entries
+        if "f:replicas" in ((each.get("fieldsV1") or {}).get("f:spec") or {})
+    )
     return next((name for name in names if name != labels.FIELD_MANAGER), None)

@@ -26,9 +26,18 @@ NO_DEVICE = 3  # exit status of a worker that has not the device that it was ask
 MAX_DETAIL = 400  # characters of a foreign message; more hides the point
 
 _IMAGE_REASONS = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+    }
 )
-_REFUSED_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+_REFUSED_REASONS = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
+)
 _PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
 
 
@@ -58,14 +67,20 @@ FOR_ETCD = Advice(
     name="spec.discovery.etcd.image",
     pull="spec.discovery.etcd.image, or without it the operator's setting (etcdImage of the chart)",
     room="see to the volume that discovery.etcd.storage asks for",
-    memory="its limit is far above what a cluster's records take: `kubectl logs -p` shows what it did",
+    memory="its limit is far above what a cluster's records take: `kubectl logs -p` shows what it "
+    "did",
 )
 
 
 def pod_state(body: Body) -> PodState:
     """The state of one worker pod.  Raises KeyError for a pod without the labels of a worker."""
     metadata, marks = body["metadata"], body["metadata"]["labels"]
-    workload = WorkloadId(cluster=marks[labels.CLUSTER], role=marks[labels.ROLE], pool=marks[labels.POOL], revision=marks[labels.REVISION])
+    workload = WorkloadId(
+        cluster=marks[labels.CLUSTER],
+        role=marks[labels.ROLE],
+        pool=marks[labels.POOL],
+        revision=marks[labels.REVISION],
+    )
     return PodState(
         name=metadata["name"],
         workload=workload,
@@ -74,7 +89,12 @@ def pod_state(body: Body) -> PodState:
         problem=pod_problem(body),
         node=(body.get("spec") or {}).get("nodeName") or "",
         gpu=str((metadata.get("annotations") or {}).get(labels.GPU, "")),
-        started=any(each["name"] == WORKER and each.get("started") and "running" in (each.get("state") or {}) for each in _statuses(body)),
+        started=any(
+            each["name"] == WORKER
+            and each.get("started")
+            and "running" in (each.get("state") or {})
+            for each in _statuses(body)
+        ),
         since=_since(body),
     )
 
@@ -94,7 +114,10 @@ def _since(body: Body) -> str | None:
 
 def pod_problem(body: Body, advice: Advice = FOR_WORKERS) -> Problem | None:
     """Problem of a pod that is not ready; None = it is ready, terminating, or just starting."""
-    if body["metadata"].get("deletionTimestamp") or _condition(body, "Ready").get("status") == "True":
+    if (
+        body["metadata"].get("deletionTimestamp")
+        or _condition(body, "Ready").get("status") == "True"
+    ):
         return None
     found = _not_placed(body, advice) or _put_out(body) or _first_problem(body, advice)
     return found and Problem(found.reason, f"pod {body['metadata']['name']}: {found.message}")
@@ -107,10 +130,13 @@ def _not_placed(body: Body, advice: Advice) -> Problem | None:
     if placed.get("reason") == "SchedulingGated":
         return Problem(
             conditions.UNSCHEDULABLE,
-            "a scheduling gate holds it back; its owner (a queue, an admission webhook) must lift it",
+            "a scheduling gate holds it back; its owner (a queue, an admission webhook) must lift "
+            "it",
         )
     said = _short(placed.get("message", "")) or "the scheduler found no node"
-    return Problem(conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or {advice.room}")
+    return Problem(
+        conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or {advice.room}"
+    )
 
 
 def _put_out(body: Body) -> Problem | None:
@@ -119,7 +145,11 @@ def _put_out(body: Body) -> Problem | None:
     if status.get("phase") != "Failed" or not status.get("reason"):
         return None
     return Problem(
-        conditions.UNSCHEDULABLE, (f"its node gave it up ({status['reason']}): {_short(status.get('message', ''))}; look at that node")
+        conditions.UNSCHEDULABLE,
+        (
+            f"its node gave it up ({status['reason']}): {_short(status.get('message', ''))}; look "
+            "at that node"
+        ),
     )
 
 
@@ -128,7 +158,14 @@ def _first_problem(body: Body, advice: Advice) -> Problem | None:
     status = body.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *_statuses(body)]
     images = {entry["name"]: entry.get("image", "") for entry in _containers(body)}
-    return next((found for entry in containers if (found := _container_problem(entry, images.get(entry["name"], ""), advice))), None)
+    return next(
+        (
+            found
+            for entry in containers
+            if (found := _container_problem(entry, images.get(entry["name"], ""), advice))
+        ),
+        None,
+    )
 
 
 def _statuses(body: Body) -> Iterable[Body]:
@@ -146,18 +183,26 @@ def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | Non
     reason = waiting.get("reason", "")
     if reason in _IMAGE_REASONS:
         return Problem(
-            conditions.IMAGE_NOT_PULLED, _image_message(reason, waiting.get("message", ""), image or entry.get("image", ""), advice)
+            conditions.IMAGE_NOT_PULLED,
+            _image_message(
+                reason, waiting.get("message", ""), image or entry.get("image", ""), advice
+            ),
         )
     if reason in _REFUSED_REASONS:
         detail = _short(waiting.get("message", "")) or reason
         return Problem(
             conditions.CONFIGURATION_REFUSED,
-            f"container {entry['name']} cannot be started: {detail}; make what is missing, or correct its name",
+            f"container {entry['name']} cannot be started: {detail}; make what is missing, or "
+            "correct its name",
         )
     ended = state.get("terminated") or (entry.get("lastState") or {}).get("terminated") or {}
     if entry["name"] == FETCH:
         return _fetch_problem(ended, is_running=running)
-    if entry.get("ready") or not ended or (ended.get("exitCode") == 0 and reason != "CrashLoopBackOff"):
+    if (
+        entry.get("ready")
+        or not ended
+        or (ended.get("exitCode") == 0 and reason != "CrashLoopBackOff")
+    ):
         return None
     if not _is_refusal(entry["name"], ended) and not _keeps_crashing(entry, reason):
         return None
@@ -183,35 +228,50 @@ def _image_message(reason: str, message: str, image: str, advice: Advice) -> str
         return f"{name} is not the name of an image; correct {advice.name}"
     detail = _short(_PULL_PREFIX.sub("", message))
     said = f" ({detail})" if detail else ""
-    return f"{name} cannot be pulled{said}; check {advice.pull}, and that the node reaches the registry"
+    return (
+        f"{name} cannot be pulled{said}; check {advice.pull}, and that the node reaches the "
+        "registry"
+    )
 
 
 def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
     failed = bool(ended) and ended.get("exitCode") != 0
     if is_running and not (failed and ended.get("exitCode") == WRONG_SETTING):
-        return Problem(conditions.DOWNLOADING_MODEL, f"the model is being downloaded; `kubectl logs -c {FETCH}` shows how far it is")
+        return Problem(
+            conditions.DOWNLOADING_MODEL,
+            f"the model is being downloaded; `kubectl logs -c {FETCH}` shows how far it is",
+        )
     if not failed:
         return None
     said = _short(last_words(ended.get("message", ""))) or f"exit status {ended.get('exitCode')}"
     return Problem(
         conditions.MODEL_NOT_DOWNLOADED,
-        f"the model is not downloaded: {said}; check spec.model.huggingFace and the node's way to the hub",
+        f"the model is not downloaded: {said}; check spec.model.huggingFace and the node's way to "
+        "the hub",
     )
 
 
 def _crash(container: str, ended: Body, advice: Advice) -> Problem:
     if ended.get("reason") == "OOMKilled":
-        return Problem(conditions.CRASH_LOOPING, f"container {container} used more memory than its limit and was killed; {advice.memory}")
+        return Problem(
+            conditions.CRASH_LOOPING,
+            f"container {container} used more memory than its limit and was killed; "
+            f"{advice.memory}",
+        )
     said, code = _short(last_words(ended.get("message", ""))), ended.get("exitCode")
     if code == WRONG_SETTING and container == WORKER:
-        return Problem(conditions.CONFIGURATION_REFUSED, f"the worker refuses its settings: {said or 'see its log'}; correct the spec")
+        return Problem(
+            conditions.CONFIGURATION_REFUSED,
+            f"the worker refuses its settings: {said or 'see its log'}; correct the spec",
+        )
     if code == NO_DEVICE and container == WORKER:
         missing = "the worker has not the device that it should compute on"
         return Problem(conditions.ACCELERATOR_UNUSABLE, f"{missing}: {said or 'see its log'}")
     detail = f": {said}" if said else ""
     return Problem(
         conditions.CRASH_LOOPING,
-        f"container {container} ends with exit status {code}{detail}; `kubectl logs -p -c {container}` shows more",
+        f"container {container} ends with exit status {code}{detail}; `kubectl logs -p -c "
+        f"{container}` shows more",
     )
 
 

@@ -60,7 +60,10 @@ def read_secrets(ca: Stored | None, tls: Stored | None, now: datetime.datetime) 
     """Look at both Secrets as they are at `now`; None = it does not exist."""
     authority, authority_fault = _read_pair(ca, now)
     if authority is not None and not _is_authority(authority):
-        authority, authority_fault = None, f"{CERTIFICATE} is not the certificate of an authority with an EC key"
+        authority, authority_fault = (
+            None,
+            f"{CERTIFICATE} is not the certificate of an authority with an EC key",
+        )
     accepted = _authorities(tls, now)
     leaf, leaf_fault = _read_pair(tls, now)
     signers = [*accepted, *([authority] if authority else [])]
@@ -80,7 +83,9 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     return True
 
 
-def _read_pair(stored: Stored | None, now: datetime.datetime) -> tuple[x509.Certificate | None, str]:
+def _read_pair(
+    stored: Stored | None, now: datetime.datetime
+) -> tuple[x509.Certificate | None, str]:
     """(certificate, "") of a certificate in force with its key, or (None, what is wrong)."""
     if stored is None:
         return None, "it does not exist"
@@ -95,7 +100,10 @@ def _read_pair(stored: Stored | None, now: datetime.datetime) -> tuple[x509.Cert
     if _public_bytes(key.public_key()) != _public_bytes(certificate.public_key()):
         return None, f"{KEY} does not belong to {CERTIFICATE}"
     if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
-        span = f"{certificate.not_valid_before_utc:%Y-%m-%d} to {certificate.not_valid_after_utc:%Y-%m-%d}"
+        span = (
+            f"{certificate.not_valid_before_utc:%Y-%m-%d} to "
+            f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+        )
         return None, f"{CERTIFICATE} is valid only from {span}"
     return certificate, ""
 
@@ -106,7 +114,11 @@ def _authorities(tls: Stored | None, now: datetime.datetime) -> tuple[x509.Certi
         found = x509.load_pem_x509_certificates(tls.data.get(CA_CERTIFICATES, b"")) if tls else []
     except _UNREADABLE:
         return ()
-    return tuple(one for one in found if _is_authority(one) and one.not_valid_before_utc <= now < one.not_valid_after_utc)
+    return tuple(
+        one
+        for one in found
+        if _is_authority(one) and one.not_valid_before_utc <= now < one.not_valid_after_utc
+    )
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:
@@ -126,7 +138,9 @@ def _dns_names(certificate: x509.Certificate) -> list[str]:
 
 
 def _public_bytes(key: Any) -> bytes:
-    encoded: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    encoded: bytes = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     return encoded
 
 

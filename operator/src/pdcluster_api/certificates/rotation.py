@@ -21,8 +21,23 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from pdcluster_api.certificates.authority import AUTHORITY_LIFE, LEAF_LIFE, WORKER_NAME, Pair, issue, make_authority
-from pdcluster_api.certificates.reading import CA_CERTIFICATES, CERTIFICATE, KEY, Held, Stored, is_issued_by, read_secrets
+from pdcluster_api.certificates.authority import (
+    AUTHORITY_LIFE,
+    LEAF_LIFE,
+    WORKER_NAME,
+    Pair,
+    issue,
+    make_authority,
+)
+from pdcluster_api.certificates.reading import (
+    CA_CERTIFICATES,
+    CERTIFICATE,
+    KEY,
+    Held,
+    Stored,
+    is_issued_by,
+    read_secrets,
+)
 from pdcluster_api.schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
 
 SETTLE = datetime.timedelta(minutes=10)
@@ -31,7 +46,8 @@ rest is for a slow node.
 """
 
 RENEW_LEAF_BEFORE = LEAF_LIFE / 3
-RENEW_AUTHORITY_BEFORE = AUTHORITY_LIFE / 5  # longer than a leaf lives, so that no leaf is cut short by its authority's end
+# longer than a leaf lives, so that no leaf is cut short by its authority's end
+RENEW_AUTHORITY_BEFORE = AUTHORITY_LIFE / 5
 
 
 class Step(enum.Enum):
@@ -69,7 +85,9 @@ class Secrets:
     tls: Stored
 
 
-def next_step(ca: Stored | None, tls: Stored | None, now: datetime.datetime, asked: str | None) -> Decision:
+def next_step(
+    ca: Stored | None, tls: Stored | None, now: datetime.datetime, asked: str | None
+) -> Decision:
     """Decide the next step.
 
     ca, tls: the Secrets as they are, None = there is none
@@ -87,7 +105,9 @@ def next_step(ca: Stored | None, tls: Stored | None, now: datetime.datetime, ask
     return _renewal(held.authority, held.leaf, now, None if asked == _observed(ca) else asked)
 
 
-def carry_out(step: Step, ca: Stored | None, tls: Stored | None, now: datetime.datetime, asked: str | None) -> Secrets:
+def carry_out(
+    step: Step, ca: Stored | None, tls: Stored | None, now: datetime.datetime, asked: str | None
+) -> Secrets:
     """Content of the Secrets after a step of `next_step`; write `ca` first.
 
     KEEP returns its input.
@@ -98,12 +118,23 @@ def carry_out(step: Step, ca: Stored | None, tls: Stored | None, now: datetime.d
     is_new = step in (Step.CREATE, Step.START_ROTATION)
     authority = make_authority(now) if is_new else _pair(ca)
     observed = asked if is_new and asked is not None else _observed(ca)
-    leaf = issue(authority, [WORKER_NAME], now) if step in (Step.CREATE, Step.RENEW_LEAF, Step.SWITCH_LEAF) else _pair(tls)
+    leaf = (
+        issue(authority, [WORKER_NAME], now)
+        if step in (Step.CREATE, Step.RENEW_LEAF, Step.SWITCH_LEAF)
+        else _pair(tls)
+    )
     others = () if step in (Step.CREATE, Step.FINISH_ROTATION) else held.accepted
     return Secrets(
-        ca=Stored({CERTIFICATE: authority.certificate, KEY: authority.key}, {} if observed is None else {OBSERVED_ROTATION: observed}),
+        ca=Stored(
+            {CERTIFICATE: authority.certificate, KEY: authority.key},
+            {} if observed is None else {OBSERVED_ROTATION: observed},
+        ),
         tls=Stored(
-            {CA_CERTIFICATES: _bundle(authority, others), CERTIFICATE: leaf.certificate, KEY: leaf.key},
+            {
+                CA_CERTIFICATES: _bundle(authority, others),
+                CERTIFICATE: leaf.certificate,
+                KEY: leaf.key,
+            },
             {CERTIFICATES_CHANGED: now.isoformat(timespec="seconds")},
         ),
     )
@@ -113,11 +144,17 @@ def _repair(held: Held, *, is_first: bool) -> Decision:
     if held.authority is not None:
         return Decision(Step.RENEW_LEAF, f"renewed the workers' certificate: {held.leaf_fault}")
     if held.leaf is not None:
-        reason = f"moving to a new certificate authority, the old one's Secret cannot be used: {held.authority_fault}"
+        reason = (
+            "moving to a new certificate authority, the old one's Secret cannot be used: "
+            f"{held.authority_fault}"
+        )
         return Decision(Step.START_ROTATION, reason, SETTLE.total_seconds())
     if is_first:
         return Decision(Step.CREATE, "made the certificate authority and the workers' certificate")
-    reason = f"replaced all certificates, and workers may refuse each other until they have read them: authority: {held.authority_fault}"
+    reason = (
+        "replaced all certificates, and workers may refuse each other until they have read them: "
+        f"authority: {held.authority_fault}"
+    )
     return Decision(Step.CREATE, f"{reason}; workers' certificate: {held.leaf_fault}")
 
 
@@ -125,30 +162,56 @@ def _go_on(tls: Stored | None, now: datetime.datetime, *, is_switched: bool) -> 
     """In a rotation: wait until the last change has reached all workers, then the next."""
     changed = _time(_annotation(tls, CERTIFICATES_CHANGED))
     if changed is None or changed > now:  # removed or edited: settle once more rather than guess
-        return Decision(Step.ACCEPT_BOTH, "waiting again until workers have read the certificates", SETTLE.total_seconds())
+        return Decision(
+            Step.ACCEPT_BOTH,
+            "waiting again until workers have read the certificates",
+            SETTLE.total_seconds(),
+        )
     remaining = (changed + SETTLE - now).total_seconds()
     if remaining > 0:
         return Decision(Step.KEEP, requeue_after_seconds=remaining)
     if is_switched:
-        return Decision(Step.FINISH_ROTATION, "workers accept the new certificate authority alone: the rotation is done")
-    return Decision(Step.SWITCH_LEAF, "workers come to show a certificate of the new authority", SETTLE.total_seconds())
+        return Decision(
+            Step.FINISH_ROTATION,
+            "workers accept the new certificate authority alone: the rotation is done",
+        )
+    return Decision(
+        Step.SWITCH_LEAF,
+        "workers come to show a certificate of the new authority",
+        SETTLE.total_seconds(),
+    )
 
 
-def _renewal(authority: x509.Certificate, leaf: x509.Certificate, now: datetime.datetime, asked: str | None) -> Decision:
+def _renewal(
+    authority: x509.Certificate, leaf: x509.Certificate, now: datetime.datetime, asked: str | None
+) -> Decision:
     if asked is not None:
-        return Decision(Step.START_ROTATION, "moving to a new certificate authority, as asked", SETTLE.total_seconds())
+        return Decision(
+            Step.START_ROTATION,
+            "moving to a new certificate authority, as asked",
+            SETTLE.total_seconds(),
+        )
     if authority.not_valid_after_utc - now < RENEW_AUTHORITY_BEFORE:
-        reason = f"moving to a new certificate authority: the old one ends on {authority.not_valid_after_utc:%Y-%m-%d}"
+        reason = (
+            "moving to a new certificate authority: the old one ends on "
+            f"{authority.not_valid_after_utc:%Y-%m-%d}"
+        )
         return Decision(Step.START_ROTATION, reason, SETTLE.total_seconds())
     if leaf.not_valid_after_utc - now < RENEW_LEAF_BEFORE:
-        return Decision(Step.RENEW_LEAF, f"renewed the workers' certificate, which ends on {leaf.not_valid_after_utc:%Y-%m-%d}")
+        return Decision(
+            Step.RENEW_LEAF,
+            f"renewed the workers' certificate, which ends on {leaf.not_valid_after_utc:%Y-%m-%d}",
+        )
     return Decision(Step.KEEP)
 
 
 def _bundle(authority: Pair, others: Iterable[x509.Certificate]) -> bytes:
     """The authority first, so that a reader that takes only one takes the newest."""
     first = x509.load_pem_x509_certificate(authority.certificate)
-    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in (first, *(other for other in others if other != first)))
+    return b"".join(
+        one.public_bytes(serialization.Encoding.PEM)
+        for one in (first, *(other for other in others if other != first))
+    )
 
 
 def _pair(stored: Stored | None) -> Pair:

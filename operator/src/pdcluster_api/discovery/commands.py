@@ -16,7 +16,14 @@ from typing import Any
 from aetcd import rpc
 
 from pdcluster_api.discovery import keys
-from pdcluster_api.discovery.etcd import TIMEOUT_SECONDS, EtcdTLS, WorkerRecord, ask_each, below, parse_record
+from pdcluster_api.discovery.etcd import (
+    TIMEOUT_SECONDS,
+    EtcdTLS,
+    WorkerRecord,
+    ask_each,
+    below,
+    parse_record,
+)
 
 logger = logging.getLogger(__name__)
 MAX_OPERATIONS = 100
@@ -40,15 +47,21 @@ class Registered:
     commands: Mapping[str, datetime | None] = field(default_factory=dict)
 
 
-async def read_registered(endpoints: Sequence[str], namespace: str, name: str, tls: EtcdTLS | None = None) -> Registered:
+async def read_registered(
+    endpoints: Sequence[str], namespace: str, name: str, tls: EtcdTLS | None = None
+) -> Registered:
     """All records, of every revision, and all commands of one cluster.
 
     Raises EtcdUnreachableError.
     """
     prefixes = (keys.commands_prefix(namespace, name), keys.records_prefix(namespace, name))
     # Two ranges: no right to more is needed; one transaction, so that they are of one moment.
-    reads = rpc.TxnRequest(success=[rpc.RequestOp(request_range=below(prefix)) for prefix in prefixes])
-    told, written = (found.response_range.kvs for found in (await _transact(endpoints, tls, reads)).responses)
+    reads = rpc.TxnRequest(
+        success=[rpc.RequestOp(request_range=below(prefix)) for prefix in prefixes]
+    )
+    told, written = (
+        found.response_range.kvs for found in (await _transact(endpoints, tls, reads)).responses
+    )
     commands = {_key_of(item).removeprefix(prefixes[0]): _since(item.value) for item in told}
     records: dict[str, StoredRecord] = {}
     for item in written:
@@ -72,7 +85,12 @@ async def write_commands(
     Raises EtcdUnreachableError.
     """
     told = [
-        rpc.RequestOp(request_put=rpc.PutRequest(key=_key(namespace, name, pod), value=json.dumps({"since": since.isoformat()}).encode()))
+        rpc.RequestOp(
+            request_put=rpc.PutRequest(
+                key=_key(namespace, name, pod),
+                value=json.dumps({"since": since.isoformat()}).encode(),
+            )
+        )
         for pod, since in sorted(drain.items())
     ]
     withdrawn = [
@@ -81,19 +99,30 @@ async def write_commands(
     ]
     operations = [*withdrawn, *told]
     for start in range(0, len(operations), MAX_OPERATIONS):
-        await _transact(endpoints, tls, rpc.TxnRequest(success=operations[start : start + MAX_OPERATIONS]))
+        await _transact(
+            endpoints, tls, rpc.TxnRequest(success=operations[start : start + MAX_OPERATIONS])
+        )
 
 
-async def remove_records(endpoints: Sequence[str], records: Iterable[StoredRecord], tls: EtcdTLS | None = None) -> list[str]:
+async def remove_records(
+    endpoints: Sequence[str], records: Iterable[StoredRecord], tls: EtcdTLS | None = None
+) -> list[str]:
     """Remove records that are still as they were read; returns their pods.
 
     Raises EtcdUnreachableError.
     """
     removed = []
     for each in records:
-        unchanged = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=each.key.encode(), mod_revision=each.version)
+        unchanged = rpc.Compare(
+            result=rpc.Compare.EQUAL,
+            target=rpc.Compare.MOD,
+            key=each.key.encode(),
+            mod_revision=each.version,
+        )
         delete = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=each.key.encode()))
-        answer = await _transact(endpoints, tls, rpc.TxnRequest(compare=[unchanged], success=[delete]))
+        answer = await _transact(
+            endpoints, tls, rpc.TxnRequest(compare=[unchanged], success=[delete])
+        )
         if answer.succeeded:
             logger.info("removed worker record key=%s", each.key)
             removed.append(each.record.pod)

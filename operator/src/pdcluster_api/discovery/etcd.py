@@ -22,7 +22,8 @@ from pdcluster_api.text import one_line
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 3
-# A new connection must not inherit the back-off of one that failed.  All records of a cluster are one message: with 4096
+# A new connection must not inherit the back-off of one that failed.  All records of a cluster are
+# one message: with 4096
 # workers that each refuse peers they are more than the 4 MiB that gRPC takes by itself.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20))
 _MAX_REASON = 300  # characters: it goes into a condition
@@ -69,21 +70,33 @@ class EtcdTLS:
         try:
             x509.load_pem_x509_certificates(ca or b"")
         except ValueError as e:
-            raise EtcdUnreachableError(f"Secret {name}: ca.crt is not a PEM certificate: put etcd's certificate authority there") from e
+            raise EtcdUnreachableError(
+                f"Secret {name}: ca.crt is not a PEM certificate: put etcd's certificate authority "
+                "there"
+            ) from e
         if certificate is None and key is None:
             return cls(ca or b"")
         try:
             public = x509.load_pem_x509_certificate(certificate or b"").public_key()
-            is_pair = serialization.load_pem_private_key(key or b"", password=None).public_key() == public
+            is_pair = (
+                serialization.load_pem_private_key(key or b"", password=None).public_key() == public
+            )
         except (ValueError, TypeError) as e:
             fix = "put a PEM certificate and its unencrypted key there, or leave both out"
-            raise EtcdUnreachableError(f"Secret {name}: tls.crt and tls.key cannot be read: {fix}") from e
+            raise EtcdUnreachableError(
+                f"Secret {name}: tls.crt and tls.key cannot be read: {fix}"
+            ) from e
         if not is_pair:
-            raise EtcdUnreachableError(f"Secret {name}: tls.key does not belong to tls.crt: put the certificate's own key there")
+            raise EtcdUnreachableError(
+                f"Secret {name}: tls.key does not belong to tls.crt: put the certificate's own key "
+                "there"
+            )
         return cls(ca or b"", certificate, key)
 
 
-async def read_workers(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None) -> dict[str, WorkerRecord]:
+async def read_workers(
+    endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None
+) -> dict[str, WorkerRecord]:
     """Records below a prefix (`keys.workers_prefix`), by pod.  Raises EtcdUnreachableError."""
     found: dict[str, WorkerRecord] = {}
     for key, value in await _read_prefix(endpoints, prefix, tls):
@@ -93,25 +106,38 @@ async def read_workers(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | Non
     return found
 
 
-async def check_reachable(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None) -> None:
+async def check_reachable(
+    endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None
+) -> None:
     """Raise EtcdUnreachableError when no endpoint answers a read below `keys.records_prefix`.
 
     Only the number of keys is read: the rights to the cluster's own keys suffice.
     """
-    await ask_each(endpoints, tls, lambda etcd: etcd.Range(below(prefix, limit=1, count_only=True), timeout=TIMEOUT_SECONDS))
+    await ask_each(
+        endpoints,
+        tls,
+        lambda etcd: etcd.Range(below(prefix, limit=1, count_only=True), timeout=TIMEOUT_SECONDS),
+    )
 
 
-async def _read_prefix(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None) -> list[tuple[str, bytes]]:
-    answer = await ask_each(endpoints, tls, lambda etcd: etcd.Range(below(prefix), timeout=TIMEOUT_SECONDS))
+async def _read_prefix(
+    endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None
+) -> list[tuple[str, bytes]]:
+    answer = await ask_each(
+        endpoints, tls, lambda etcd: etcd.Range(below(prefix), timeout=TIMEOUT_SECONDS)
+    )
     return [(item.key.decode(errors="replace"), item.value) for item in answer.kvs]
 
 
 def below(prefix: str, **options: Any) -> Any:
     """Request for all keys below a prefix, which ends with a slash.  options: further fields"""
-    return rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode(), **options)  # "0" comes after "/"
+    # "0" comes after "/"
+    return rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode(), **options)
 
 
-async def ask_each(endpoints: Sequence[str], tls: EtcdTLS | None, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+async def ask_each(
+    endpoints: Sequence[str], tls: EtcdTLS | None, ask: Callable[[Any], Awaitable[Any]]
+) -> Any:
     """The first answer.
 
     ask: a call on etcd's KV service that may be repeated.  Raises EtcdUnreachableError.

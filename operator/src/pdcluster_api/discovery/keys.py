@@ -1,4 +1,6 @@
-"""etcd keys of docs/architecture.md's contract; the worker builds the same ones (`tests/contract`)."""
+"""etcd keys of docs/architecture.md's contract; the worker builds the same ones
+(`tests/contract`).
+"""
 
 ROOT = "/pdcluster/"
 """Below it: all that belongs to any cluster."""

@@ -49,7 +49,10 @@ def etcd_policy_name(cluster: str) -> str:
 def mounts(stateful_set: Mapping[str, Any], secret: str) -> bool:
     """True if the workers of a StatefulSet's spec have their certificates from a Secret."""
     volumes = _pod(stateful_set).get("volumes") or ()
-    return any(each.get("name") == TLS_VOLUME and (each.get("secret") or {}).get("secretName") == secret for each in volumes)
+    return any(
+        each.get("name") == TLS_VOLUME and (each.get("secret") or {}).get("secretName") == secret
+        for each in volumes
+    )
 
 
 def runs_as(stateful_set: Mapping[str, Any], service_account: str) -> bool:

@@ -25,10 +25,22 @@ def workload_budget(owner: Owner, workload: WorkloadId, min_available: int) -> M
 def etcd_budget(owner: Owner) -> Manifest:
     """Budget of a managed etcd of three, which lives as long as two do."""
     labels = cluster_labels(owner.name, ETCD)
-    return new_object(_KIND, f"{owner.name}-etcd", owner, labels, spec=_spec({CLUSTER: owner.name, COMPONENT: ETCD}, {"maxUnavailable": 1}))
+    return new_object(
+        _KIND,
+        f"{owner.name}-etcd",
+        owner,
+        labels,
+        spec=_spec({CLUSTER: owner.name, COMPONENT: ETCD}, {"maxUnavailable": 1}),
+    )
 
 
 def _spec(selector: dict[str, str], bound: dict[str, int]) -> Manifest:
-    # AlwaysAllow: a pod that fails must not hold up the drain of its node, which may repair it.  A worker that drains and is
-    # evicted goes on draining within its grace period, as any that is evicted; nothing could keep its node longer than that.
-    return {**bound, "selector": {"matchLabels": selector}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    # AlwaysAllow: a pod that fails must not hold up the drain of its node, which may repair it.  A
+    # worker that drains and is
+    # evicted goes on draining within its grace period, as any that is evicted; nothing could keep
+    # its node longer than that.
+    return {
+        **bound,
+        "selector": {"matchLabels": selector},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }

@@ -3,7 +3,13 @@ the contract's ports.
 """
 
 from pdcluster_api.manifests.model_source import on_volume
-from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
+from pdcluster_api.manifests.objects import (
+    ETCD_CLIENT_PORT,
+    GRPC_PORT,
+    HTTP_PORT,
+    KV_PORT,
+    Manifest,
+)
 from pdcluster_api.manifests.worker_config import EtcdTls, WorkerSite, engine_file
 from pdcluster_api.manifests.yaml_text import yaml_text
 from pdcluster_api.schema.engine import EngineSpec
@@ -21,17 +27,24 @@ ENGINE_FILE, POLICY_FILE = "engine.yaml", "policy.yaml"
 def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:
     """host:port of the etcd that the workers use: the given ones, or the managed one's Service."""
     given = cluster.spec.discovery.etcd.endpoints
-    return given or (f"{cluster.metadata.name}-etcd.{cluster.metadata.namespace}.svc:{ETCD_CLIENT_PORT}",)
+    return given or (
+        f"{cluster.metadata.name}-etcd.{cluster.metadata.namespace}.svc:{ETCD_CLIENT_PORT}",
+    )
 
 
 def asks_for_keys(cluster: PDCluster, role: str) -> bool:
     """Return whether workers of a role check API keys: those that can answer a client, if a
     Secret with keys is named.
     """
-    return cluster.spec.service.api_key_secret is not None and role in (ROUTER, cluster.spec.decode_role)
+    return cluster.spec.service.api_key_secret is not None and role in (
+        ROUTER,
+        cluster.spec.decode_role,
+    )
 
 
-def engine_config(cluster: PDCluster, role: str, pool: PoolSpec, model_path: str, *, etcd_client_certificate: bool) -> Manifest:
+def engine_config(
+    cluster: PDCluster, role: str, pool: PoolSpec, model_path: str, *, etcd_client_certificate: bool
+) -> Manifest:
     """`data` of the engine ConfigMap."""
     site = WorkerSite(
         model_path=model_path,
@@ -54,7 +67,9 @@ def _engine(cluster: PDCluster, role: str) -> EngineSpec:
     own = engine.speculation
     if own is None or own.draft_model is None or cluster.spec.model.pvc is None:
         return engine
-    return engine.model_copy(update={"speculation": own.model_copy(update={"draft_model": on_volume(own.draft_model)})})
+    return engine.model_copy(
+        update={"speculation": own.model_copy(update={"draft_model": on_volume(own.draft_model)})}
+    )
 
 
 def _etcd_tls(cluster: PDCluster, has_certificate: bool) -> EtcdTls | None:
@@ -62,4 +77,8 @@ def _etcd_tls(cluster: PDCluster, has_certificate: bool) -> EtcdTls | None:
         return None
     if not has_certificate:
         return EtcdTls(ca=f"{ETCD_TLS_FOLDER}/ca.crt")
-    return EtcdTls(ca=f"{ETCD_TLS_FOLDER}/ca.crt", certificate=f"{ETCD_TLS_FOLDER}/tls.crt", key=f"{ETCD_TLS_FOLDER}/tls.key")
+    return EtcdTls(
+        ca=f"{ETCD_TLS_FOLDER}/ca.crt",
+        certificate=f"{ETCD_TLS_FOLDER}/tls.crt",
+        key=f"{ETCD_TLS_FOLDER}/tls.key",
+    )

@@ -15,14 +15,23 @@ from typing import Any
 from pdcluster_api.manifests.disruption_budget import etcd_budget
 from pdcluster_api.manifests.etcd_pod import etcd_claims, etcd_pod, peers_name
 from pdcluster_api.manifests.network_policy import etcd_policy
-from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, Manifest, Owner, Site, new_object
+from pdcluster_api.manifests.objects import (
+    ETCD_CLIENT_PORT,
+    ETCD_PEER_PORT,
+    Manifest,
+    Owner,
+    Site,
+    new_object,
+)
 from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
 from pdcluster_api.schema.pdcluster import PDCluster
 
 _HASH_LENGTH = 8
 
 
-def render_etcd(cluster: PDCluster, owner: Owner, site: Site, records: Iterable[Mapping[str, Any]]) -> tuple[Manifest, ...]:
+def render_etcd(
+    cluster: PDCluster, owner: Owner, site: Site, records: Iterable[Mapping[str, Any]]
+) -> tuple[Manifest, ...]:
     """All objects of the managed etcd, its record first; none where endpoints are given.
 
     records: live ControllerRevisions.
@@ -32,15 +41,29 @@ def render_etcd(cluster: PDCluster, owner: Owner, site: Site, records: Iterable[
         return ()
     name = etcd_record_name(cluster)
     live = next((record for record in records if record["metadata"]["name"] == name), None)
-    data = copy.deepcopy(live["data"]) if live else {"statefulSet": {"spec": _stateful_set(cluster, owner, site)}}
+    data = (
+        copy.deepcopy(live["data"])
+        if live
+        else {"statefulSet": {"spec": _stateful_set(cluster, owner, site)}}
+    )
     labels = cluster_labels(owner.name, ETCD)
     return (
         new_object("apps/v1/ControllerRevision", name, owner, labels, revision=1, data=data),
-        new_object("apps/v1/StatefulSet", f"{owner.name}-etcd", owner, labels, spec=copy.deepcopy(data["statefulSet"]["spec"])),
+        new_object(
+            "apps/v1/StatefulSet",
+            f"{owner.name}-etcd",
+            owner,
+            labels,
+            spec=copy.deepcopy(data["statefulSet"]["spec"]),
+        ),
         _client_service(owner),
         _peer_service(owner),
         *([etcd_budget(owner)] if etcd.replicas > 1 else []),
-        *([etcd_policy(owner, site.operator_namespace)] if cluster.spec.network_policy.enabled else []),
+        *(
+            [etcd_policy(owner, site.operator_namespace)]
+            if cluster.spec.network_policy.enabled
+            else []
+        ),
     )
 
 
@@ -51,8 +74,12 @@ def etcd_record_name(cluster: PDCluster) -> str:
     Values that are the default do not count, so that an operator that knows one more field finds
     the record again.
     """
-    asked = json.dumps(cluster.spec.discovery.etcd.model_dump(exclude_defaults=True), sort_keys=True)
-    return f"{cluster.metadata.name}-etcd-{hashlib.sha256(asked.encode()).hexdigest()[:_HASH_LENGTH]}"
+    asked = json.dumps(
+        cluster.spec.discovery.etcd.model_dump(exclude_defaults=True), sort_keys=True
+    )
+    return (
+        f"{cluster.metadata.name}-etcd-{hashlib.sha256(asked.encode()).hexdigest()[:_HASH_LENGTH]}"
+    )
 
 
 def _stateful_set(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
@@ -86,8 +113,14 @@ def _pod_labels(owner: Owner) -> dict[str, str]:
 
 def _client_service(owner: Owner) -> Manifest:
     """Service for workers and operator: members that are ready."""
-    spec = {"type": "ClusterIP", "selector": _selector(owner), "ports": [_port("client", ETCD_CLIENT_PORT)]}
-    return new_object("v1/Service", f"{owner.name}-etcd", owner, cluster_labels(owner.name, ETCD), spec=spec)
+    spec = {
+        "type": "ClusterIP",
+        "selector": _selector(owner),
+        "ports": [_port("client", ETCD_CLIENT_PORT)],
+    }
+    return new_object(
+        "v1/Service", f"{owner.name}-etcd", owner, cluster_labels(owner.name, ETCD), spec=spec
+    )
 
 
 def _peer_service(owner: Owner) -> Manifest:
@@ -98,7 +131,9 @@ def _peer_service(owner: Owner) -> Manifest:
         "selector": _selector(owner),
         "ports": [_port("peer", ETCD_PEER_PORT)],
     }
-    return new_object("v1/Service", peers_name(owner.name), owner, cluster_labels(owner.name, ETCD), spec=spec)
+    return new_object(
+        "v1/Service", peers_name(owner.name), owner, cluster_labels(owner.name, ETCD), spec=spec
+    )
 
 
 def _port(name: str, number: int) -> Manifest:

@@ -27,17 +27,30 @@ def etcd_pod(etcd: EtcdSpec, owner: Owner, site: Site, labels: dict[str, str]) -
         "containers": [_container(etcd, owner, site)],
     }
     if etcd.storage is None:
-        # Not on the node's disk: after the node's restart it would find a log that was cut off, in memory it starts afresh.
-        spec["volumes"] = [{"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": MEMORY_VOLUME}}]
+        # Not on the node's disk: after the node's restart it would find a log that was cut off, in
+        # memory it starts afresh.
+        spec["volumes"] = [
+            {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": MEMORY_VOLUME}}
+        ]
     return {"metadata": {"labels": labels}, "spec": spec}
 
 
 def etcd_claims(storage: StorageSpec, labels: dict[str, str]) -> list[Manifest]:
     """volumeClaimTemplates of the members."""
-    spec: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": str(storage.size)}}}
+    spec: dict[str, Any] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": str(storage.size)}},
+    }
     if storage.class_name is not None:
         spec["storageClassName"] = storage.class_name
-    return [{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": _VOLUME, "labels": labels}, "spec": spec}]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": _VOLUME, "labels": labels},
+            "spec": spec,
+        }
+    ]
 
 
 def peers_name(cluster: str) -> str:
@@ -50,10 +63,16 @@ def _container(etcd: EtcdSpec, owner: Owner, site: Site) -> Manifest:
         "name": "etcd",
         "image": etcd.image or site.etcd_image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["etcd", *(f"--{flag}={value}" for flag, value in _flags(etcd, owner, site).items())],
+        "command": [
+            "etcd",
+            *(f"--{flag}={value}" for flag, value in _flags(etcd, owner, site).items()),
+        ],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "ports": [_port("client", ETCD_CLIENT_PORT), _port("peer", ETCD_PEER_PORT)],
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": CPU_LIMIT, "memory": MEMORY_LIMIT}},
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "128Mi"},
+            "limits": {"cpu": CPU_LIMIT, "memory": MEMORY_LIMIT},
+        },
         "securityContext": container_security(),
         "volumeMounts": [{"name": _VOLUME, "mountPath": DATA_FOLDER}],
         "startupProbe": _probe("/health?serializable=true", 2, 60),
@@ -69,13 +88,16 @@ def _flags(etcd: EtcdSpec, owner: Owner, site: Site) -> dict[str, str]:
     members = [f"{owner.name}-etcd-{ordinal}" for ordinal in range(etcd.replicas)]
     return {
         "name": "$(POD_NAME)",
-        "data-dir": f"{DATA_FOLDER}/member",  # a folder below the volume, which etcd makes for itself alone
+        # a folder below the volume, which etcd makes for itself alone
+        "data-dir": f"{DATA_FOLDER}/member",
         # Go listens on the addresses of both families here, wherever there are both.
         "listen-client-urls": f"http://0.0.0.0:{ETCD_CLIENT_PORT}",
         "listen-peer-urls": f"http://0.0.0.0:{ETCD_PEER_PORT}",
         "advertise-client-urls": f"http://$(POD_NAME).{domain}:{ETCD_CLIENT_PORT}",
         "initial-advertise-peer-urls": f"http://$(POD_NAME).{domain}:{ETCD_PEER_PORT}",
-        "initial-cluster": ",".join(f"{member}=http://{member}.{domain}:{ETCD_PEER_PORT}" for member in members),
+        "initial-cluster": ",".join(
+            f"{member}=http://{member}.{domain}:{ETCD_PEER_PORT}" for member in members
+        ),
         "initial-cluster-token": owner.uid,  # a namesake of later days is another cluster
         "initial-cluster-state": "new",
         "auto-compaction-mode": "periodic",

@@ -33,7 +33,10 @@ def model_source(model: ModelSpec, container: Manifest) -> ModelSource:
     assert model.path is not None, "a model has a path or a repository"
     if model.pvc is None:
         return ModelSource(model.path)
-    volume = {"name": _VOLUME, "persistentVolumeClaim": {"claimName": model.pvc.claim_name, "readOnly": True}}
+    volume = {
+        "name": _VOLUME,
+        "persistentVolumeClaim": {"claimName": model.pvc.claim_name, "readOnly": True},
+    }
     return ModelSource(on_volume(model.path), (volume,), (_mount(read_only=True),))
 
 
@@ -47,13 +50,22 @@ def _downloaded(hub: HuggingFaceSpec, node_cache: str | None, container: Manifes
     fetch = {
         **container,
         "name": FETCH_CONTAINER,
-        "command": ["python", "-m", "pdcluster_worker.fetch", f"--repo={hub.repo}", f"--revision={hub.revision}", f"--target={path}"],
+        "command": [
+            "python",
+            "-m",
+            "pdcluster_worker.fetch",
+            f"--repo={hub.repo}",
+            f"--revision={hub.revision}",
+            f"--target={path}",
+        ],
         "env": [*container["env"], *_token(hub)],
         "volumeMounts": [*container["volumeMounts"], _mount(read_only=False)],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if node_cache is None:
-        return ModelSource(path, ({"name": _VOLUME, "emptyDir": {}},), (_mount(read_only=True),), (fetch,))
+        return ModelSource(
+            path, ({"name": _VOLUME, "emptyDir": {}},), (_mount(read_only=True),), (fetch,)
+        )
     volume = {"name": _VOLUME, "hostPath": {"path": node_cache, "type": "DirectoryOrCreate"}}
     return ModelSource(path, (volume,), (_mount(read_only=True),), (_prepare(container), fetch))
 
@@ -68,7 +80,12 @@ def _folder(hub: HuggingFaceSpec) -> str:
 def _token(hub: HuggingFaceSpec) -> list[dict[str, Any]]:
     if hub.token_secret is None:
         return []
-    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": hub.token_secret, "key": "token"}}}]
+    return [
+        {
+            "name": "HF_TOKEN",
+            "valueFrom": {"secretKeyRef": {"name": hub.token_secret, "key": "token"}},
+        }
+    ]
 
 
 def _prepare(container: Manifest) -> Manifest:

@@ -1,4 +1,7 @@
-"""NetworkPolicies: the allowed connections to each port.  Ingress only: connections from pods are left open."""
+"""NetworkPolicies: the allowed connections to each port.
+
+Ingress only: connections from pods are left open.
+"""
 
 from pdcluster_api.manifests.child_names import etcd_policy_name, policy_name
 from pdcluster_api.manifests.objects import (
@@ -16,7 +19,11 @@ from pdcluster_api.schema.engine import MAX_ENGINES
 from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
 from pdcluster_api.schema.ranks import MAX_RANKS
 
-_KV_PORTS: Manifest = {"port": KV_PORT, "endPort": KV_PORT + MAX_ENGINES * MAX_RANKS - 1, "protocol": "TCP"}
+_KV_PORTS: Manifest = {
+    "port": KV_PORT,
+    "endPort": KV_PORT + MAX_ENGINES * MAX_RANKS - 1,
+    "protocol": "TCP",
+}
 """Ports of all ranks of all engines of a worker, as many as any revision may have."""
 
 _KIND = "networking.k8s.io/v1/NetworkPolicy"
@@ -29,18 +36,35 @@ def workers_policy(owner: Owner) -> Manifest:
         {"ports": _ports(HTTP_PORT)},
         {"ports": [*_ports(GRPC_PORT), _KV_PORTS], "from": [{"podSelector": workers}]},
     ]
-    return new_object(_KIND, policy_name(owner.name), owner, cluster_labels(owner.name, "ingress"), spec=_spec(workers, rules))
+    return new_object(
+        _KIND,
+        policy_name(owner.name),
+        owner,
+        cluster_labels(owner.name, "ingress"),
+        spec=_spec(workers, rules),
+    )
 
 
 def etcd_policy(owner: Owner, operator_namespace: str) -> Manifest:
     """Clients are this cluster's workers and the operator; members reach each other."""
     members = {"matchLabels": {CLUSTER: owner.name, COMPONENT: ETCD}}
-    operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}}
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}
+    }
     rules = [
-        {"ports": _ports(ETCD_CLIENT_PORT), "from": [{"podSelector": workers_selector(owner.name)}, operator]},
+        {
+            "ports": _ports(ETCD_CLIENT_PORT),
+            "from": [{"podSelector": workers_selector(owner.name)}, operator],
+        },
         {"ports": _ports(ETCD_PEER_PORT), "from": [{"podSelector": members}]},
     ]
-    return new_object(_KIND, etcd_policy_name(owner.name), owner, cluster_labels(owner.name, ETCD), spec=_spec(members, rules))
+    return new_object(
+        _KIND,
+        etcd_policy_name(owner.name),
+        owner,
+        cluster_labels(owner.name, ETCD),
+        spec=_spec(members, rules),
+    )
 
 
 def _spec(pods: Manifest, rules: list[Manifest]) -> Manifest:

@@ -46,7 +46,9 @@ class Owner:
     uid: str
 
 
-def new_object(kind: str, name: str, owner: Owner, labels: Mapping[str, str], **parts: Any) -> Manifest:
+def new_object(
+    kind: str, name: str, owner: Owner, labels: Mapping[str, str], **parts: Any
+) -> Manifest:
     """An object of the owner's namespace, removed with its owner.
 
     kind:  apiVersion and kind in one, as in apps/v1/StatefulSet
@@ -79,9 +81,17 @@ def owner_reference(owner: Owner) -> Manifest:
 
 def workload_selector(workload: WorkloadId) -> dict[str, str]:
     """Labels that only this workload's pods have."""
-    return {CLUSTER: workload.cluster, ROLE: workload.role, POOL: workload.pool, REVISION: workload.revision}
+    return {
+        CLUSTER: workload.cluster,
+        ROLE: workload.role,
+        POOL: workload.pool,
+        REVISION: workload.revision,
+    }
 
 
 def workers_selector(cluster: str) -> Manifest:
     """Label selector of all workers of a cluster, of every revision; its etcd has no role."""
-    return {"matchLabels": {CLUSTER: cluster}, "matchExpressions": [{"key": ROLE, "operator": "Exists"}]}
+    return {
+        "matchLabels": {CLUSTER: cluster},
+        "matchExpressions": [{"key": ROLE, "operator": "Exists"}],
+    }

@@ -12,9 +12,14 @@ _HOST = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def placement_of(workload: WorkloadId, accelerator: AcceleratorSpec, placement: PlacementSpec | None) -> Manifest:
+def placement_of(
+    workload: WorkloadId, accelerator: AcceleratorSpec, placement: PlacementSpec | None
+) -> Manifest:
     """The fields of a pod's spec that say where it runs."""
-    affinity = {**_node_affinity(accelerator), **(_domain_affinity(workload, placement) if placement else {})}
+    affinity = {
+        **_node_affinity(accelerator),
+        **(_domain_affinity(workload, placement) if placement else {}),
+    }
     fields: Manifest = {"topologySpreadConstraints": [_spread(workload)]}
     if affinity:
         fields["affinity"] = affinity
@@ -24,9 +29,11 @@ def placement_of(workload: WorkloadId, accelerator: AcceleratorSpec, placement: 
 
 
 def with_accelerator(spec: Manifest, accelerator: AcceleratorSpec) -> Manifest:
-    """A pod's spec after the user's template, whose lists took the place of ours: what the accelerator needs is added to them.
+    """A pod's spec after the user's template, whose lists took the place of ours: what the
+    accelerator needs is added to them.
 
-    A node must fit one of the terms, so our labels go into each.  Node affinity that the template removed stays away.
+    A node must fit one of the terms, so our labels go into each.  Node affinity that the template
+    removed stays away.
     """
     kept, tolerations = dict(spec), spec.get("tolerations", [])
     if accelerator.resource and isinstance(tolerations, list):
@@ -54,7 +61,10 @@ def _add_expressions(term: Any, expressions: list[Manifest]) -> None:
         return
     given = term.get("matchExpressions") or []
     if isinstance(given, list):
-        term["matchExpressions"] = [*given, *(expression for expression in expressions if expression not in given)]
+        term["matchExpressions"] = [
+            *given,
+            *(expression for expression in expressions if expression not in given),
+        ]
 
 
 def _toleration(resource: str) -> Manifest:
@@ -65,22 +75,37 @@ def _toleration(resource: str) -> Manifest:
 def _node_affinity(accelerator: AcceleratorSpec) -> dict[str, Any]:
     if not accelerator.node_labels:
         return {}
-    return {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": _expressions(accelerator)}]}}}
+    return {
+        "nodeAffinity": {
+            _REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": _expressions(accelerator)}]}
+        }
+    }
 
 
 def _expressions(accelerator: AcceleratorSpec) -> list[Manifest]:
-    return [{"key": key, "operator": "In", "values": [value]} for key, value in sorted(accelerator.node_labels.items())]
+    return [
+        {"key": key, "operator": "In", "values": [value]}
+        for key, value in sorted(accelerator.node_labels.items())
+    ]
 
 
 def _domain_affinity(workload: WorkloadId, placement: PlacementSpec) -> dict[str, Any]:
-    """All workers of a revision beside each other: the first one chooses the domain, the others follow it."""
+    """All workers of a revision beside each other: the first one chooses the domain, the others
+    follow it.
+    """
     term = {
         "labelSelector": {"matchLabels": {CLUSTER: workload.cluster, REVISION: workload.revision}},
         "topologyKey": placement.domain_label,
     }
     if placement.mode == "Required":
         return {"podAffinity": {_REQUIRED: [term]}}
-    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}}
+    return {
+        "podAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 100, "podAffinityTerm": term}
+            ]
+        }
+    }
 
 
 def _spread(workload: WorkloadId) -> Manifest:

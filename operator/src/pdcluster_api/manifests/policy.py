@@ -11,4 +11,10 @@ from pdcluster_api.schema.pdcluster import PDCluster
 def policy_config(cluster: PDCluster, owner: Owner) -> Manifest:
     """The ConfigMap that every worker of a cluster mounts, of whatever revision."""
     data = {POLICY_FILE: yaml_text(policy_file(cluster))}
-    return new_object("v1/ConfigMap", f"{owner.name}-policy", owner, cluster_labels(owner.name, "ingress"), data=data)
+    return new_object(
+        "v1/ConfigMap",
+        f"{owner.name}-policy",
+        owner,
+        cluster_labels(owner.name, "ingress"),
+        data=data,
+    )

@@ -40,7 +40,9 @@ def render_record(
     names:                   of the children that its pods use; None = those of everything that is
                              made now
     """
-    assert workload.revision == revision_of(cluster.spec), "a record is made of the newest spec only"
+    assert workload.revision == revision_of(cluster.spec), (
+        "a record is made of the newest spec only"
+    )
     role = cluster.spec.roles.present()[workload.role]
     pool = next(pool for pool in role.pools if pool.name == workload.pool)
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
@@ -50,25 +52,48 @@ def render_record(
         "pool": _pool(cluster, pool),
         "statefulSet": {
             "metadata": {"labels": labels},
-            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels, names=names)),
+            "spec": _stateful_set(
+                workload, worker_pod(cluster, workload, pool, image, labels, names=names)
+            ),
         },
         "engineConfig": {
             "metadata": {"labels": labels},
-            "data": engine_config(cluster, workload.role, pool, model_path, etcd_client_certificate=etcd_client_certificate),
+            "data": engine_config(
+                cluster,
+                workload.role,
+                pool,
+                model_path,
+                etcd_client_certificate=etcd_client_certificate,
+            ),
         },
     }
-    return new_object("apps/v1/ControllerRevision", workload.name, owner, labels, revision=1, data=data)
+    return new_object(
+        "apps/v1/ControllerRevision", workload.name, owner, labels, revision=1, data=data
+    )
 
 
-def render_workload(record: Mapping[str, Any], replicas: int, owner: Owner) -> tuple[Manifest, Manifest]:
+def render_workload(
+    record: Mapping[str, Any], replicas: int, owner: Owner
+) -> tuple[Manifest, Manifest]:
     """StatefulSet and engine ConfigMap of a record, as rendered or as read from the API server."""
     name, data = record["metadata"]["name"], copy.deepcopy(record["data"])
     stateful_set, config = data["statefulSet"], data["engineConfig"]
     return (
         new_object(
-            "apps/v1/StatefulSet", name, owner, stateful_set["metadata"]["labels"], spec={"replicas": replicas, **stateful_set["spec"]}
+            "apps/v1/StatefulSet",
+            name,
+            owner,
+            stateful_set["metadata"]["labels"],
+            spec={"replicas": replicas, **stateful_set["spec"]},
         ),
-        new_object("v1/ConfigMap", name, owner, config["metadata"]["labels"], immutable=True, data=config["data"]),
+        new_object(
+            "v1/ConfigMap",
+            name,
+            owner,
+            config["metadata"]["labels"],
+            immutable=True,
+            data=config["data"],
+        ),
     )
 
 
@@ -85,7 +110,9 @@ def is_of_pool(record: Mapping[str, Any], cluster: PDCluster, pool: PoolSpec) ->
     in nothing.
     """
     declared = _pool(cluster, pool)
-    return all(declared.get(name, value) == value for name, value in record["data"].get("pool", {}).items())
+    return all(
+        declared.get(name, value) == value for name, value in record["data"].get("pool", {}).items()
+    )
 
 
 def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +131,9 @@ def _pool(cluster: PDCluster, pool: PoolSpec) -> dict[str, Any]:
     for new workers.
     """
     own = cluster.spec.accelerators.get(pool.gpu)
-    accelerator = {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
+    accelerator = (
+        {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
+    )
     return {"gpu": pool.gpu, "accelerator": accelerator}
 
 

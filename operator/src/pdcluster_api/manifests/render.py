@@ -14,7 +14,13 @@ from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
 from pdcluster_api.manifests.network_policy import workers_policy
 from pdcluster_api.manifests.objects import Manifest, Owner, Site
 from pdcluster_api.manifests.policy import policy_config
-from pdcluster_api.manifests.record import image_of_record, is_of_pool, pool_of_engine, render_record, render_workload
+from pdcluster_api.manifests.record import (
+    image_of_record,
+    is_of_pool,
+    pool_of_engine,
+    render_record,
+    render_workload,
+)
 from pdcluster_api.manifests.scaler import render_scaler
 from pdcluster_api.manifests.service import ingress_service, workers_service
 from pdcluster_api.manifests.service_account import service_account
@@ -51,17 +57,24 @@ def render_shared(
     budgets: Mapping[WorkloadId, int] = NO_BUDGETS,
     service_accounts: Sequence[str] = (),
 ) -> tuple[Manifest, ...]:
-    """All that the workloads of a cluster share, Secrets and scalers aside; the ingress Service comes last.
+    """All that the workloads of a cluster share, Secrets and scalers aside; the ingress Service
+    comes last.
 
     serving: the revision whose workers answer
-    serving_role: the role of those that do in that revision; None = as the spec has it, which a roll out may be about to change
-    records: the cluster's ControllerRevisions as they are; the managed etcd, its record among the result, is made from its own
-    budgets: of each workload that serves, how many of its workers a drain of nodes has to leave ready
+    serving_role: the role of those that do in that revision; None = as the spec has it, which a
+                  roll out may be about to change
+    records: the cluster's ControllerRevisions as they are; the managed etcd, its record among the
+             result, is made from its own
+    budgets: of each workload that serves, how many of its workers a drain of nodes has to leave
+             ready
     service_accounts: names of those that pods use; none = that of everything that is made now
     """
     role = serving_role or cluster.spec.ingress_role
     return (
-        *(service_account(cluster, owner, name) for name in service_accounts or (child_names(owner.name).service_account,)),
+        *(
+            service_account(cluster, owner, name)
+            for name in service_accounts or (child_names(owner.name).service_account,)
+        ),
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
         *(workload_budget(owner, workload, number) for workload, number in budgets.items()),

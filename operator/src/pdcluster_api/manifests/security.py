@@ -10,7 +10,8 @@ def pod_security() -> Manifest:
         "runAsUser": USER,
         "runAsGroup": USER,
         "fsGroup": USER,
-        "fsGroupChangePolicy": "OnRootMismatch",  # a large volume is not walked again at every start
+        # a large volume is not walked again at every start
+        "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
@@ -19,4 +20,8 @@ def container_security() -> Manifest:
     """securityContext of a container: no way to more rights, and no writing outside of its
     volumes.
     """
-    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }

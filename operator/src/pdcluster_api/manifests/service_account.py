@@ -6,8 +6,12 @@ from pdcluster_api.schema.pdcluster import PDCluster
 
 
 def service_account(cluster: PDCluster, owner: Owner, name: str) -> Manifest:
-    """Without a mounted token; with the pull secrets, which a managed etcd's image from the same registry needs too."""
+    """Without a mounted token; with the pull secrets, which a managed etcd's image from the same
+    registry needs too.
+    """
     secrets = [{"name": name} for name in cluster.spec.image.pull_secrets]
     parts = {"imagePullSecrets": secrets} if secrets else {}
     labels = cluster_labels(owner.name, "ingress")
-    return new_object("v1/ServiceAccount", name, owner, labels, automountServiceAccountToken=False, **parts)
+    return new_object(
+        "v1/ServiceAccount", name, owner, labels, automountServiceAccountToken=False, **parts
+    )

@@ -24,7 +24,8 @@ _KEYS = {
     "hostAliases": ("ip",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
-_ACTIONS = frozenset({"exec", "httpGet", "tcpSocket", "grpc", "sleep"})  # of a probe or a hook: one of them only
+# of a probe or a hook: one of them only
+_ACTIONS = frozenset({"exec", "httpGet", "tcpSocket", "grpc", "sleep"})
 
 
 def merge_pod_template(rendered: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +39,9 @@ def _merge_maps(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         return {}
     merged = {} if directive == "replace" else base
     if _ACTIONS & patch.keys():
-        merged = {key: value for key, value in merged.items() if key in patch or key not in _ACTIONS}
+        merged = {
+            key: value for key, value in merged.items() if key in patch or key not in _ACTIONS
+        }
     for key, value in patch.items():
         if value is None:
             merged.pop(key, None)
@@ -56,7 +59,10 @@ def _merge_values(field: str, base: Any, patch: Any) -> Any:
 
 
 def _merge_lists(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
-    """By key and in the order of `base`; what is new comes last.  An item of nothing but `$patch: replace` drops all of `base`."""
+    """By key and in the order of `base`; what is new comes last.
+
+    An item of nothing but `$patch: replace` drops all of `base`.
+    """
     merged = [] if {_PATCH: "replace"} in patch else base
     for item in patch:
         if not isinstance(item, dict):
@@ -68,7 +74,14 @@ def _merge_lists(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
 
 def _merge_item(field: str, merged: list[Any], item: dict[str, Any]) -> None:
     identity = _identity(field, item)
-    index = next((index for index, other in enumerate(merged) if identity is not None and _identity(field, other) == identity), None)
+    index = next(
+        (
+            index
+            for index, other in enumerate(merged)
+            if identity is not None and _identity(field, other) == identity
+        ),
+        None,
+    )
     if item.get(_PATCH) == "delete":
         if index is not None:
             del merged[index]
@@ -85,4 +98,8 @@ def _merge_item(field: str, merged: list[Any], item: dict[str, Any]) -> None:
 def _identity(field: str, item: Any) -> tuple[Any, ...] | None:
     """Values of the item's merge keys; None when it lacks one."""
     keys = _KEYS[field]
-    return tuple(item[key] for key in keys) if isinstance(item, dict) and all(key in item for key in keys) else None
+    return (
+        tuple(item[key] for key in keys)
+        if isinstance(item, dict) and all(key in item for key in keys)
+        else None
+    )

@@ -1,4 +1,6 @@
-"""The two Secrets of a cluster's certificates: the authority with its key, mounted nowhere, and what workers mount."""
+"""The two Secrets of a cluster's certificates: the authority with its key, mounted nowhere, and
+what workers mount.
+"""
 
 import base64
 from collections.abc import Mapping
@@ -24,10 +26,22 @@ def render_tls_secrets(
     ca:  tls.crt and tls.key of the authority, PEM
     tls: ca.crt (every authority that is accepted), tls.crt and tls.key of the workers, PEM
     """
-    return _secret(owner, names.authority, ca, ca_annotations), _secret(owner, names.certificates, tls, tls_annotations)
+    return _secret(owner, names.authority, ca, ca_annotations), _secret(
+        owner, names.certificates, tls, tls_annotations
+    )
 
 
-def _secret(owner: Owner, name: str, content: Mapping[str, bytes], annotations: Mapping[str, str]) -> Manifest:
+def _secret(
+    owner: Owner, name: str, content: Mapping[str, bytes], annotations: Mapping[str, str]
+) -> Manifest:
     data = {key: base64.b64encode(value).decode() for key, value in content.items()}
     labels = cluster_labels(owner.name, "ingress")
-    return new_object("v1/Secret", name, owner, labels, annotations=annotations, type="kubernetes.io/tls", data=data)
+    return new_object(
+        "v1/Secret",
+        name,
+        owner,
+        labels,
+        annotations=annotations,
+        type="kubernetes.io/tls",
+        data=data,
+    )

@@ -51,12 +51,20 @@ class WorkerSite:
     api_keys: str | None = None
 
 
-_LISTEN = {"host": "host", "http_port": "http", "grpc_port": "grpc", "kv_port": "kv", "api_keys": "apiKeys"}
+_LISTEN = {
+    "host": "host",
+    "http_port": "http",
+    "grpc_port": "grpc",
+    "kv_port": "kv",
+    "api_keys": "apiKeys",
+}
 
 _OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 
 
-def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerSite) -> dict[str, Any]:
+def engine_file(
+    cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerSite
+) -> dict[str, Any]:
     """The engine file of the workers of one role and pool; `gpu` is always in it."""
     model = cluster.spec.model
     discovery: dict[str, Any] = {"endpoints": list(site.etcd_endpoints)}
@@ -68,7 +76,11 @@ def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpe
         "role": role,
         "pool": pool.name,
         "gpu": pool.gpu,
-        "model": {"name": model.name, "path": site.model_path, **model.model_dump(include=_OF_MODEL, by_alias=True, exclude_defaults=True)},
+        "model": {
+            "name": model.name,
+            "path": site.model_path,
+            **model.model_dump(include=_OF_MODEL, by_alias=True, exclude_defaults=True),
+        },
         "engine": engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         "discovery": discovery,
         "tls": {"ca": site.ca, "certificate": site.certificate, "key": site.key},
@@ -98,7 +110,11 @@ def policy_file(cluster: PDCluster) -> dict[str, Any]:
 
 def _given(part: EtcdTls | WorkerSite) -> dict[str, Any]:
     """The values that differ from the defaults."""
-    return {field.name: value for field in fields(part) if (value := getattr(part, field.name)) != field.default}
+    return {
+        field.name: value
+        for field in fields(part)
+        if (value := getattr(part, field.name)) != field.default
+    }
 
 
 def _fields(section: Section) -> dict[str, Any]:

@@ -31,9 +31,11 @@ from pdcluster_api.schema.sections import PoolSpec, RoleSpec
 from pdcluster_api.schema.workload import WorkloadId
 
 CONTAINER = "worker"
-STARTUP_SECONDS = 3600  # reading hundreds of gigabytes of weights from a network volume takes this order of time
+# reading hundreds of gigabytes of weights from a network volume takes this order of time
+STARTUP_SECONDS = 3600
 STARTUP_PERIOD_SECONDS = 5
-FORGET_SECONDS = 5  # until every node's kube-proxy has dropped a pod that is going, connections still arrive
+# until every node's kube-proxy has dropped a pod that is going, connections still arrive
+FORGET_SECONDS = 5
 SHARED_MEMORY = "1Gi"
 _READABLE_BY_US = 0o440
 
@@ -54,10 +56,15 @@ def worker_pod(
     """
     role = cluster.spec.roles.present()[workload.role]
     rendered = {
-        "metadata": {"labels": labels, "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER, GPU: pool.gpu}},
+        "metadata": {
+            "labels": labels,
+            "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER, GPU: pool.gpu},
+        },
         "spec": _spec(cluster, workload, pool, image, names or child_names(workload.cluster)),
     }
-    merged = merge_pod_template(merge_pod_template(rendered, cluster.spec.pod_template), role.pod_template)
+    merged = merge_pod_template(
+        merge_pod_template(rendered, cluster.spec.pod_template), role.pod_template
+    )
     return {
         **merged,
         "metadata": _marked(merged.get("metadata", {}), labels),
@@ -78,7 +85,9 @@ def _marked(metadata: Manifest, labels: dict[str, str]) -> Manifest:
     return {**metadata, "labels": {**(others if isinstance(others, dict) else {}), **labels}}
 
 
-def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, names: ChildNames) -> Manifest:
+def _spec(
+    cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, names: ChildNames
+) -> Manifest:
     role = cluster.spec.roles.present()[workload.role]
     model = worker_model(cluster, role, image)
     files = _files(cluster, workload, names)
@@ -89,7 +98,9 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, 
         "terminationGracePeriodSeconds": cluster.spec.rollout.grace_period_seconds,
         "securityContext": pod_security(),
         **placement_of(workload, cluster.spec.accelerator_of(pool), cluster.spec.placement),
-        "containers": [_container(cluster, workload, pool, image, [*_mounts(files), *model.mounts])],
+        "containers": [
+            _container(cluster, workload, pool, image, [*_mounts(files), *model.mounts])
+        ],
         "volumes": [*files.values(), *_scratch(), *model.volumes],
     }
     if model.init_containers:
@@ -99,7 +110,9 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, 
     return spec
 
 
-def _container(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, mounts: list[Manifest]) -> Manifest:
+def _container(
+    cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, mounts: list[Manifest]
+) -> Manifest:
     role = cluster.spec.roles.present()[workload.role]
     base = _base_container(cluster, role, image)
     resource = cluster.spec.accelerator_of(pool).resource
@@ -107,9 +120,16 @@ def _container(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: 
     if resource:
         resources["limits"] = {
             **resources.get("limits", {}),
-            resource: str(pool.gpus_per_replica or num_ranks(cluster.spec.engine_of(workload.role))),
+            resource: str(
+                pool.gpus_per_replica or num_ranks(cluster.spec.engine_of(workload.role))
+            ),
         }
-    files = ["--engine-config", f"{ENGINE_FOLDER}/{ENGINE_FILE}", "--policy", f"{POLICY_FOLDER}/{POLICY_FILE}"]
+    files = [
+        "--engine-config",
+        f"{ENGINE_FOLDER}/{ENGINE_FILE}",
+        "--policy",
+        f"{POLICY_FOLDER}/{POLICY_FILE}",
+    ]
     return {
         **base,
         "name": CONTAINER,
@@ -117,8 +137,14 @@ def _container(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: 
         "env": [*_identity(), *base["env"]],
         "ports": [_port("http", HTTP_PORT), _port("grpc", GRPC_PORT), _port("kv", KV_PORT)],
         "resources": resources,
-        "volumeMounts": [*base["volumeMounts"], *mounts, {"name": "shared-memory", "mountPath": "/dev/shm"}],
-        "startupProbe": _probe("/ready", STARTUP_PERIOD_SECONDS, STARTUP_SECONDS // STARTUP_PERIOD_SECONDS),
+        "volumeMounts": [
+            *base["volumeMounts"],
+            *mounts,
+            {"name": "shared-memory", "mountPath": "/dev/shm"},
+        ],
+        "startupProbe": _probe(
+            "/ready", STARTUP_PERIOD_SECONDS, STARTUP_SECONDS // STARTUP_PERIOD_SECONDS
+        ),
         "readinessProbe": _probe("/ready", 5, 2),
         "livenessProbe": _probe("/health", 10, 6),
         "lifecycle": {"preStop": {"sleep": {"seconds": FORGET_SECONDS}}},
@@ -142,12 +168,23 @@ def _base_container(cluster: PDCluster, role: RoleSpec, image: str) -> Manifest:
 
 def _resources(role: RoleSpec) -> dict[str, Any]:
     given = {"requests": role.resources.requests, "limits": role.resources.limits}
-    return {kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in given.items() if amounts}
+    return {
+        kind: {name: str(amount) for name, amount in amounts.items()}
+        for kind, amounts in given.items()
+        if amounts
+    }
 
 
 def _identity() -> list[Manifest]:
-    fields = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_IP": "status.podIP"}
-    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+    fields = {
+        "POD_NAME": "metadata.name",
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_IP": "status.podIP",
+    }
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
 
 
 def _port(name: str, number: int) -> Manifest:
@@ -165,7 +202,10 @@ def _probe(path: str, period_seconds: int, failures: int) -> Manifest:
 
 def _files(cluster: PDCluster, workload: WorkloadId, names: ChildNames) -> dict[str, Manifest]:
     """Volumes by where they are mounted."""
-    etcd_secret, key_secret = cluster.spec.discovery.etcd.tls_secret, cluster.spec.service.api_key_secret
+    etcd_secret, key_secret = (
+        cluster.spec.discovery.etcd.tls_secret,
+        cluster.spec.service.api_key_secret,
+    )
     volumes = {
         ENGINE_FOLDER: {"name": "engine", "configMap": {"name": workload.name}},
         POLICY_FOLDER: {"name": "policy", "configMap": {"name": f"{workload.cluster}-policy"}},
@@ -191,7 +231,10 @@ def _keys(secret: str) -> Manifest:
 
 
 def _mounts(files: dict[str, Manifest]) -> list[Manifest]:
-    return [{"name": volume["name"], "mountPath": path, "readOnly": True} for path, volume in files.items()]
+    return [
+        {"name": volume["name"], "mountPath": path, "readOnly": True}
+        for path, volume in files.items()
+    ]
 
 
 def _scratch() -> list[Manifest]:

@@ -1,4 +1,6 @@
-"""YAML text for files in ConfigMaps: the same value always gives the same text, in the order of the fields."""
+"""YAML text for files in ConfigMaps: the same value always gives the same text, in the order of the
+fields.
+"""
 
 import json
 from functools import lru_cache

@@ -94,14 +94,19 @@ class BudgetSpec(Section):
     per_gpu: dict[str, Positive] = Field(default_factory=dict)
 
 
-TimeOfDay = Annotated[str, spelled(r"([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day", "write HH:MM, as in 08:30")]
+TimeOfDay = Annotated[
+    str, spelled(r"([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day", "write HH:MM, as in 08:30")
+]
 
 
 def _time_zone(name: str) -> str:
     try:
         ZoneInfo(name)
     except (KeyError, ValueError, OSError) as e:
-        raise rule(f"{name!r} is not a known time zone", "use a name of the tz database, such as Europe/Berlin, or UTC") from e
+        raise rule(
+            f"{name!r} is not a known time zone",
+            "use a name of the tz database, such as Europe/Berlin, or UTC",
+        ) from e
     return name
 
 
@@ -128,7 +133,11 @@ class ScheduleSpec(Section):
         if low is None and high is None:
             raise rule("changes nothing", "give minReplicas, maxReplicas or both")
         if low is not None and high is not None and low > high:
-            raise rule(f"must be at most maxReplicas ({high}), not {low}", "lower minReplicas or raise maxReplicas", at="minReplicas")
+            raise rule(
+                f"must be at most maxReplicas ({high}), not {low}",
+                "lower minReplicas or raise maxReplicas",
+                at="minReplicas",
+            )
         return self
 
 
@@ -176,7 +185,19 @@ class AutoscaleSpec(Section):
         names = [schedule.name for schedule in self.schedules]
         for index, name in enumerate(names):
             if name in names[:index]:  # what decisions call it
-                raise rule(f"{name} is given twice", "give each schedule a name of its own", at=f"schedules[{index}].name")
-        if self.ratio.min is not None and self.ratio.max is not None and self.ratio.min > self.ratio.max:
-            raise rule(f"must be at most ratio.max ({self.ratio.max}), not {self.ratio.min}", "lower min or raise max", at="ratio.min")
+                raise rule(
+                    f"{name} is given twice",
+                    "give each schedule a name of its own",
+                    at=f"schedules[{index}].name",
+                )
+        if (
+            self.ratio.min is not None
+            and self.ratio.max is not None
+            and self.ratio.min > self.ratio.max
+        ):
+            raise rule(
+                f"must be at most ratio.max ({self.ratio.max}), not {self.ratio.min}",
+                "lower min or raise max",
+                at="ratio.min",
+            )
         return self

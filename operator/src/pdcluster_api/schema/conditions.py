@@ -24,7 +24,12 @@ DISAGGREGATING: Final = "Disaggregating"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
-ROLE_READY = {"prefill": PREFILL_READY, "decode": DECODE_READY, "mixed": MIXED_READY, "router": ROUTER_READY}
+ROLE_READY = {
+    "prefill": PREFILL_READY,
+    "decode": DECODE_READY,
+    "mixed": MIXED_READY,
+    "router": ROUTER_READY,
+}
 
 # All is well.
 AS_DECLARED: Final = "AsDeclared"
@@ -62,7 +67,14 @@ BUDGET_TOO_SMALL: Final = "BudgetTooSmall"
 BOUNDS_CONFLICT: Final = "BoundsConflict"
 SCALING_LIMITED: Final = "ScalingLimited"
 
-AUTOSCALING: Final = (METRICS_MISSING, CAPACITY_SHORT, RATIO_CONSTRAINT_VIOLATED, BUDGET_TOO_SMALL, BOUNDS_CONFLICT, SCALING_LIMITED)
+AUTOSCALING: Final = (
+    METRICS_MISSING,
+    CAPACITY_SHORT,
+    RATIO_CONSTRAINT_VIOLATED,
+    BUDGET_TOO_SMALL,
+    BOUNDS_CONFLICT,
+    SCALING_LIMITED,
+)
 """Each is a condition of its own, there only while it is true, and its own reason."""
 
 # What etcd and Kubernetes do not agree on.

@@ -19,7 +19,8 @@ class PrefillDelayerSpec(Section):
 
     max_delay_passes:          steps of the engine for which a prompt is held back, less one
     token_usage_low_watermark: below that share of used KV blocks none is held back; None = off
-    queue_min_ratio:           prompts wait until so many do, as a share of the requests that run; None = off
+    queue_min_ratio:           prompts wait until so many do, as a share of the requests that run;
+                               None = off
     """
 
     enabled: bool = True
@@ -32,10 +33,13 @@ class PrefillDelayerSpec(Section):
 class SpeculationSpec(Section):
     """Tokens that are guessed and verified by the next step, on decode and mixed workers.
 
-    method:                Off = none are; ngram = from the request's own tokens; draft = by a smaller model
-    draft_model:           folder of that model as the workers see it, or below the root of spec.model.pvc; for draft
+    method:                Off = none are; ngram = from the request's own tokens; draft = by a
+                           smaller model
+    draft_model:           folder of that model as the workers see it, or below the root of
+                           spec.model.pvc; for draft
     num_tokens:            most drafts of one request in a step
-    prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for with
+    prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for
+                                          with
     adaptive:              a request is not drafted while its drafts are measured not to pay
     disable_above_running: with more running requests nothing is drafted; None = no such bound
     """
@@ -51,40 +55,59 @@ class SpeculationSpec(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.method == "draft" and self.draft_model is None:
-            raise rule("is missing, and method: draft needs it", "give the folder of a smaller model", at="draftModel")
+            raise rule(
+                "is missing, and method: draft needs it",
+                "give the folder of a smaller model",
+                at="draftModel",
+            )
         if self.method == "ngram" and self.draft_model is not None:
-            raise rule("is for method draft, not ngram", "leave it out, or set method: draft", at="draftModel")
+            raise rule(
+                "is for method draft, not ngram",
+                "leave it out, or set method: draft",
+                at="draftModel",
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
-            reason = f"must be at most promptLookupMax ({self.prompt_lookup_max}), not {self.prompt_lookup_min}"
+            reason = (
+                f"must be at most promptLookupMax ({self.prompt_lookup_max}), not "
+                f"{self.prompt_lookup_min}"
+            )
             raise rule(reason, "lower the one or raise the other", at="promptLookupMin")
         return self
 
 
 class EngineSpec(Section):
-    """Sizes of the engine.  On a role, only the values that are given count: they go over those of `spec.engine`.
+    """Sizes of the engine.
 
-    device:                what it computes on; auto = cuda where the pool has an accelerator, else cpu
+    On a role, only the values that are given count: they go over those of `spec.engine`.
+
+    device:                what it computes on; auto = cuda where the pool has an accelerator, else
+                           cpu
     block_size:            tokens of one KV block
     max_batched_tokens:    token budget of one step
     max_sequences:         most requests in one step
     max_model_len:         longest prompt + output in tokens; None = the model's own limit
     kv_cache_memory:       bytes for KV blocks (512Mi in YAML); ignored when num_blocks is given
-    device_memory_share:   of a GPU's memory, for weights, KV blocks and steps together; takes the place of kv_cache_memory there
+    device_memory_share:   of a GPU's memory, for weights, KV blocks and steps together; takes the
+                           place of kv_cache_memory there
     num_blocks:            KV blocks; None = as many as the memory for them holds
     threads:               CPU threads of the model; 0 = from the machine
-    data_parallel_size:    engine processes of one worker, which share its threads, KV memory and bandwidth
+    data_parallel_size:    engine processes of one worker, which share its threads, KV memory and
+                           bandwidth
     transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
     admission_watermark:   share of the KV blocks left free by an admission beside others
-    batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one kind
+    batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one
+                           kind
     scheduler:             which requests share a step, and how prompts are cut
-    scheduling_policy:     fcfs = by arrival; priority = lower first, ties by arrival; preemptive = so too, and a waiting
-                           request takes the seat and the blocks of a running one of lower priority
+    scheduling_policy:     fcfs = by arrival; priority = lower first, ties by arrival; preemptive =
+                           so too, and a waiting request takes the seat and the blocks of a running
+                           one of lower priority
     long_prefill_token_threshold: most tokens of one prompt in a step while others want some too;
                            0 = no such limit; for continuous
     chunked_prefill:       a prompt may be computed in parts; for continuous
-    tbt_slo_milliseconds:  time between two tokens that steps are kept within by their size; for sarathi
+    tbt_slo_milliseconds:  time between two tokens that steps are kept within by their size; for
+                           sarathi
     chunk_schedule:        chunk sizes by how far a prompt is; for sarathi
     tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each
     pipeline_parallel_size: stages of layers, each of so many ranks
@@ -121,4 +144,6 @@ class EngineSpec(Section):
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given."""
-        return self.model_copy(update={name: getattr(role_engine, name) for name in role_engine.model_fields_set})
+        return self.model_copy(
+            update={name: getattr(role_engine, name) for name in role_engine.model_fields_set}
+        )

@@ -16,7 +16,10 @@ UNKNOWN_FIELD = "extra_forbidden"
 
 _SECTION = ("must be a section of fields", "write `field: value` lines below it")
 _MOVED = {
-    "spec.monitoring": ("has moved to the operator's chart", "remove it, and set monitoring in the values of the chart"),
+    "spec.monitoring": (
+        "has moved to the operator's chart",
+        "remove it, and set monitoring in the values of the chart",
+    ),
 }
 """Fields of an earlier version, by path: reason and fix."""
 
@@ -42,19 +45,28 @@ _EXPLANATIONS = {
 
 def faults_of(error: ValidationError, root: type[BaseModel]) -> list[Fault]:
     """Every fault of a failed validation of `root`."""
-    return [_fault(item["type"], item["loc"], item["input"], item.get("ctx", {}), root) for item in error.errors(include_url=False)]
+    return [
+        _fault(item["type"], item["loc"], item["input"], item.get("ctx", {}), root)
+        for item in error.errors(include_url=False)
+    ]
 
 
 def known_fields(root: type[BaseModel], location: Location) -> list[str]:
-    """Names (as in YAML) of the fields of the model at a location below `root`; empty where no model is."""
+    """Names (as in YAML) of the fields of the model at a location below `root`; empty where no
+    model is.
+    """
     annotation: Any = root
     for part in location:
         annotation = _step(annotation, part)
     models = list(_models(annotation))
-    return [field.alias or name for model in models[:1] for name, field in model.model_fields.items()]
+    return [
+        field.alias or name for model in models[:1] for name, field in model.model_fields.items()
+    ]
 
 
-def _fault(kind: str, location: Location, found: object, context: dict[str, Any], root: type[BaseModel]) -> Fault:
+def _fault(
+    kind: str, location: Location, found: object, context: dict[str, Any], root: type[BaseModel]
+) -> Fault:
     path = _path(location)
     if kind == "rule":
         at = context["at"]
@@ -62,7 +74,9 @@ def _fault(kind: str, location: Location, found: object, context: dict[str, Any]
     if kind == UNKNOWN_FIELD and path in _MOVED:
         return Fault(path, *_MOVED[path])
     if kind == UNKNOWN_FIELD:
-        return Fault(path, "unknown field", _suggest(str(location[-1]), known_fields(root, location[:-1])))
+        return Fault(
+            path, "unknown field", _suggest(str(location[-1]), known_fields(root, location[:-1]))
+        )
     if kind == "missing":
         return Fault(path, "is required", "add it")
     if found is None:
@@ -75,8 +89,13 @@ def _fault(kind: str, location: Location, found: object, context: dict[str, Any]
 
 def _explain(kind: str, context: dict[str, Any]) -> tuple[str, str]:
     """Reason and fix of one of pydantic's own error types; limits come from its context."""
-    reason, fix = _EXPLANATIONS.get(kind, (f"is wrong ({kind.replace('_', ' ')})", "see crds/pdcluster.yaml"))
-    whole = {name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in context.items()}
+    reason, fix = _EXPLANATIONS.get(
+        kind, (f"is wrong ({kind.replace('_', ' ')})", "see crds/pdcluster.yaml")
+    )
+    whole = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in context.items()
+    }
     return reason.format(**whole), fix
 
 

@@ -12,10 +12,13 @@ COMPONENT = "app.kubernetes.io/component"
 ETCD = "etcd"
 
 SEEN_REPLICAS = f"{GROUP}/seen-replicas"
-"""Annotation of a scaler: the pool's `replicas` that was last taken over; only another value is a request."""
+"""Annotation of a scaler: the pool's `replicas` that was last taken over; only another value is a
+request.
+"""
 
 GPU = f"{GROUP}/gpu"
-"""Annotation of a worker pod: the type of accelerator that it was made for; its record may go before the last pod has ended.
+"""Annotation of a worker pod: the type of accelerator that it was made for; its record may go
+before the last pod has ended.
 
 An annotation, since a type may have a name that no label takes."""
 
@@ -29,11 +32,15 @@ CERTIFICATES_CHANGED = f"{GROUP}/certificates-changed"
 """Annotation of the Secret that workers mount: time of the last change of its files."""
 
 APPLIED = f"{GROUP}/applied"
-"""Annotation of a child: a digest of the manifest that was last applied; another one is a reason to apply again."""
+"""Annotation of a child: a digest of the manifest that was last applied; another one is a reason to
+apply again.
+"""
 
 
 def cluster_labels(cluster: str, component: str) -> dict[str, str]:
-    """Labels of every object of a cluster.  component: prefill, decode, mixed, router, etcd, or ingress for what all share."""
+    """Labels of every object of a cluster.  component: prefill, decode, mixed, router, etcd, or
+    ingress for what all share.
+    """
     return {
         CLUSTER: cluster,
         MANAGED_BY: FIELD_MANAGER,

@@ -48,7 +48,9 @@ def _document(path: Path) -> dict[str, Any]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as e:
         reason = (e.strerror or str(e)) if isinstance(e, OSError) else "it is not UTF-8 text"
-        raise InvalidObjectError([Fault("", f"cannot be read: {reason}", "give the path of a PDCluster YAML file")]) from e
+        raise InvalidObjectError(
+            [Fault("", f"cannot be read: {reason}", "give the path of a PDCluster YAML file")]
+        ) from e
     return _find(text)
 
 
@@ -68,16 +70,27 @@ def parse_applied(document: dict[str, Any]) -> PDCluster:
     cluster = parse(document)
     model = cluster.spec.model
     if model.path is not None and model.pvc is None and not model.path.startswith("/"):
-        reason = f"must begin with /, not {model.path!r}: ~ and relative paths without pvc are for pdctl alone"
-        fix = "write the folder in the image like /models/llm, or give pvc and the folder's path on it"
+        reason = (
+            f"must begin with /, not {model.path!r}: ~ and relative paths without pvc are for "
+            "pdctl alone"
+        )
+        fix = (
+            "write the folder in the image like /models/llm, or give pvc and the folder's path on "
+            "it"
+        )
         raise InvalidObjectError([Fault("spec.model.path", reason, fix)])
     for role in cluster.spec.roles.computing():
         drafts = cluster.spec.engine_of(role).speculation
         path = None if drafts is None else drafts.draft_model
         if path is not None and model.pvc is None and not path.startswith("/"):
-            reason = f"must begin with /, not {path!r}: ~ and relative paths without pvc are for pdctl alone"
+            reason = (
+                f"must begin with /, not {path!r}: ~ and relative paths without pvc are for pdctl "
+                "alone"
+            )
             fix = "write the folder in the image, or give model.pvc and the folder's path on it"
-            raise InvalidObjectError([Fault(f"spec.roles.{role}.engine.speculation.draftModel", reason, fix)])
+            raise InvalidObjectError(
+                [Fault(f"spec.roles.{role}.engine.speculation.draftModel", reason, fix)]
+            )
     return cluster
 
 
@@ -100,7 +113,9 @@ def _unknown(document: dict[str, Any]) -> list[Location]:
     try:
         PDCluster.model_validate(_without_server_fields(document))
     except ValidationError as e:
-        return [item["loc"] for item in e.errors(include_url=False) if item["type"] == UNKNOWN_FIELD]
+        return [
+            item["loc"] for item in e.errors(include_url=False) if item["type"] == UNKNOWN_FIELD
+        ]
     return []
 
 
@@ -110,7 +125,9 @@ def _without(value: Any, locations: Iterable[Location]) -> Any:
     for first, *rest in locations:
         below[first].append(tuple(rest))
     if isinstance(value, Mapping):
-        return {key: _without(item, below[key]) for key, item in value.items() if () not in below[key]}
+        return {
+            key: _without(item, below[key]) for key, item in value.items() if () not in below[key]
+        }
     if isinstance(value, list):
         return [_without(item, below[index]) for index, item in enumerate(value)]
     return value
@@ -118,27 +135,59 @@ def _without(value: Any, locations: Iterable[Location]) -> Any:
 
 def _find(text: str) -> dict[str, Any]:
     try:
-        documents = [document for document in yaml.load_all(text, _UniqueKeyLoader) if document is not None]
-    except Exception as e:  # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
+        documents = [
+            document for document in yaml.load_all(text, _UniqueKeyLoader) if document is not None
+        ]
+    # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged
+    # value
+    except Exception as e:
         raise InvalidObjectError([_yaml_fault(e)]) from e
-    clusters = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
+    clusters = [
+        document
+        for document in documents
+        if isinstance(document, dict) and document.get("kind") == KIND
+    ]
     if len(clusters) != 1:
-        found = ", ".join(str(document.get("kind")) if isinstance(document, dict) else "no object" for document in documents) or "nothing"
-        raise InvalidObjectError([Fault("", f"must hold one object of kind {KIND}, not {found}", f"write one with `kind: {KIND}`")])
+        found = (
+            ", ".join(
+                str(document.get("kind")) if isinstance(document, dict) else "no object"
+                for document in documents
+            )
+            or "nothing"
+        )
+        raise InvalidObjectError(
+            [
+                Fault(
+                    "",
+                    f"must hold one object of kind {KIND}, not {found}",
+                    f"write one with `kind: {KIND}`",
+                )
+            ]
+        )
     return clusters[0]
 
 
 def _yaml_fault(error: Exception) -> Fault:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return Fault("", f"not YAML: {error}", "look for a date, a number, a tag or a nesting that cannot be read")
-    return Fault("", f"not YAML in line {mark.line + 1}: {getattr(error, 'problem', None) or error}", "correct that line")
+        return Fault(
+            "",
+            f"not YAML: {error}",
+            "look for a date, a number, a tag or a nesting that cannot be read",
+        )
+    return Fault(
+        "",
+        f"not YAML in line {mark.line + 1}: {getattr(error, 'problem', None) or error}",
+        "correct that line",
+    )
 
 
 def _without_server_fields(document: dict[str, Any]) -> dict[str, Any]:
     cleaned = {key: value for key, value in document.items() if key != "status"}
     if isinstance(cleaned.get("metadata"), dict):
-        cleaned["metadata"] = {key: value for key, value in cleaned["metadata"].items() if key not in _SERVER_METADATA}
+        cleaned["metadata"] = {
+            key: value for key, value in cleaned["metadata"].items() if key not in _SERVER_METADATA
+        }
     return cleaned
 
 
@@ -150,6 +199,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = key_node.value
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} is given twice", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)

@@ -7,17 +7,21 @@ import re
 
 from pdcluster_api.schema.rules import rule
 
-MAX_WORKLOAD_NAME = 52  # a StatefulSet's pods carry its name and a revision hash in one 63-character label
+# a StatefulSet's pods carry its name and a revision hash in one 63-character label
+MAX_WORKLOAD_NAME = 52
 REVISION_LENGTH = 8
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def dns_label(value: str) -> str:
-    """Accept a DNS-1123 label that starts with a letter (Services need that); raises a rule error otherwise."""
+    """Accept a DNS-1123 label that starts with a letter (Services need that); raises a rule error
+    otherwise.
+    """
     if _LABEL.fullmatch(value) is None:
         raise rule(
             f"{value!r} is not a name that Kubernetes takes",
-            "use at most 63 lower-case letters, digits and '-', starting with a letter and ending with a letter or digit",
+            "use at most 63 lower-case letters, digits and '-', starting with a letter and ending "
+            "with a letter or digit",
         )
     return value
 

@@ -44,20 +44,29 @@ class Metadata(Section):
 
     name: Name
     namespace: Annotated[
-        str, spelled(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace", "use at most 63 lower-case letters, digits and '-'")
+        str,
+        spelled(
+            r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
+            "a namespace",
+            "use at most 63 lower-case letters, digits and '-'",
+        ),
     ] = "default"
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class PDClusterSpec(Section):
-    """The model and its servers.  accelerators: types by name, on top of and over those of accelerators.yaml."""
+    """The model and its servers.  accelerators: types by name, on top of and over those of
+    accelerators.yaml.
+    """
 
     model: ModelSpec
     roles: RolesSpec
     image: ImageSpec = ImageSpec()
     engine: EngineSpec = EngineSpec()
-    accelerators: Annotated[dict[str, AcceleratorSpec], Field(max_length=MAX_ACCELERATORS)] = Field(default_factory=dict)
+    accelerators: Annotated[dict[str, AcceleratorSpec], Field(max_length=MAX_ACCELERATORS)] = Field(
+        default_factory=dict
+    )
     routing: RoutingSpec = RoutingSpec()
     qos: QosSpec = QosSpec()
     discovery: DiscoverySpec = DiscoverySpec()
@@ -74,27 +83,44 @@ class PDClusterSpec(Section):
         for name, role in self.roles.present().items():
             for index, pool in enumerate(role.pools):
                 if pool.gpu not in known:
-                    fix = f"use one of {', '.join(sorted(known))}, or define it in spec.accelerators"
-                    raise rule(f"{pool.gpu!r} is not a known accelerator", fix, at=f"roles.{name}.pools[{index}].gpu")
+                    fix = (
+                        f"use one of {', '.join(sorted(known))}, or define it in spec.accelerators"
+                    )
+                    raise rule(
+                        f"{pool.gpu!r} is not a known accelerator",
+                        fix,
+                        at=f"roles.{name}.pools[{index}].gpu",
+                    )
         return self
 
     @model_validator(mode="after")
     def _autoscale_speaks_of_what_there_is(self) -> Self:
         """A schedule or a limit that speaks of nothing would look as if it held."""
         known = {*accelerators(), *self.accelerators}
-        for path, types in (("budget.perGpu", self.autoscale.budget.per_gpu), ("cost", self.autoscale.cost)):
+        for path, types in (
+            ("budget.perGpu", self.autoscale.budget.per_gpu),
+            ("cost", self.autoscale.cost),
+        ):
             for gpu in types:
                 if gpu not in known:
-                    fix = f"use one of {', '.join(sorted(known))}, or define it in spec.accelerators"
-                    raise rule(f"{gpu!r} is not a known accelerator", fix, at=f"autoscale.{path}.{gpu}")
+                    fix = (
+                        f"use one of {', '.join(sorted(known))}, or define it in spec.accelerators"
+                    )
+                    raise rule(
+                        f"{gpu!r} is not a known accelerator", fix, at=f"autoscale.{path}.{gpu}"
+                    )
         roles = self.roles.computing()
         for index, schedule in enumerate(self.autoscale.schedules):
-            names = [pool.name for pool in roles[schedule.role].pools] if schedule.role in roles else []
+            names = (
+                [pool.name for pool in roles[schedule.role].pools] if schedule.role in roles else []
+            )
             if schedule.pool not in names:
                 at = f"autoscale.schedules[{index}].{'pool' if names else 'role'}"
                 if not names:
                     raise rule(
-                        f"{schedule.role!r} is no role of this cluster", f"use one of {', '.join(roles)}, or remove the schedule", at=at
+                        f"{schedule.role!r} is no role of this cluster",
+                        f"use one of {', '.join(roles)}, or remove the schedule",
+                        at=at,
                     )
                 fix = f"use one of {', '.join(names)}, or remove the schedule"
                 raise rule(f"{schedule.pool!r} is no pool of role {schedule.role}", fix, at=at)
@@ -108,7 +134,10 @@ class PDClusterSpec(Section):
         for role, declared in self.roles.computing().items():
             for pool in declared.pools:
                 if pool.max_replicas is None:
-                    reason = f"On needs a ceiling, and pool {pool.name} of role {role} has no maxReplicas"
+                    reason = (
+                        f"On needs a ceiling, and pool {pool.name} of role {role} has no "
+                        "maxReplicas"
+                    )
                     fix = "give maxReplicas to every pool, or set autoscale.budget.total"
                     raise rule(reason, fix, at="autoscale.mode")
         return self
@@ -121,7 +150,11 @@ class PDClusterSpec(Section):
             fix = "remove it, they go by the thresholds of autoscale.decode"
             raise rule("there is no prefill beside mixed workers", fix, at="autoscale.prefill")
         if "ratio" in given:
-            raise rule("mixed workers are one role, which has no ratio to another", "remove it", at="autoscale.ratio")
+            raise rule(
+                "mixed workers are one role, which has no ratio to another",
+                "remove it",
+                at="autoscale.ratio",
+            )
         found = [name for name in PREFILL_PARTS if name in self.routing.model_fields_set]
         if self.roles.mixed is not None and found:
             reason = "mixed workers prefill what they decode, and no prefill is routed"
@@ -134,14 +167,19 @@ class PDClusterSpec(Section):
         if len(set(sizes.values())) > 1:
             found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
             raise rule(
-                f"KV blocks move between roles, but blockSize is {found}", "give both roles the same", at="roles.decode.engine.blockSize"
+                f"KV blocks move between roles, but blockSize is {found}",
+                "give both roles the same",
+                at="roles.decode.engine.blockSize",
             )
         return self
 
     @model_validator(mode="after")
     def _invariant_everywhere(self) -> Self:
         if len({self.engine_of(name).batch_invariant for name in self.roles.computing()}) > 1:
-            reason = "a remote prefill must give the same bits as a local one, but one role is batch-invariant and one is not"
+            reason = (
+                "a remote prefill must give the same bits as a local one, but one role is "
+                "batch-invariant and one is not"
+            )
             raise rule(reason, "give both roles the same", at="roles.decode.engine.batchInvariant")
         return self
 
@@ -149,10 +187,18 @@ class PDClusterSpec(Section):
     def _invariant_on_cpus(self) -> Self:
         for name, role in self.roles.computing().items():
             engine = self.engine_of(name)
-            if not engine.batch_invariant or engine.device == "cpu" or all(pool.gpu == NO_ACCELERATOR for pool in role.pools):
+            if (
+                not engine.batch_invariant
+                or engine.device == "cpu"
+                or all(pool.gpu == NO_ACCELERATOR for pool in role.pools)
+            ):
                 continue
             reason = "is for CPUs so far, and gpu of a pool is not cpu"
-            raise rule(reason, "leave it out, or set engine.device: cpu", at=f"roles.{name}.engine.batchInvariant")
+            raise rule(
+                reason,
+                "leave it out, or set engine.device: cpu",
+                at=f"roles.{name}.engine.batchInvariant",
+            )
         return self
 
     @model_validator(mode="after")
@@ -161,7 +207,8 @@ class PDClusterSpec(Section):
             engine = self.engine_of(name)
             if engine.max_batched_tokens < engine.max_sequences:
                 raise rule(
-                    f"must be at least maxSequences ({engine.max_sequences}), since a step computes a token of each sequence",
+                    f"must be at least maxSequences ({engine.max_sequences}), since a step "
+                    "computes a token of each sequence",
                     "raise maxBatchedTokens or lower maxSequences",
                     at=f"roles.{name}.engine.maxBatchedTokens",
                 )
@@ -196,24 +243,43 @@ class PDClusterSpec(Section):
             engine, path = self.engine_of(name), f"roles.{name}.engine"
             if engine.num_blocks is not None and engine.num_blocks < engine.data_parallel_size:
                 reason = (
-                    f"must be at least dataParallelSize ({engine.data_parallel_size}), whose engines share them, not {engine.num_blocks}"
+                    f"must be at least dataParallelSize ({engine.data_parallel_size}), whose "
+                    f"engines share them, not {engine.num_blocks}"
                 )
-                raise rule(reason, "raise numBlocks or lower dataParallelSize", at=f"{path}.numBlocks")
+                raise rule(
+                    reason, "raise numBlocks or lower dataParallelSize", at=f"{path}.numBlocks"
+                )
         return self
 
     @model_validator(mode="after")
     def _delayer_has_prompts_to_delay(self) -> Self:
-        if self.roles.decode is None or (delayer := self.engine_of("decode").prefill_delayer) is None or not delayer.enabled:
+        if (
+            self.roles.decode is None
+            or (delayer := self.engine_of("decode").prefill_delayer) is None
+            or not delayer.enabled
+        ):
             return self
         fix = "set it in roles.prefill.engine, or enabled: false for decode"
-        raise rule("is for prefill and mixed workers, and this holds for decode", fix, at="roles.decode.engine.prefillDelayer")
+        raise rule(
+            "is for prefill and mixed workers, and this holds for decode",
+            fix,
+            at="roles.decode.engine.prefillDelayer",
+        )
 
     @model_validator(mode="after")
     def _drafts_have_decodes(self) -> Self:
-        if self.roles.prefill is None or (own := self.engine_of("prefill").speculation) is None or own.method == "Off":
+        if (
+            self.roles.prefill is None
+            or (own := self.engine_of("prefill").speculation) is None
+            or own.method == "Off"
+        ):
             return self
         fix = 'set it in roles.decode.engine, or method: "Off" for prefill'
-        raise rule("is for decode and mixed workers, and this holds for prefill", fix, at="roles.prefill.engine.speculation")
+        raise rule(
+            "is for decode and mixed workers, and this holds for prefill",
+            fix,
+            at="roles.prefill.engine.speculation",
+        )
 
     @model_validator(mode="after")
     def _cuda_has_an_accelerator(self) -> Self:
@@ -232,8 +298,12 @@ class PDClusterSpec(Section):
         sizes = {name: self.engine_of(name).tensor_parallel_size for name in self.roles.computing()}
         if max(sizes.values()) % min(sizes.values()):
             found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
-            reason = f"KV heads move between roles in whole slices, but tensorParallelSize is {found}"
-            raise rule(reason, "let one divide the other", at="roles.decode.engine.tensorParallelSize")
+            reason = (
+                f"KV heads move between roles in whole slices, but tensorParallelSize is {found}"
+            )
+            raise rule(
+                reason, "let one divide the other", at="roles.decode.engine.tensorParallelSize"
+            )
         for name, role in self.roles.computing().items():
             if (problem := misfit(self.engine_of(name), role.pools)) is not None:
                 field, reason, fix = problem
@@ -241,18 +311,26 @@ class PDClusterSpec(Section):
         return self
 
     def engine_of(self, role: str) -> EngineSpec:
-        """The engine of one role: its own values over `spec.engine`; of routers, which have none, what they must know of the others'."""
+        """The engine of one role: its own values over `spec.engine`; of routers, which have none,
+        what they must know of the others'.
+        """
         if role == ROUTER:
             decode = self.engine_of(self.decode_role)
-            return EngineSpec().model_copy(update={"block_size": decode.block_size, "max_model_len": decode.max_model_len})
+            return EngineSpec().model_copy(
+                update={"block_size": decode.block_size, "max_model_len": decode.max_model_len}
+            )
         return self.engine.overridden_by(self.roles.present()[role].engine)
 
     def accelerator_of(self, pool: PoolSpec) -> AcceleratorSpec:
-        """Demand of the pool's gpu on a node: the object's own definition, or that of accelerators.yaml."""
+        """Demand of the pool's gpu on a node: the object's own definition, or that of
+        accelerators.yaml.
+        """
         if pool.gpu in self.accelerators:
             return self.accelerators[pool.gpu]
         known = accelerators()[pool.gpu]
-        return AcceleratorSpec.model_construct(resource=known.resource, node_labels=known.node_labels)
+        return AcceleratorSpec.model_construct(
+            resource=known.resource, node_labels=known.node_labels
+        )
 
     def length_thresholds(self) -> dict[str, int]:
         """`routing.offload.prefillLengthThreshold` by accelerator of the decode pools.
@@ -261,7 +339,10 @@ class PDClusterSpec(Section):
         """
         given, role = self.routing.offload.prefill_length_threshold, self.roles.decode
         gpus = {pool.gpu for pool in role.pools} if role is not None else set()
-        return {gpu: _threshold(gpu, self.accelerators) if given is None else given for gpu in sorted(gpus)}
+        return {
+            gpu: _threshold(gpu, self.accelerators) if given is None else given
+            for gpu in sorted(gpus)
+        }
 
     @property
     def prefill_length_threshold(self) -> int:
@@ -303,7 +384,8 @@ class PDCluster(Section):
                     over = len(full) - MAX_WORKLOAD_NAME
                     name = f"{self.metadata.name}-{role}-{pool.name}"
                     raise rule(
-                        f"{name} with a revision is {len(full)} characters; a workload's name holds {MAX_WORKLOAD_NAME}",
+                        f"{name} with a revision is {len(full)} characters; a workload's name "
+                        f"holds {MAX_WORKLOAD_NAME}",
                         f"shorten the name of the cluster or of the pool by {over}",
                         at="metadata.name",
                     )

@@ -20,7 +20,8 @@ class AdmissionSpec(Section):
     max_queued_requests: that wait for their first token
     max_queued_tokens:   of their prompts, in all; 0 = no bound
     max_body_bytes:      of a request's body
-    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new work; 0 = is refused at once
+    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new
+                         work; 0 = is refused at once
     """
 
     max_queued_requests: Positive = 1024
@@ -48,7 +49,9 @@ class EarlyRejectionSpec(Section):
 
 
 class HighPrioritySpec(Section):
-    """offload_at_once: prompts go to a prefill worker whatever its queue and however idle the decode worker is."""
+    """offload_at_once: prompts go to a prefill worker whatever its queue and however idle the
+    decode worker is.
+    """
 
     offload_at_once: bool = False
 
@@ -57,7 +60,8 @@ class LowPrioritySpec(Section):
     """Queues and workers for requests of low priority.
 
     threshold_milliseconds: of waiting for the first token beside other requests; None = any wait
-    past_threshold:         Shed = a low request that waited longer is refused; Demote = a normal one becomes low
+    past_threshold:         Shed = a low request that waited longer is refused; Demote = a normal
+                            one becomes low
     prefill_workers:        WhenCalm = only while no estimate is beyond degradation.atPressure
     """
 
@@ -90,11 +94,13 @@ class DegradationSpec(Section):
 class EstimationSpec(Section):
     """Estimate of the time until a request is complete, and the effect of deadlines.
 
-    estimator:               ema = the averages of earlyRejection alone; rwt, loadAware: docs/waiting-time.md
+    estimator:               ema = the averages of earlyRejection alone; rwt, loadAware:
+                             docs/waiting-time.md
     allow_client_deadline:   the `pdcluster.deadline_ms` of a request counts; else it is refused
     reject_unmeetable:       refuse a request whose deadline is before its estimated completion
     slo_granularity_seconds: deadlines in one such step are one request group
-    preset_token_milliseconds, preset_output_tokens: of an output token and of an answer, until they were measured;
+    preset_token_milliseconds, preset_output_tokens: of an output token and of an answer, until they
+                                                     were measured;
                              without the former nothing is estimated before
     """
 
@@ -121,7 +127,8 @@ class TenantSpec(Section):
 
     Each ingress worker lets through an even share.  Each choice of each prompt is a request.
 
-    priority:                the highest that they may have, and what they have when they ask for none
+    priority:                the highest that they may have, and what they have when they ask for
+                             none
     requests_per_second:     on average; a second's may come at once, and one at least
     max_concurrent_requests: that have begun and not ended
     tokens_per_minute:       of prompts and answers, on average; a minute's may come at once
@@ -152,6 +159,8 @@ class QosSpec(Section):
     degradation: DegradationSpec = DegradationSpec()
     estimation: EstimationSpec = EstimationSpec()
     tenant_defaults: TenantSpec = TenantSpec()
-    tenants: Annotated[dict[str, TenantSpec], Field(max_length=MAX_TENANTS)] = Field(default_factory=dict)
+    tenants: Annotated[dict[str, TenantSpec], Field(max_length=MAX_TENANTS)] = Field(
+        default_factory=dict
+    )
     stall_seconds: Annotated[int, Field(ge=1, le=3600)] = 20
     allow_client_priority: bool = False

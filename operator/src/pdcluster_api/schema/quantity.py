@@ -12,17 +12,32 @@ from pydantic import BeforeValidator, Field
 
 from pdcluster_api.schema.rules import rule
 
-_SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+_SUFFIXES = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+}
 _PATTERN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
 def parse_quantity(value: object) -> object:
-    """Turn a quantity string into whole bytes (rounded up, as Kubernetes does); other types pass through to the type check."""
+    """Turn a quantity string into whole bytes (rounded up, as Kubernetes does); other types pass
+    through to the type check.
+    """
     if not isinstance(value, str):
         return value
     match = _PATTERN.fullmatch(value)
     if match is None:
-        raise rule(f"{value!r} is not an amount of memory", "write bytes, or a number with Ki, Mi, Gi or Ti such as 512Mi")
+        raise rule(
+            f"{value!r} is not an amount of memory",
+            "write bytes, or a number with Ki, Mi, Gi or Ti such as 512Mi",
+        )
     return math.ceil(Decimal(match[1]) * _SUFFIXES[match[2] or ""])
 
 

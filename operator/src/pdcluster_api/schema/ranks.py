@@ -18,7 +18,10 @@ def num_ranks(engine: EngineSpec) -> int:
 def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str] | None:
     """Misfit as (field below the role, reason, fix); None where all fits."""
     ranks = num_ranks(engine)
-    sizes = f"tensorParallelSize ({engine.tensor_parallel_size}) times pipelineParallelSize ({engine.pipeline_parallel_size})"
+    sizes = (
+        f"tensorParallelSize ({engine.tensor_parallel_size}) times pipelineParallelSize "
+        f"({engine.pipeline_parallel_size})"
+    )
     if ranks > MAX_RANKS:
         return (
             "engine.tensorParallelSize",
@@ -38,6 +41,9 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
                 "leave it out, or give the pool a gpu",
             )
         if pool.gpus_per_replica < ranks:
-            reason = f"must be at least {ranks}, not {pool.gpus_per_replica}: each rank has one ({sizes})"
+            reason = (
+                f"must be at least {ranks}, not {pool.gpus_per_replica}: each rank has one "
+                f"({sizes})"
+            )
             return field, reason, "raise it, or leave it out"
     return None

@@ -48,7 +48,9 @@ class IslBoundingSpec(Section):
 
 
 class PrefillLoadSpec(Section):
-    """A prompt stays when every prefill worker has over so many batches in hand; None = none is too busy."""
+    """A prompt stays when every prefill worker has over so many batches in hand; None = none is too
+    busy.
+    """
 
     busy_batches: Batches | None = None
 
@@ -69,7 +71,10 @@ class SloFeedbackSpec(Section):
     def _check(self) -> Self:
         low, high = self.min_threshold, self.max_threshold
         if low > high:
-            reason, fix = f"must be at most maxThreshold ({high}), not {low}", "lower minThreshold or raise maxThreshold"
+            reason, fix = (
+                f"must be at most maxThreshold ({high}), not {low}",
+                "lower minThreshold or raise maxThreshold",
+            )
             raise rule(reason, fix, at="minThreshold")
         return self
 
@@ -77,14 +82,18 @@ class SloFeedbackSpec(Section):
 class OffloadSpec(Section):
     """Choice of the prompts that go to a prefill worker.
 
-    policy: rule, measured (rule, but not to a side that is measured to be slower), score, islBounding,
-            prefillLoad, islOrLoad (either), sloFeedback (rule with a moving threshold)
-    prefill_length_threshold: uncached tokens; None = break-even of the decode workers' accelerator, or 256
+    policy: rule, measured (rule, but not to a side that is measured to be slower), score,
+            islBounding, prefillLoad, islOrLoad (either), sloFeedback (rule with a moving threshold)
+    prefill_length_threshold: uncached tokens; None = break-even of the decode workers' accelerator,
+                              or 256
     max_transfer_milliseconds: a prompt whose KV is expected to take longer stays; 0 = no bound
-    decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no prompt; None = off
+    decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no prompt;
+                       None = off
     """
 
-    policy: Literal["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"] = "rule"
+    policy: Literal[
+        "rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"
+    ] = "rule"
     prefill_length_threshold: Natural | None = None
     prefill_queue_max: Natural = 10
     decode_load_threshold: Natural = 8
@@ -100,7 +109,8 @@ class OffloadSpec(Section):
 class PrefillScoreSpec(Section):
     """Choice among prefill workers with credit, the lowest of a sum.
 
-    loadWeight * queued tokens - prefixWeight * matched tokens + transferWeight * expected milliseconds of the KV transfer.
+    loadWeight * queued tokens - prefixWeight * matched tokens + transferWeight * expected
+    milliseconds of the KV transfer.
     """
 
     prefix_weight: Weight = 1.0
@@ -118,10 +128,11 @@ class LatencyClassSpec(Section):
 class PrefillQueueSpec(Section):
     """Batching of prompts at a prefill worker, and the time it waits for them.
 
-    mode: immediate = each as soon as there is room; latencyFirst = after a window that grows with the load;
-          throughputFirst = minPrompts together, or after maxWindowMilliseconds
+    mode: immediate = each as soon as there is room; latencyFirst = after a window that grows with
+          the load; throughputFirst = minPrompts together, or after maxWindowMilliseconds
     max_prompts:      of one group
-    length_buckets:   greatest lengths of the buckets in uncached tokens, ascending; a group is of one bucket
+    length_buckets:   greatest lengths of the buckets in uncached tokens, ascending; a group is of
+                      one bucket
     fast_lane_tokens: prompts of up to so many go first, and wait for no company; 0 = none
     latency_classes:  windows by priority, in place of the mode's; the first that fits
     """
@@ -131,16 +142,27 @@ class PrefillQueueSpec(Section):
     max_window_milliseconds: Window = 10.0
     min_prompts: Prompts = 8
     max_prompts: Prompts = 32
-    length_buckets: Annotated[tuple[Positive, ...], Many, Field(max_length=MAX_BUCKETS)] = (512, 1024, 2048, 4096)
+    length_buckets: Annotated[tuple[Positive, ...], Many, Field(max_length=MAX_BUCKETS)] = (
+        512,
+        1024,
+        2048,
+        4096,
+    )
     fast_lane_tokens: Natural = 0
-    latency_classes: Annotated[tuple[LatencyClassSpec, ...], Many, Field(max_length=MAX_CLASSES)] = ()
+    latency_classes: Annotated[
+        tuple[LatencyClassSpec, ...], Many, Field(max_length=MAX_CLASSES)
+    ] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         low, high = self.min_window_milliseconds, self.max_window_milliseconds
         if low > high:
             reason = f"must be at most maxWindowMilliseconds ({high:g}), not {low:g}"
-            raise rule(reason, "lower minWindowMilliseconds or raise maxWindowMilliseconds", at="minWindowMilliseconds")
+            raise rule(
+                reason,
+                "lower minWindowMilliseconds or raise maxWindowMilliseconds",
+                at="minWindowMilliseconds",
+            )
         if self.min_prompts > self.max_prompts:
             reason = f"must be at most maxPrompts ({self.max_prompts}), not {self.min_prompts}"
             raise rule(reason, "lower minPrompts or raise maxPrompts", at="minPrompts")
@@ -156,7 +178,9 @@ def _ascends(values: Sequence[int]) -> bool:
 
 
 class CreditsSpec(Section):
-    """Work that a prefill worker accepts ahead of its engine: batchesAhead * maxBatchedTokens tokens."""
+    """Work that a prefill worker accepts ahead of its engine: batchesAhead * maxBatchedTokens
+    tokens.
+    """
 
     batches_ahead: Batches = 2.0
 
@@ -220,7 +244,9 @@ class LatencyAwareSpec(Section):
     recent_prefix_weight: Weight = 1.0
 
 
-DecodePolicy = Literal["leastRequest", "roundRobin", "prefixAware", "kvAware", "capacityAware", "latencyAware"]
+DecodePolicy = Literal[
+    "leastRequest", "roundRobin", "prefixAware", "kvAware", "capacityAware", "latencyAware"
+]
 
 
 class DecodeScoreSpec(Section):
@@ -231,8 +257,10 @@ class DecodeScoreSpec(Section):
     recent_seconds:     how long a prefix that was sent to a worker counts as recent
     hot_workers_ratio:  share of the workers that have a prefix from which on it attracts no more
     max_share_ratio:    most requests of one worker, in means of all
-    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for nothing
-    failure_taint:      factor of the cost of a worker that failed a request lately; at least this - 1 is added
+    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for
+                         nothing
+    failure_taint:      factor of the cost of a worker that failed a request lately; at least this -
+                        1 is added
     queue_threshold_tokens: a worker with more prompt tokens queued is busy; while all are, requests
                         wait at the ingress; None = never
     allow_request_overrides: requests may name a worker, a policy or weights of their own

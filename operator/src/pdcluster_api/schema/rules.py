@@ -7,12 +7,16 @@ from pydantic_core import PydanticCustomError
 
 
 def rule(reason: str, fix: str, *, at: str = "") -> PydanticCustomError:
-    """An error to raise in a validator.  at: path below the model that raises it, as in `replicas` or `pools[1].name`."""
+    """An error to raise in a validator.  at: path below the model that raises it, as in `replicas`
+    or `pools[1].name`.
+    """
     return PydanticCustomError("rule", "{reason}", {"reason": reason, "fix": fix, "at": at})
 
 
 def spelled(pattern: str, what: str, fix: str) -> AfterValidator:
-    """A validator of text that must match the whole pattern.  what: completes `'...' is not ...`."""
+    """A validator of text that must match the whole pattern.  what: completes `'...'
+    is not ...`.
+    """
     compiled = re.compile(pattern, re.ASCII)
 
     def check(value: str) -> str:

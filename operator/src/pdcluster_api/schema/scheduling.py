@@ -85,7 +85,9 @@ def _wrong_size(engine: "EngineSpec") -> SchedulingFault | None:
     is_whole = not engine.chunked_prefill or engine.scheduler in WHOLE_PROMPT_SCHEDULERS
     if is_whole and length is not None and budget < length:
         reason = f"must be at least maxModelLen ({length}), since a step computes a whole prompt"
-        return SchedulingFault("maxBatchedTokens", reason, "raise maxBatchedTokens or lower maxModelLen")
+        return SchedulingFault(
+            "maxBatchedTokens", reason, "raise maxBatchedTokens or lower maxModelLen"
+        )
     if length is not None and engine.long_prefill_token_threshold > length:
         reason = f"must be at most maxModelLen ({length})"
         return SchedulingFault("longPrefillTokenThreshold", reason, "lower it or leave it out")

@@ -11,4 +11,6 @@ Many = Field(strict=False)  # a list in YAML, a tuple here
 class Section(BaseModel):
     """Base of all sections."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, alias_generator=to_camel)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, alias_generator=to_camel
+    )

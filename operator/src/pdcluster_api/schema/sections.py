@@ -1,4 +1,5 @@
-"""The sections of a PDCluster spec: frozen models, camelCase in YAML, strict types, no unknown field.
+"""The sections of a PDCluster spec: frozen models, camelCase in YAML, strict types, no unknown
+field.
 
 A section exists here only when something reads it.  Units are in the names or
 the docstrings; the CRD (`crds/pdcluster.yaml`) says the same to the API
@@ -16,7 +17,19 @@ from pdcluster_api.schema.quantity import Quantity
 from pdcluster_api.schema.rules import rule, spelled
 from pdcluster_api.schema.section import Many, Section
 from pdcluster_api.schema.service import CorsSpec, HttpLimitsSpec
-from pdcluster_api.schema.values import MAX_WORKERS, Amount, Endpoint, Name, ObjectName, PodTemplate, Port, Positive, Ranks, Replicas, Text
+from pdcluster_api.schema.values import (
+    MAX_WORKERS,
+    Amount,
+    Endpoint,
+    Name,
+    ObjectName,
+    PodTemplate,
+    Port,
+    Positive,
+    Ranks,
+    Replicas,
+    Text,
+)
 
 MAX_POOLS = 16
 ROUTER: Final = "router"  # the one role without an engine
@@ -42,7 +55,13 @@ class HuggingFaceSpec(Section):
     """
 
     repo: Annotated[
-        str, Field(max_length=200), spelled(r"[\w.-]+(/[\w.-]+)?", "a repository", "write it like HuggingFaceTB/SmolLM2-135M-Instruct")
+        str,
+        Field(max_length=200),
+        spelled(
+            r"[\w.-]+(/[\w.-]+)?",
+            "a repository",
+            "write it like HuggingFaceTB/SmolLM2-135M-Instruct",
+        ),
     ]
     revision: Text = "main"
     token_secret: ObjectName | None = None
@@ -52,38 +71,61 @@ class ModelSpec(Section):
     """The model, and its Hugging Face folder: a path (in the image or on a volume) or the hub.
 
     name:       what clients call it; `pdctl up` looks for its folder by this name in its cache
-    path:       its folder as the workers see it, or below the volume's root; `~` and relative paths without a volume are for `pdctl` only
-    dtype:      of weights and KV; auto = bfloat16 where the first worker's CPU computes it natively, else float32
-    chat_template: Jinja text in place of the model's own chat template, or `chatml-tools`, which is for requests with tools
-    tool_parser, reasoning_parser: how the model writes calls of tools, and its reasoning; auto = as its chat template says
-    node_cache: folder of the node that keeps downloads for the next pod there; without it each pod downloads for itself
+    path:       its folder as the workers see it, or below the volume's root; `~` and relative paths
+                without a volume are for `pdctl` only
+    dtype:      of weights and KV; auto = bfloat16 where the first worker's CPU computes it
+                natively, else float32
+    chat_template: Jinja text in place of the model's own chat template, or `chatml-tools`, which is
+                   for requests with tools
+    tool_parser, reasoning_parser: how the model writes calls of tools, and its reasoning; auto = as
+                                   its chat template says
+    node_cache: folder of the node that keeps downloads for the next pod there; without it each pod
+                downloads for itself
     """
 
     name: Text
     path: Text | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     chat_template: Annotated[Text, Field(max_length=MAX_TEMPLATE)] | None = None
-    tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"] = "auto"
+    tool_parser: Literal[
+        "auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"
+    ] = "auto"
     reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = "auto"
     pvc: PvcSpec | None = None
     hugging_face: HuggingFaceSpec | None = None
     node_cache: (
-        Annotated[str, Field(max_length=4096), spelled(r"/[^\n]+", "an absolute path", "write it like /var/cache/models")] | None
+        Annotated[
+            str,
+            Field(max_length=4096),
+            spelled(r"/[^\n]+", "an absolute path", "write it like /var/cache/models"),
+        ]
+        | None
     ) = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.path is None) == (self.hugging_face is None):
-            raise rule("needs either path or huggingFace, and not both", "give the one that the model comes from")
+            raise rule(
+                "needs either path or huggingFace, and not both",
+                "give the one that the model comes from",
+            )
         if self.pvc is not None and self.path is None:
-            raise rule("a volume needs the model's path in it", "give path, or leave pvc out", at="pvc")
+            raise rule(
+                "a volume needs the model's path in it", "give path, or leave pvc out", at="pvc"
+            )
         if self.node_cache is not None and self.hugging_face is None:
-            raise rule("keeps downloads, and nothing is downloaded", "give huggingFace, or leave nodeCache out", at="nodeCache")
+            raise rule(
+                "keeps downloads, and nothing is downloaded",
+                "give huggingFace, or leave nodeCache out",
+                at="nodeCache",
+            )
         return self
 
 
 class ImageSpec(Section):
-    """The worker image.  name: None = the one that the operator was installed with, kept for the life of a revision."""
+    """The worker image.  name: None = the one that the operator was installed with, kept for the
+    life of a revision.
+    """
 
     name: Text | None = None
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
@@ -91,7 +133,9 @@ class ImageSpec(Section):
 
 
 class ResourcesSpec(Section):
-    """CPU, memory and the like of one worker, as in a container; accelerators are added from the pool's gpu."""
+    """CPU, memory and the like of one worker, as in a container; accelerators are added from the
+    pool's gpu.
+    """
 
     requests: dict[str, Amount] = Field(default_factory=dict)
     limits: dict[str, Amount] = Field(default_factory=dict)
@@ -109,7 +153,8 @@ class AcceleratorSpec(Section):
 
 
 class PoolSpec(Section):
-    """Replicas of one role on one type of accelerator; min and max bound every later change of `replicas`.
+    """Replicas of one role on one type of accelerator; min and max bound every later change of
+    `replicas`.
 
     gpus_per_replica: accelerators of one worker; None = one for each rank of its engine
     """
@@ -125,16 +170,30 @@ class PoolSpec(Section):
     def _check(self) -> Self:
         low, high = self.min_replicas or 0, self.max_replicas
         if high is not None and low > high:
-            raise rule(f"must be at most maxReplicas ({high}), not {low}", "lower minReplicas or raise maxReplicas", at="minReplicas")
+            raise rule(
+                f"must be at most maxReplicas ({high}), not {low}",
+                "lower minReplicas or raise maxReplicas",
+                at="minReplicas",
+            )
         if self.replicas < low:
-            raise rule(f"must be at least minReplicas ({low}), not {self.replicas}", "raise replicas or lower minReplicas", at="replicas")
+            raise rule(
+                f"must be at least minReplicas ({low}), not {self.replicas}",
+                "raise replicas or lower minReplicas",
+                at="replicas",
+            )
         if high is not None and self.replicas > high:
-            raise rule(f"must be at most maxReplicas ({high}), not {self.replicas}", "lower replicas or raise maxReplicas", at="replicas")
+            raise rule(
+                f"must be at most maxReplicas ({high}), not {self.replicas}",
+                "lower replicas or raise maxReplicas",
+                at="replicas",
+            )
         return self
 
 
 class RoleSpec(Section):
-    """One role: its pools, its own engine values over `spec.engine`, and its pod template merged over `spec.podTemplate`."""
+    """One role: its pools, its own engine values over `spec.engine`, and its pod template merged
+    over `spec.podTemplate`.
+    """
 
     pools: Annotated[tuple[PoolSpec, ...], Many]
     engine: EngineSpec = EngineSpec()
@@ -144,18 +203,30 @@ class RoleSpec(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not 1 <= len(self.pools) <= MAX_POOLS:
-            raise rule(f"must hold 1 to {MAX_POOLS} pools, not {len(self.pools)}", "add or remove pools", at="pools")
-        repeated = [name for name, count in Counter(pool.name for pool in self.pools).items() if count > 1]
+            raise rule(
+                f"must hold 1 to {MAX_POOLS} pools, not {len(self.pools)}",
+                "add or remove pools",
+                at="pools",
+            )
+        repeated = [
+            name for name, count in Counter(pool.name for pool in self.pools).items() if count > 1
+        ]
         if repeated:
             second = [index for index, pool in enumerate(self.pools) if pool.name == repeated[0]][1]
-            raise rule(f"{repeated[0]!r} names two pools of this role", "give each pool its own name", at=f"pools[{second}].name")
+            raise rule(
+                f"{repeated[0]!r} names two pools of this role",
+                "give each pool its own name",
+                at=f"pools[{second}].name",
+            )
         return self
 
 
 class RolesSpec(Section):
-    """Either prefill and decode, or mixed (both phases in one worker: the baseline); before either, routers.
+    """Either prefill and decode, or mixed (both phases in one worker: the baseline); before either,
+    routers.
 
-    router: workers without an engine that take the requests of clients; None = decode or mixed workers take them
+    router: workers without an engine that take the requests of clients; None = decode or mixed
+            workers take them
     """
 
     prefill: RoleSpec | None = None
@@ -168,7 +239,10 @@ class RolesSpec(Section):
         found = set(self.computing())
         if found not in ({"prefill", "decode"}, {"mixed"}):
             listed = ", ".join(sorted(found)) or "nothing"
-            raise rule(f"must be exactly {{prefill, decode}} or {{mixed}}, not {{{listed}}}", "add the missing role or remove the others")
+            raise rule(
+                f"must be exactly {{prefill, decode}} or {{mixed}}, not {{{listed}}}",
+                "add the missing role or remove the others",
+            )
         asked = sum(pool.replicas for role in self.present().values() for pool in role.pools)
         if asked > MAX_WORKERS:
             reason = f"replicas of all pools must be at most {MAX_WORKERS} together, not {asked}"
@@ -183,7 +257,11 @@ class RolesSpec(Section):
             raise rule("is not for routers, which have no engine", "remove it", at="router.engine")
         for index, pool in enumerate(self.router.pools):
             if pool.gpu != NO_ACCELERATOR:
-                raise rule(f"is {pool.gpu}, and a router computes nothing", "leave gpu out", at=f"router.pools[{index}].gpu")
+                raise rule(
+                    f"is {pool.gpu}, and a router computes nothing",
+                    "leave gpu out",
+                    at=f"router.pools[{index}].gpu",
+                )
         return self
 
     def present(self) -> dict[str, RoleSpec]:
@@ -198,7 +276,9 @@ class RolesSpec(Section):
 
 
 class StorageSpec(Section):
-    """A volume for each member of the cluster's etcd.  retain: keep it when the PDCluster is deleted."""
+    """A volume for each member of the cluster's etcd.  retain: keep it when the PDCluster is
+    deleted.
+    """
 
     size: Quantity
     class_name: Text | None = None
@@ -206,10 +286,12 @@ class StorageSpec(Section):
 
 
 class EtcdSpec(Section):
-    """The etcd that holds the workers' leased records: given endpoints, or one that is run for this cluster.
+    """The etcd that holds the workers' leased records: given endpoints, or one that is run for this
+    cluster.
 
     endpoints:  host:port of an etcd to use; none = one is run
-    tls_secret: a Secret with ca.crt, and tls.crt and tls.key if the etcd asks for a client certificate; with endpoints only
+    tls_secret: a Secret with ca.crt, and tls.crt and tls.key if the etcd asks for a client
+                certificate; with endpoints only
     replicas:   members of the one that is run
     image:      of the one that is run; None = the operator's setting
     storage:    None = kept in memory and written again by the workers after a restart
@@ -224,11 +306,23 @@ class EtcdSpec(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.tls_secret is not None and not self.endpoints:
-            raise rule("is for endpoints, and none are given", "give endpoints, or leave tlsSecret out", at="tlsSecret")
+            raise rule(
+                "is for endpoints, and none are given",
+                "give endpoints, or leave tlsSecret out",
+                at="tlsSecret",
+            )
         if self.storage is not None and self.endpoints:
-            raise rule("is for an etcd that is run here, and endpoints are given", "leave storage or endpoints out", at="storage")
+            raise rule(
+                "is for an etcd that is run here, and endpoints are given",
+                "leave storage or endpoints out",
+                at="storage",
+            )
         if self.replicas > 1 and self.storage is None and not self.endpoints:
-            raise rule("3 members need storage: one that lost its data could not come back", "give storage, or replicas: 1", at="storage")
+            raise rule(
+                "3 members need storage: one that lost its data could not come back",
+                "give storage, or replicas: 1",
+                at="storage",
+            )
         return self
 
 
@@ -243,7 +337,8 @@ class ServiceSpec(Section):
 
     port:           of the Service; with `pdctl`, of the first ingress worker
     annotations:    of the Service, as a load balancer wants them
-    api_key_secret: a Secret each of whose values is a key that clients may present as `Authorization: Bearer`; None = no key is asked for
+    api_key_secret: a Secret each of whose values is a key that clients may present as
+                    `Authorization: Bearer`; None = no key is asked for
     shared_prefix_cache: all keys share cached KV blocks; otherwise each key has its own
     cors:           which web pages may call the API; by default none of another origin
     limits:         of what one client may send and hold open
@@ -259,7 +354,9 @@ class ServiceSpec(Section):
 
 
 class PlacementSpec(Section):
-    """Keep all workers of a revision where KV moves fast: on nodes with one value of a label, such as a rack or an NVLink domain."""
+    """Keep all workers of a revision where KV moves fast: on nodes with one value of a label, such
+    as a rack or an NVLink domain.
+    """
 
     domain_label: Text
     mode: Literal["Required", "Preferred"] = "Preferred"
@@ -268,10 +365,13 @@ class PlacementSpec(Section):
 class RolloutSpec(Section):
     """Replacement of the old revision by a new one.
 
-    strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes first, where accelerators are short
+    strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes
+                          first, where accelerators are short
     grace_period_seconds: what a stopped worker has to finish its streams before it is killed
-    progress_deadline_seconds: for which no more workers of a new revision need become ready; then it has stalled, and is given up
-    drain_timeout_seconds: what a worker that is scaled away has to finish them before it is stopped; None = as long as it takes
+    progress_deadline_seconds: for which no more workers of a new revision need become ready; then
+                               it has stalled, and is given up
+    drain_timeout_seconds: what a worker that is scaled away has to finish them before it is
+                           stopped; None = as long as it takes
     """
 
     strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
@@ -281,6 +381,8 @@ class RolloutSpec(Section):
 
 
 class NetworkPolicySpec(Section):
-    """enabled: let only this cluster's workers and the operator reach its gRPC, KV and etcd ports; HTTP stays open to all."""
+    """enabled: let only this cluster's workers and the operator reach its gRPC, KV and etcd ports;
+    HTTP stays open to all.
+    """
 
     enabled: bool = True

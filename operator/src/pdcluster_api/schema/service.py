@@ -1,4 +1,6 @@
-"""The HTTP side of `spec.service`: which web pages may call the API, and what a client may hold open."""
+"""The HTTP side of `spec.service`: which web pages may call the API, and what a client may hold
+open.
+"""
 
 from typing import Annotated, Literal, Self
 
@@ -18,7 +20,8 @@ Origin = Annotated[
     spelled(
         r"\*|[a-z][a-z0-9+.-]*://[^\s/*,?#]+",
         "an origin",
-        "write it as a browser sends it, like https://chat.example.com, without a path; or * for all",
+        "write it as a browser sends it, like https://chat.example.com, without a path; or * for "
+        "all",
     ),
 ]
 HeaderName = Annotated[
@@ -38,15 +41,25 @@ class CorsSpec(Section):
     """
 
     allowed_origins: Annotated[tuple[Origin, ...], Many, Field(max_length=MAX_ORIGINS)] = ()
-    allowed_methods: Annotated[tuple[Method, ...], Many, Field(max_length=4)] = ("GET", "HEAD", "POST", "DELETE")
-    allowed_headers: Annotated[tuple[HeaderName, ...], Many, Field(max_length=MAX_HEADER_NAMES)] = (ANY,)
+    allowed_methods: Annotated[tuple[Method, ...], Many, Field(max_length=4)] = (
+        "GET",
+        "HEAD",
+        "POST",
+        "DELETE",
+    )
+    allowed_headers: Annotated[tuple[HeaderName, ...], Many, Field(max_length=MAX_HEADER_NAMES)] = (
+        ANY,
+    )
     allow_credentials: bool = False
     max_age_seconds: Annotated[int, Field(ge=0, le=86_400)] = 600
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.allow_credentials and ANY in self.allowed_origins:
-            reason, fix = "is not for every origin", "name them in allowedOrigins in place of *, or leave it out"
+            reason, fix = (
+                "is not for every origin",
+                "name them in allowedOrigins in place of *, or leave it out",
+            )
             raise rule(reason, fix, at="allowCredentials")
         return self
 
@@ -57,7 +70,8 @@ class HttpLimitsSpec(Section):
     max_header_bytes:   request line and header fields; beyond it 431
     max_headers:        header fields; beyond it 431
     header_seconds:     from the first byte of a request to the end of its header; after it 408
-    body_seconds:       from there to the end of the body, and a second more for each 64 KiB that have come; after it 408
+    body_seconds:       from there to the end of the body, and a second more for each 64 KiB that
+                        have come; after it 408
     keep_alive_seconds: that a connection may wait for its next request, or its first
     """
 

@@ -36,21 +36,33 @@ ObjectName = Annotated[
         "use lower-case letters, digits, '-' and '.', starting and ending with a letter or digit",
     ),
 ]
-"""Name of an object of the user's, such as a Secret; freer than the names that Services and pods are made of."""
+"""Name of an object of the user's, such as a Secret; freer than the names that Services and pods
+are made of.
+"""
 
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 Endpoint = Annotated[
-    str, Field(max_length=260), spelled(rf"[^\s:/]+:{_PORT}", "host:port", "write it like 127.0.0.1:2379, with a port of 1 to 65535")
+    str,
+    Field(max_length=260),
+    spelled(
+        rf"[^\s:/]+:{_PORT}", "host:port", "write it like 127.0.0.1:2379, with a port of 1 to 65535"
+    ),
 ]
 
 
 def _template(value: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(value) - {"metadata", "spec"})
     if unknown:
-        raise rule(f"{unknown[0]!r} is no part of a pod template", "use metadata and spec", at=unknown[0])
+        raise rule(
+            f"{unknown[0]!r} is no part of a pod template", "use metadata and spec", at=unknown[0]
+        )
     for name, part in value.items():
         if not isinstance(part, dict):
-            raise rule(f"must be a section of fields, not {part!r}", "write `field: value` lines below it", at=name)
+            raise rule(
+                f"must be a section of fields, not {part!r}",
+                "write `field: value` lines below it",
+                at=name,
+            )
         _check_plain(part, name)
     return value
 
@@ -70,7 +82,9 @@ def _check_plain(value: object, path: str) -> None:
 
 
 PodTemplate = Annotated[dict[str, Any], AfterValidator(_template)]
-"""Metadata and spec of a pod, merged strategically over what the operator renders: lists of named things by their names."""
+"""Metadata and spec of a pod, merged strategically over what the operator renders: lists of named
+things by their names.
+"""
 
 _AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 
@@ -80,7 +94,10 @@ def _amount(value: object) -> int | str:
         return value
     if isinstance(value, str) and _AMOUNT.fullmatch(value):
         return value
-    raise rule(f"{value!r} is not an amount", "write a whole number, or a quantity in quotes such as 500m, 1.5 or 16Gi")
+    raise rule(
+        f"{value!r} is not an amount",
+        "write a whole number, or a quantity in quotes such as 500m, 1.5 or 16Gi",
+    )
 
 
 Amount = Annotated[int | str, PlainValidator(_amount)]

@@ -56,7 +56,8 @@ def make_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
             settings.watching.label_selectors[kind.api_version, kind.plural] = SELECTOR
     settings.networking.request_timeout, settings.networking.connect_timeout = 30, 5
     settings.networking.error_backoffs = (1, 2, 4, 8, 16)
-    settings.queueing.idle_timeout = 0.1  # each object that had an event holds a task and its body for so long
+    # each object that had an event holds a task and its body for so long
+    settings.queueing.idle_timeout = 0.1
     settings.queueing.exit_timeout = 1.0
     settings.process.ultimate_exiting_timeout = 30
     settings.execution.max_workers = 1  # every handler is async
@@ -78,7 +79,9 @@ def make_registry(*, in_pod: bool) -> kopf.OperatorRegistry:
     return registry
 
 
-async def run_watches(settings: WatchSettings, watch: Watch, stop: asyncio.Event, started: asyncio.Event) -> None:
+async def run_watches(
+    settings: WatchSettings, watch: Watch, stop: asyncio.Event, started: asyncio.Event
+) -> None:
     """Watch everything until `stop`; raises, or ends early, when a watch ends for good.
 
     started: set when kopf has put its own signal handlers in

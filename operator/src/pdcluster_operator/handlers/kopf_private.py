@@ -1,6 +1,7 @@
 """The parts of kopf that it may move in any release: imported here, and nowhere else.
 
-`tests/operator/pdcluster_operator/handlers/test_kopf_private.py` fails when they are moved or called otherwise.
+`tests/operator/pdcluster_operator/handlers/test_kopf_private.py` fails when they are moved or
+called otherwise.
 """
 
 from typing import Any

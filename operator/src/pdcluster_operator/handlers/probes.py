@@ -9,7 +9,9 @@ Problems = Callable[[], list[str]]
 """Function that returns the problems, a sentence each; empty = none."""
 
 
-def make_app(unhealthy: Problems, unready: Problems, registry: CollectorRegistry) -> web.Application:
+def make_app(
+    unhealthy: Problems, unready: Problems, registry: CollectorRegistry
+) -> web.Application:
     """The application; problems are the body of a 503."""
 
     async def healthz(request: web.Request) -> web.Response:
@@ -19,10 +21,14 @@ def make_app(unhealthy: Problems, unready: Problems, registry: CollectorRegistry
         return _answer(unready())
 
     async def metrics(request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(
+            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    app.add_routes(
+        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)]
+    )
     return app
 
 

@@ -38,4 +38,6 @@ class Watch:
 def register(registry: kopf.OperatorRegistry, kinds: Iterable[Kind], watch: Watch) -> None:
     """Let kopf watch every kind."""
     for kind in kinds:
-        kopf.on.event(kind.api_version, kind.plural, registry=registry, id=kind.plural, param=kind.name)(watch.on_event)
+        kopf.on.event(
+            kind.api_version, kind.plural, registry=registry, id=kind.plural, param=kind.name
+        )(watch.on_event)

@@ -25,8 +25,18 @@ REMEMBER_SECONDS = 60.0
 
 MAX_REMEMBERED = 10_000
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_POD_METADATA = ("name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp", "creationTimestamp")
-_NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})  # managers of their fields are not needed
+_POD_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "ownerReferences",
+    "deletionTimestamp",
+    "creationTimestamp",
+)
+# managers of their fields are not needed
+_NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})
 
 
 class Name(NamedTuple):
@@ -99,7 +109,11 @@ class Cache:
         """Bodies of a PDCluster's objects, in the order of kind and name; not the PDCluster
         itself.
         """
-        return [_unpack(self._entries[name]) for name in sorted(self._children.get(key, ())) if name.kind != KIND]
+        return [
+            _unpack(self._entries[name])
+            for name in sorted(self._children.get(key, ()))
+            if name.kind != KIND
+        ]
 
     def clusters(self) -> list[Key]:
         """Every PDCluster."""
@@ -122,7 +136,10 @@ class Cache:
         now = self.clock()
         self._removed[version.uid] = version.resource_version, now
         self._removed.move_to_end(version.uid)
-        while len(self._removed) > MAX_REMEMBERED or now - next(iter(self._removed.values()))[1] > REMEMBER_SECONDS:
+        while (
+            len(self._removed) > MAX_REMEMBERED
+            or now - next(iter(self._removed.values()))[1] > REMEMBER_SECONDS
+        ):
             self._removed.popitem(last=False)
 
     def _is_removed(self, version: Version) -> bool:
@@ -159,25 +176,39 @@ def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
     metadata = body["metadata"]
     name = metadata["name"] if kind == KIND else metadata.get("labels", {}).get(labels.CLUSTER)
     is_child = any(reference["kind"] == KIND for reference in metadata.get("ownerReferences", ()))
-    return Key(metadata["namespace"], name) if name and (is_child or kind in (KIND, "Pod")) else None
+    return (
+        Key(metadata["namespace"], name) if name and (is_child or kind in (KIND, "Pod")) else None
+    )
 
 
 def trim(kind: str, body: Mapping[str, Any]) -> Body:
     """A body without the fields that are never read."""
-    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields" or kind not in _NO_DRIFT}
+    metadata = {
+        key: value
+        for key, value in body["metadata"].items()
+        if key != "managedFields" or kind not in _NO_DRIFT
+    }
     if kind == "Pod":
         return {
             "apiVersion": "v1",
             "kind": kind,
             "metadata": {
                 **{key: metadata[key] for key in _POD_METADATA if key in metadata},
-                "annotations": {key: value for key, value in (metadata.get("annotations") or {}).items() if key == labels.GPU},
+                "annotations": {
+                    key: value
+                    for key, value in (metadata.get("annotations") or {}).items()
+                    if key == labels.GPU
+                },
             },
-            "spec": {key: value for key, value in body.get("spec", {}).items() if key == "nodeName"},
+            "spec": {
+                key: value for key, value in body.get("spec", {}).items() if key == "nodeName"
+            },
             "status": body.get("status", {}),
         }
     if _LAST_APPLIED in metadata.get("annotations", {}):
-        metadata["annotations"] = {key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED}
+        metadata["annotations"] = {
+            key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED
+        }
     return {**body, "metadata": metadata}
 
 

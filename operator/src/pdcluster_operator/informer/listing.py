@@ -42,7 +42,9 @@ class Listing:
         """One object; None when there is none, or it is not ours any more."""
         kind = _KIND_OF_NAME[name.kind]
         body = await self.client.find(kind, name.namespace, name.name)
-        is_ours = body is not None and (name.kind == PDCLUSTER.name or _managed_by(body) == labels.FIELD_MANAGER)
+        is_ours = body is not None and (
+            name.kind == PDCLUSTER.name or _managed_by(body) == labels.FIELD_MANAGER
+        )
         return body if is_ours else None
 
 

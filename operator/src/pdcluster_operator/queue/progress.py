@@ -13,8 +13,8 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_operator.queue.work_queue import WorkQueue
 
 MAX_WAIT_SECONDS = 120.0
-"""Longest time without progress of any worker though keys wait; the length of the queue says nothing, since
-thousands take their time.
+"""Longest time without progress of any worker though keys wait; the length of the queue says
+nothing, since thousands take their time.
 """
 
 MAX_WORK_SECONDS = 300.0
@@ -45,10 +45,20 @@ class Progress:
 
     def problems(self, queue: WorkQueue[Key], now: float) -> list[str]:
         """Parts that have stalled, as text; empty = none."""
-        found = [f"the watch of {kind} is silent" for kind, count in self._missed.items() if count >= MAX_MISSES]
+        found = [
+            f"the watch of {kind} is silent"
+            for kind, count in self._missed.items()
+            if count >= MAX_MISSES
+        ]
         if now - self.resynced > 3 * self.resync_seconds + MAX_WORK_SECONDS:
             found.append(f"no resync ended for {now - self.resynced:.0f} s")
         if queue.stood_still(now) > MAX_WAIT_SECONDS:
-            found.append(f"PDClusters wait and no worker has moved for {queue.stood_still(now):.0f} s")
-        found += [f"the work on {key} takes {seconds:.0f} s" for key, seconds in queue.in_work(now) if seconds > MAX_WORK_SECONDS]
+            found.append(
+                f"PDClusters wait and no worker has moved for {queue.stood_still(now):.0f} s"
+            )
+        found += [
+            f"the work on {key} takes {seconds:.0f} s"
+            for key, seconds in queue.in_work(now)
+            if seconds > MAX_WORK_SECONDS
+        ]
         return found

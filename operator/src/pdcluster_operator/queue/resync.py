@@ -79,8 +79,14 @@ class Resync:
         """Objects whose listing differs from the cache, with the cache's version before it."""
         before = self.cache.versions(kind)
         bodies = self.listing.bodies(kind)
-        listed = {name_of(kind, body): version_of(body) async for body in bodies if owner_of(kind, body)}
-        return {name: before.get(name) for name in sorted({*before, *listed}) if before.get(name) != listed.get(name)}
+        listed = {
+            name_of(kind, body): version_of(body) async for body in bodies if owner_of(kind, body)
+        }
+        return {
+            name: before.get(name)
+            for name in sorted({*before, *listed})
+            if before.get(name) != listed.get(name)
+        }
 
     async def _repair(self, kind: str, suspects: Mapping[Name, Version | None]) -> bool:
         """Read again what no watch has delivered since; returns whether there was anything."""

@@ -82,20 +82,26 @@ class QueueRunner:
                 await self._sleep(free_at)
             else:
                 await self._work_on(key)
-                await asyncio.sleep(0)  # work that finds nothing to do never waits, and a thousand keys in a row would stop all else
+                # work that finds nothing to do never waits, and a thousand keys in a row would stop
+                # all else
+                await asyncio.sleep(0)
 
     def _free_at(self) -> float:
         """Time when all work will be waiting, so that more may be begun; work that ends earlier
         wakes it.
         """
         now = self.clock()
-        return max((now - age + self.waits_seconds for _, age in self.queue.in_work(now)), default=now)
+        return max(
+            (now - age + self.waits_seconds for _, age in self.queue.in_work(now)), default=now
+        )
 
     async def _sleep(self, free_at: float) -> None:
         self._wake.clear()
         next_at = self.clock() if self.queue.depth else self.queue.next_at()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if next_at is None else max(next_at, free_at) - self.clock()):
+            async with asyncio.timeout(
+                None if next_at is None else max(next_at, free_at) - self.clock()
+            ):
                 await self._wake.wait()
 
     async def _work_on(self, key: Key) -> None:

@@ -57,7 +57,9 @@ class WorkQueue(Generic[Key]):
             self._num_times += 1
             heappush(self._times, (when, self._num_times, key))
             if len(self._times) > 2 * len(self._later) + _SPARE:
-                self._times = [entry for entry in self._times if self._later.get(entry[2]) == entry[0]]
+                self._times = [
+                    entry for entry in self._times if self._later.get(entry[2]) == entry[0]
+                ]
                 heapify(self._times)
 
     def take(self, now: float) -> Key | None:

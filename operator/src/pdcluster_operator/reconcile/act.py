@@ -13,7 +13,13 @@ from functools import partial
 from typing import Any
 
 from pdcluster_api.apiserver.client import ApiClient
-from pdcluster_api.apiserver.errors import ClusterError, ConflictError, UnavailableError, UnsettledError, failure_of
+from pdcluster_api.apiserver.errors import (
+    ClusterError,
+    ConflictError,
+    UnavailableError,
+    UnsettledError,
+    failure_of,
+)
 from pdcluster_api.apiserver.kinds import PDCLUSTER, POOL_SCALER, Kind
 from pdcluster_api.apiserver.observe import Live, still_ending
 from pdcluster_api.manifests.render import Site
@@ -82,7 +88,9 @@ class Actor:
         await session.etcd.remove(found.target, plan.ghosts)
         return acted
 
-    async def report(self, live: Live, session: Session, status: Mapping[str, Any], events: Iterable[Event]) -> bool:
+    async def report(
+        self, live: Live, session: Session, status: Mapping[str, Any], events: Iterable[Event]
+    ) -> bool:
         """Write the status if it changed, then the events; returns whether there was anything to
         write.
         """
@@ -102,7 +110,9 @@ class Actor:
             session.settled = settled(inputs, now, acted.requeue_after_seconds)
         return acted
 
-    async def _apply_all(self, found: Look, plan: ClusterPlan, session: Session, now: datetime) -> Acted:
+    async def _apply_all(
+        self, found: Look, plan: ClusterPlan, session: Session, now: datetime
+    ) -> Acted:
         """Render every child, compare it with what there is, and write what differs."""
         live, cluster, owner = found.live, found.cluster, owner_of(found.live)
         tls = tls_step(live, owner, now)
@@ -111,26 +121,55 @@ class Actor:
         manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
         foreground = worker_sets(live) if plan.ends_first else ()
-        wanted = diff(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=foreground)
+        wanted = diff(
+            live.uid,
+            manifests,
+            live.children,
+            rewrite=tls.rewrite,
+            leave=leave,
+            foreground=foreground,
+        )
         actions, fought = session.contested.sift(wanted, live.children)
         refused, conflict = await self._write(live, session, actions)
-        events = (Event(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
+        events = (
+            (Event(CERTIFICATES, tls.reason),)
+            if tls.reason and not (fought or refused or conflict)
+            else ()
+        )
         wrote, unsaid, changed = await self._write_scalers(live, session, plan)
         lost = [record_lost(workload, cluster) for workload in stranded]
         failures = (*fought, *refused, *unsaid, *lost)
-        waits = [seconds for seconds in (tls.requeue_after_seconds, *ending.values()) if seconds is not None]
+        waits = [
+            seconds
+            for seconds in (tls.requeue_after_seconds, *ending.values())
+            if seconds is not None
+        ]
         cut, lacks = tuple(gone(plan.cut, failures)), records.has_client_certificate is None
-        return Acted(min(waits, default=None), events, failures, cut, bool(actions) or wrote, conflict or changed, lacks)
+        return Acted(
+            min(waits, default=None),
+            events,
+            failures,
+            cut,
+            bool(actions) or wrote,
+            conflict or changed,
+            lacks,
+        )
 
     async def _records(self, found: Look, plan: ClusterPlan) -> Records:
         """Sources of snapshots; the etcd's Secret is read only when one is to be made."""
         live, cluster, owner = found.live, found.cluster, owner_of(found.live)
         snapshots = Snapshots(cluster, live, owner)
-        is_needed = found.target.tls_secret is not None and any(snapshots.is_missing(workload.id) for workload in plan.workloads)
-        has_certificate = await self.etcd.has_client_certificate(found.target) if is_needed else False
+        is_needed = found.target.tls_secret is not None and any(
+            snapshots.is_missing(workload.id) for workload in plan.workloads
+        )
+        has_certificate = (
+            await self.etcd.has_client_certificate(found.target) if is_needed else False
+        )
         return Records(cluster, live, owner, self.site.worker_image, has_certificate)
 
-    async def _write(self, live: Live, session: Session, actions: list[Action]) -> tuple[list[Failure], ConflictError | None]:
+    async def _write(
+        self, live: Live, session: Session, actions: list[Action]
+    ) -> tuple[list[Failure], ConflictError | None]:
         """Return the refused writes, and the conflict."""
         conflict = None
         try:
@@ -140,13 +179,18 @@ class Actor:
         session.contested.written(actions, refused)
         return [_naming_writers(failure, live.children) for failure in refused], conflict
 
-    async def _write_scalers(self, live: Live, session: Session, plan: ClusterPlan) -> tuple[bool, list[Failure], ConflictError | None]:
+    async def _write_scalers(
+        self, live: Live, session: Session, plan: ClusterPlan
+    ) -> tuple[bool, list[Failure], ConflictError | None]:
         """The status of the scalers that exist; one that was just made follows.
 
         Returns whether one was written, what was refused, and what would not hold still.
         """
         wrote, refused, conflict = False, list[Failure](), None
-        bodies = {(body["spec"]["role"], body["spec"]["pool"]): body for body in live.own(POOL_SCALER.name).values()}
+        bodies = {
+            (body["spec"]["role"], body["spec"]["pool"]): body
+            for body in live.own(POOL_SCALER.name).values()
+        }
         for scaler in plan.scalers:
             body = bodies.get((scaler.role, scaler.pool))
             if body is None:
@@ -159,10 +203,17 @@ class Actor:
                 wrote, conflict = True, e
             except ClusterError as e:
                 refused.append(failure_of(e, f"status of PDPoolScaler {body['metadata']['name']}"))
-                logger.warning("refused status object=%s namespace=%s error=%s", body["metadata"]["name"], live.key.namespace, e)
+                logger.warning(
+                    "refused status object=%s namespace=%s error=%s",
+                    body["metadata"]["name"],
+                    live.key.namespace,
+                    e,
+                )
         return wrote, refused, conflict
 
-    async def _write_status(self, session: Session, kind: Kind, body: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    async def _write_status(
+        self, session: Session, kind: Kind, body: Mapping[str, Any], status: Mapping[str, Any]
+    ) -> bool:
         """Write a status that differs; returns whether it did.
 
         Raises ConflictError when it changed meanwhile.
@@ -173,7 +224,8 @@ class Actor:
         written = await write_status(self.client, kind, body, status)
         if written is not None:
             is_new = self.cache.put(kind.name, written) is not None
-            if is_new and written["metadata"].get("generation") != metadata.get("generation"):  # the answer came before the event
+            # the answer came before the event
+            if is_new and written["metadata"].get("generation") != metadata.get("generation"):
                 session.has_learnt = True
             return True
         session.has_learnt = True
@@ -193,9 +245,22 @@ def _naming_writers(failure: Failure, children: Iterable[Mapping[str, Any]]) -> 
     """The failure of an apply with the other managers of the object: a field of theirs may exclude
     one of ours.
     """
-    body = next((each for each in children if f"{each['kind']} {each['metadata']['name']}" == failure.object), None)
+    body = next(
+        (
+            each
+            for each in children
+            if f"{each['kind']} {each['metadata']['name']}" == failure.object
+        ),
+        None,
+    )
     names = ", ".join(writers(body)) if body is not None and failure.reason == APPLY_FAILED else ""
-    return replace(failure, message=f"{failure.message}; {names} set fields of it, which may exclude ours") if names else failure
+    return (
+        replace(
+            failure, message=f"{failure.message}; {names} set fields of it, which may exclude ours"
+        )
+        if names
+        else failure
+    )
 
 
 def gone(pods: Iterable[str], failures: Iterable[Failure]) -> list[str]:

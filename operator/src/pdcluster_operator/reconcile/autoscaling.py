@@ -203,7 +203,9 @@ class Autoscaling:
         try:
             targets = self._targets(followed.leaving)
             scraper, scrapes = self.shared.scraper, self.shared.scrapes
-            await scrape_round(scraper, scrapes, followed.windows, targets, followed.spec.stale_after)
+            await scrape_round(
+                scraper, scrapes, followed.windows, targets, followed.spec.stale_after
+            )
             if self._decide(followed, [target.pod for target in targets]):
                 self.enqueue()
         except Exception:  # its next round goes on
@@ -216,10 +218,16 @@ class Autoscaling:
             return ()
         live = Live(body, cache.children(self.key))
         service = live.own("Service").get(self.key.name)
-        revision = None if service is None else service["spec"].get("selector", {}).get(labels.REVISION)
+        revision = (
+            None if service is None else service["spec"].get("selector", {}).get(labels.REVISION)
+        )
         return [
             Target(
-                self.key, workload.role, workload.pool, pod["metadata"]["name"], address_of(str(pod["status"]["podIP"]), self.shared.port)
+                self.key,
+                workload.role,
+                workload.pool,
+                pod["metadata"]["name"],
+                address_of(str(pod["status"]["podIP"]), self.shared.port),
             )
             for workload, pod in ready_workers(live, revision, leaving)
             if pod["status"].get("podIP")

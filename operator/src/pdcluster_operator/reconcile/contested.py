@@ -60,7 +60,9 @@ class Contested:
     _written: dict[Place, tuple[What, list[float]]] = field(default_factory=dict)
     _fights: dict[ObjectName, _Fight] = field(default_factory=dict)
 
-    def sift(self, actions: Iterable[Action], children: Iterable[Body]) -> tuple[list[Action], list[Failure]]:
+    def sift(
+        self, actions: Iterable[Action], children: Iterable[Body]
+    ) -> tuple[list[Action], list[Failure]]:
         """Actions to carry out now, and a failure for each object that is fought over.
 
         Such an object is written once in a window.  Nothing is deleted while a Service is among
@@ -70,7 +72,11 @@ class Contested:
         actions = list(actions)
         self._update_fights([action for action in actions if action.verb in _REVERTS], children)
         hold_deletes = any(name.kind == SERVICE.name for name in self._fights)
-        left = [action for action in actions if not (hold_deletes and is_held(action)) and self._may(action)]
+        left = [
+            action
+            for action in actions
+            if not (hold_deletes and is_held(action)) and self._may(action)
+        ]
         return left, [fight.failure for fight in self._fights.values()]
 
     def written(self, actions: Iterable[Action], refused: Collection[Failure]) -> None:
@@ -84,13 +90,19 @@ class Contested:
     def _update_fights(self, wanted: Iterable[Action], children: Iterable[Body]) -> None:
         """Drop fights that are over, and add those that are found now."""
         now, by_name = self.clock(), {_name(action): action for action in wanted}
-        self._fights = {name: fight for name, fight in self._fights.items() if name in by_name or not fight.is_over(now)}
+        self._fights = {
+            name: fight
+            for name, fight in self._fights.items()
+            if name in by_name or not fight.is_over(now)
+        }
         bodies = {str(body["metadata"]["uid"]): body for body in children}
         for name, action in by_name.items():
             what = _what(action)
             times = [when for when in self._times(what) if now - when < WINDOW_SECONDS]
             if name not in self._fights and len(times) >= MAX_WRITES:
-                self._fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {what: times[-1]})
+                self._fights[name] = _Fight(
+                    _failure(action, bodies.get(str(action.uid))), {what: times[-1]}
+                )
 
     def _times(self, what: What) -> list[float]:
         """Times of the same write to the object, since any other write."""
@@ -103,7 +115,9 @@ class Contested:
         if fight is None or action.verb not in _REVERTS:
             return True
         what, now = _what(action), self.clock()
-        fight.tried = {each: when for each, when in fight.tried.items() if now - when < WINDOW_SECONDS}
+        fight.tried = {
+            each: when for each, when in fight.tried.items() if now - when < WINDOW_SECONDS
+        }
         if what in fight.tried:
             return False
         fight.tried[what] = now
@@ -111,7 +125,10 @@ class Contested:
 
     def _forget_old(self) -> None:
         least = self.clock() - WINDOW_SECONDS
-        kept = ((place, what, [when for when in times if when > least]) for place, (what, times) in self._written.items())
+        kept = (
+            (place, what, [when for when in times if when > least])
+            for place, (what, times) in self._written.items()
+        )
         self._written = {place: (what, times) for place, what, times in kept if times}
 
 
@@ -129,7 +146,8 @@ def _failure(action: Action, live: Body | None) -> Failure:
     names = ", ".join(writers(live) if live else ()) or "another writer"
     does = "deletes" if action.verb is Verb.CREATE else "writes"
     message = (
-        f"{names} {does} what the operator has to revert ({MAX_WRITES} times within {WINDOW_SECONDS:.0f} s); "
+        f"{names} {does} what the operator has to revert ({MAX_WRITES} times within "
+        f"{WINDOW_SECONDS:.0f} s); "
         f"let {names} leave {action} alone"
     )
     return Failure(object=str(action), reason=conditions.APPLY_FAILED, message=message)

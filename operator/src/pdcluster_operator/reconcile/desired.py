@@ -4,7 +4,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from pdcluster_api.apiserver.observe import Live, workload_of
-from pdcluster_api.manifests.render import Owner, Site, render_scaler, render_shared, render_workload
+from pdcluster_api.manifests.render import (
+    Owner,
+    Site,
+    render_scaler,
+    render_shared,
+    render_workload,
+)
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.plan.result import ClusterPlan, ScalerPlan
 from pdcluster_api.schema.conditions import APPLY_FAILED
@@ -42,14 +48,22 @@ class Rendering:
             budgets=plan.budgets,
             service_accounts=service_accounts_in_use(self.records.live),
         )
-        return [*shared, *self._workloads(plan), *(render_scaler_of(self.owner, scaler) for scaler in plan.scalers)]
+        return [
+            *shared,
+            *self._workloads(plan),
+            *(render_scaler_of(self.owner, scaler) for scaler in plan.scalers),
+        ]
 
     def stranded(self, plan: ClusterPlan) -> list[WorkloadId]:
         """Running workloads that lack too much for their manifests: nothing of them may be
         touched.
         """
         outdated, running = self.records.outdated(), self.records.live.own("StatefulSet")
-        found = [workload.id for workload in plan.workloads if workload.id not in outdated and _stays(running.get(workload.id.name))]
+        found = [
+            workload.id
+            for workload in plan.workloads
+            if workload.id not in outdated and _stays(running.get(workload.id.name))
+        ]
         return [workload for workload in found if self.records.of(workload) is None]
 
     def _workloads(self, plan: ClusterPlan) -> Iterable[Manifest]:
@@ -64,30 +78,48 @@ class Rendering:
 
 def objects_of(workload: WorkloadId) -> list[ObjectName]:
     """All that a workload has under its name."""
-    return [ObjectName(kind, workload.name) for kind in ("StatefulSet", "ControllerRevision", "ConfigMap")]
+    return [
+        ObjectName(kind, workload.name)
+        for kind in ("StatefulSet", "ControllerRevision", "ConfigMap")
+    ]
 
 
 def worker_sets(live: Live) -> list[ObjectName]:
     """The StatefulSets of workers, which is not that of etcd."""
-    return [ObjectName("StatefulSet", name) for name, body in live.own("StatefulSet").items() if workload_of(body)]
+    return [
+        ObjectName("StatefulSet", name)
+        for name, body in live.own("StatefulSet").items()
+        if workload_of(body)
+    ]
 
 
 def record_lost(workload: WorkloadId, cluster: PDCluster) -> Failure:
     """Failure of a stranded workload, for the status."""
-    message = "its record and its engine file are lost and cannot be made again now: it is left as it is, and no new pod of it can start"
-    return Failure(f"StatefulSet {workload.name}", APPLY_FAILED, f"{message}; {_way_out(workload, cluster)}")
+    message = (
+        "its record and its engine file are lost and cannot be made again now: it is left as it "
+        "is, and no new pod of it can start"
+    )
+    return Failure(
+        f"StatefulSet {workload.name}", APPLY_FAILED, f"{message}; {_way_out(workload, cluster)}"
+    )
 
 
 def _way_out(workload: WorkloadId, cluster: PDCluster) -> str:
     """Fix of a stranded workload: a declared one waits for the etcd's Secret, another for its
     successors.
     """
-    spec, tls_secret = cluster.spec.roles.present().get(workload.role), cluster.spec.discovery.etcd.tls_secret
+    spec, tls_secret = (
+        cluster.spec.roles.present().get(workload.role),
+        cluster.spec.discovery.etcd.tls_secret,
+    )
     if workload.revision != revision_of(cluster.spec):
         return "let the roll out end, or change a setting, so that others take its place"
     if spec is None or all(pool.name != workload.pool for pool in spec.pools):
         return "it goes when all declared pools of its role are ready"
-    return f"make sure that Secret {tls_secret} of discovery.etcd.tlsSecret exists and that the operator may read it"
+    return (
+        f"make sure that Secret {tls_secret} of discovery.etcd.tlsSecret exists and that the "
+        "operator may read it"
+    )
 
 
 def _stays(stateful_set: Manifest | None) -> bool:

@@ -1,4 +1,6 @@
-"""Requests to a PDCluster's etcd with the TLS files of its Secret: worker records, drain commands."""
+"""Requests to a PDCluster's etcd with the TLS files of its Secret: worker records,
+drain commands.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +11,13 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError
 from pdcluster_api.apiserver.kinds import POD, SECRET
 from pdcluster_api.certificates.reading import Stored
-from pdcluster_api.discovery.commands import Registered, StoredRecord, read_registered, remove_records, write_commands
+from pdcluster_api.discovery.commands import (
+    Registered,
+    StoredRecord,
+    read_registered,
+    remove_records,
+    write_commands,
+)
 from pdcluster_api.discovery.etcd import EtcdTLS
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.manifests.engine_config import etcd_endpoints
@@ -33,7 +41,10 @@ class EtcdTarget:
     @classmethod
     def of(cls, cluster: PDCluster) -> "EtcdTarget":
         """The given etcd, or the one that is run for the cluster."""
-        etcd, key = cluster.spec.discovery.etcd, Key(cluster.metadata.namespace, cluster.metadata.name)
+        etcd, key = (
+            cluster.spec.discovery.etcd,
+            Key(cluster.metadata.namespace, cluster.metadata.name),
+        )
         return cls(key, etcd_endpoints(cluster), etcd.tls_secret, is_given=bool(etcd.endpoints))
 
     def __str__(self) -> str:
@@ -61,19 +72,34 @@ class EtcdRequests:
 
     async def registered(self, target: EtcdTarget) -> Registered:
         """Records and commands of a cluster."""
-        return await read_registered(target.endpoints, target.key.namespace, target.key.name, await self._tls(target))
+        return await read_registered(
+            target.endpoints, target.key.namespace, target.key.name, await self._tls(target)
+        )
 
-    async def command(self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
+    async def command(
+        self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]
+    ) -> None:
         """Write drain commands for pods, and remove those of others."""
         tls = await self._tls(target)
-        await write_commands(target.endpoints, target.key.namespace, target.key.name, drain=drain, serve=serve, tls=tls)
+        await write_commands(
+            target.endpoints,
+            target.key.namespace,
+            target.key.name,
+            drain=drain,
+            serve=serve,
+            tls=tls,
+        )
 
     async def remove(self, target: EtcdTarget, records: Iterable[StoredRecord]) -> list[str]:
         """Remove unchanged records of pods that the API server does not know; returns those pods.
 
         Raises ClusterError too.
         """
-        dead = [stored for stored in records if not await self._is_there(target.key.namespace, stored.record.pod)]
+        dead = [
+            stored
+            for stored in records
+            if not await self._is_there(target.key.namespace, stored.record.pod)
+        ]
         return await remove_records(target.endpoints, dead, await self._tls(target))
 
     async def _is_there(self, namespace: str, pod: str) -> bool:
@@ -86,11 +112,14 @@ class EtcdRequests:
         if target.tls_secret is None:
             return None
         try:
-            secret = Stored.of(await self.client.find(SECRET, target.key.namespace, target.tls_secret))
+            secret = Stored.of(
+                await self.client.find(SECRET, target.key.namespace, target.tls_secret)
+            )
         except ClusterError as e:
             raise EtcdUnreachableError(f"Secret {target.tls_secret} cannot be read: {e}") from e
         if secret is None:
             raise EtcdUnreachableError(
-                f"Secret {target.tls_secret} does not exist: make it with ca.crt of the etcd, or leave tlsSecret out"
+                f"Secret {target.tls_secret} does not exist: make it with ca.crt of the etcd, or "
+                "leave tlsSecret out"
             )
         return EtcdTLS.of_secret(target.tls_secret, secret.data)

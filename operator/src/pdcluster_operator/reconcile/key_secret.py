@@ -36,14 +36,20 @@ class KeySecret:
             raise
         except ClusterError as e:
             failure = failure_of(e, f"Secret {name}")
-            return Problem(failure.reason, f"{failure.object} of service.apiKeySecret cannot be read: {failure.message}")
+            return Problem(
+                failure.reason,
+                f"{failure.object} of service.apiKeySecret cannot be read: {failure.message}",
+            )
         if secret is None:
             wrong = "does not exist: make it with a key in each of its values"
         elif not any(is_key(entry, value) for entry, value in secret.data.items()):
             wrong = "holds no key: give it one word of printable ASCII in each of its values"
         else:
             return None
-        message = f"Secret {name} of service.apiKeySecret {wrong}, or leave apiKeySecret out; until then every request is refused"
+        message = (
+            f"Secret {name} of service.apiKeySecret {wrong}, or leave apiKeySecret out; until then "
+            "every request is refused"
+        )
         return Problem(conditions.CONFIGURATION_REFUSED, message)
 
 

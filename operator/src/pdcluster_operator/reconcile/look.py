@@ -41,13 +41,21 @@ async def look(live: Live, cluster: PDCluster, session: Session, key_secret: Key
     discovery = await _discovery(live, cluster, target, session, faults)
     key_fault = await key_secret.fault(live.key.namespace, cluster.spec.service.api_key_secret)
     outdated = Snapshots(cluster, live, owner_of(live)).outdated()
-    seen: Observed = observe(live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault)
+    seen: Observed = observe(
+        live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault
+    )
     seen = replace(seen, failures=session.failures)
     seen = replace(seen, decision=session.autoscaling.follow(cluster, seen))
     session.etcd.follow(target, is_wanted=cluster.spec.roles.prefill is not None)
     records = session.etcd.last(target, seen.workloads, is_up=discovery_answers(discovery))
-    times = [seconds for seconds in (requeue_after, KEY_SECRET_POLL_SECONDS if key_fault else None) if seconds is not None]
-    return Look(live, cluster, replace(seen, worker_records=records), target, min(times, default=None))
+    times = [
+        seconds
+        for seconds in (requeue_after, KEY_SECRET_POLL_SECONDS if key_fault else None)
+        if seconds is not None
+    ]
+    return Look(
+        live, cluster, replace(seen, worker_records=records), target, min(times, default=None)
+    )
 
 
 async def look_closer(found: Look, session: Session) -> Look:
@@ -61,7 +69,13 @@ def owner_of(live: Live) -> Owner:
     return Owner(live.key.name, live.key.namespace, live.uid)
 
 
-async def _discovery(live: Live, cluster: PDCluster, target: EtcdTarget, session: Session, faults: Mapping[str, Problem]) -> DiscoveryState:
+async def _discovery(
+    live: Live,
+    cluster: PDCluster,
+    target: EtcdTarget,
+    session: Session,
+    faults: Mapping[str, Problem],
+) -> DiscoveryState:
     if target.is_given:
         return DiscoveryState(managed=False, error=await session.etcd.error(target))
     return managed_etcd(live, f"{live.key.name}-etcd", cluster.spec.discovery.etcd.replicas, faults)

@@ -19,7 +19,11 @@ class LoopMetrics:
     """The queue, the work on one PDCluster, leadership, and how many PDClusters are ready."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.queue_depth = Gauge("pdcluster_operator_queue_depth", "PDClusters that wait for a worker.", registry=registry)
+        self.queue_depth = Gauge(
+            "pdcluster_operator_queue_depth",
+            "PDClusters that wait for a worker.",
+            registry=registry,
+        )
         self.reconcile_seconds = Histogram(
             "pdcluster_operator_reconcile_seconds",
             "Seconds to reconcile one PDCluster: look, plan, act and report.",
@@ -27,11 +31,14 @@ class LoopMetrics:
             registry=registry,
         )
         self.reconcile_errors = Counter(
-            "pdcluster_operator_reconcile_errors", "Reconciles that ended with an exception.", registry=registry
+            "pdcluster_operator_reconcile_errors",
+            "Reconciles that ended with an exception.",
+            registry=registry,
         )
         self.drains_cut = Counter(
             "pdcluster_operator_drains_cut",
-            "Workers that were scaled away before they had drained, for rollout.drainTimeoutSeconds was over.",
+            "Workers that were scaled away before they had drained, for "
+            "rollout.drainTimeoutSeconds was over.",
             ["namespace", "pdcluster"],
             registry=registry,
         )
@@ -47,9 +54,14 @@ class LoopMetrics:
             ["namespace", "pdcluster", "objective"],
             registry=registry,
         )
-        self.is_leader = Gauge("pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry)
+        self.is_leader = Gauge(
+            "pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry
+        )
         self.pdclusters = Gauge(
-            "pdcluster_operator_pdclusters", "PDClusters by status of their Ready condition.", ["ready"], registry=registry
+            "pdcluster_operator_pdclusters",
+            "PDClusters by status of their Ready condition.",
+            ["ready"],
+            registry=registry,
         )
         for value in ("True", "False", "Unknown"):
             self.pdclusters.labels(value)
@@ -86,7 +98,10 @@ class AutoscaleMetrics:
             registry=registry,
         )
         self._changes = Counter(
-            "pdcluster_operator_autoscale_changes", "Decisions with other replicas than the one before.", cluster, registry=registry
+            "pdcluster_operator_autoscale_changes",
+            "Decisions with other replicas than the one before.",
+            cluster,
+            registry=registry,
         )
         self._problems = Gauge(
             "pdcluster_operator_autoscale_problems",
@@ -98,13 +113,16 @@ class AutoscaleMetrics:
     def show(self, key: Key, outcome: Outcome, before: Outcome | None) -> None:
         """Show a decision in place of the one before; None = it is the first."""
         replicas = outcome.decision.replicas
-        self._changes.labels(*key)  # there from the start: a counter that begins at 1 has not increased
+        # there from the start: a counter that begins at 1 has not increased
+        self._changes.labels(*key)
         if outcome.changed if before is None else dict(replicas) != dict(before.decision.replicas):
             self._changes.labels(*key).inc()
         self._clear(key)
         for pool, number in replicas.items():
             self._replicas.labels(*key, *pool).set(number)
-        for reason, number in Tally(problem.reason for problem in outcome.decision.problems).items():
+        for reason, number in Tally(
+            problem.reason for problem in outcome.decision.problems
+        ).items():
             self._problems.labels(*key, reason).set(number)
 
     def forget(self, key: Key) -> None:

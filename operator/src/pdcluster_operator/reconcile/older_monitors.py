@@ -35,7 +35,9 @@ async def remove_older_monitors(client: ApiClient, namespaces: Iterable[str | No
             except ClusterError as e:
                 place = f"--namespace {namespace}" if namespace else "--all-namespaces"
                 fix = f"kubectl delete {kind.plural} {place} --selector {SELECTOR}"
-                logger.warning("objects of an older version may be left kind=%s error=%s fix=%s", kind, e, fix)
+                logger.warning(
+                    "objects of an older version may be left kind=%s error=%s fix=%s", kind, e, fix
+                )
 
 
 async def _remove(client: ApiClient, kind: Kind, namespace: str | None) -> None:
@@ -43,4 +45,9 @@ async def _remove(client: ApiClient, kind: Kind, namespace: str | None) -> None:
         if owner_of(kind.name, body) is not None:
             metadata = body["metadata"]
             await client.delete(kind, metadata["namespace"], metadata["name"], uid=metadata["uid"])
-            logger.info("removed object of an older version kind=%s namespace=%s name=%s", kind, metadata["namespace"], metadata["name"])
+            logger.info(
+                "removed object of an older version kind=%s namespace=%s name=%s",
+                kind,
+                metadata["namespace"],
+                metadata["name"],
+            )

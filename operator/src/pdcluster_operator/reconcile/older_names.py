@@ -11,14 +11,25 @@ from typing import Any
 
 from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.observe import Live, workload_of
-from pdcluster_api.manifests.child_names import ChildNames, child_names, mounts, names_of_before, runs_as
+from pdcluster_api.manifests.child_names import (
+    ChildNames,
+    child_names,
+    mounts,
+    names_of_before,
+    runs_as,
+)
 
 
 def service_accounts_in_use(live: Live) -> tuple[str, ...]:
     """Names of the ServiceAccounts that there should be: the new one, and an older one in use."""
     now, before = child_names(live.key.name).service_account, names_of_before(live.key.name)
-    is_used = any(_is_older(body, before) and runs_as(spec, before.service_account) for body, spec in _templates(live))
-    is_left = before.service_account in live.own("ServiceAccount") and _has_pods_without_template(live)
+    is_used = any(
+        _is_older(body, before) and runs_as(spec, before.service_account)
+        for body, spec in _templates(live)
+    )
+    is_left = before.service_account in live.own("ServiceAccount") and _has_pods_without_template(
+        live
+    )
     return (now, before.service_account) if is_used or is_left else (now,)
 
 
@@ -35,8 +46,16 @@ def names_of_revision(cluster: str, records: Iterable[Body], revision: str) -> C
     Its workers trust one authority, so all have their files from one Secret.
     """
     before = names_of_before(cluster)
-    of_revision = [record for record in records if (found := workload_of(record)) and found.revision == revision]
-    return before if any(mounts(_recorded(record), before.certificates) for record in of_revision) else child_names(cluster)
+    of_revision = [
+        record
+        for record in records
+        if (found := workload_of(record)) and found.revision == revision
+    ]
+    return (
+        before
+        if any(mounts(_recorded(record), before.certificates) for record in of_revision)
+        else child_names(cluster)
+    )
 
 
 def _is_older(body: Body, before: ChildNames) -> bool:
@@ -60,5 +79,7 @@ def _has_pods_without_template(live: Live) -> bool:
 
 
 def _recorded(record: Body) -> Mapping[str, Any]:
-    spec: Mapping[str, Any] = ((record.get("data") or {}).get("statefulSet") or {}).get("spec") or {}
+    spec: Mapping[str, Any] = ((record.get("data") or {}).get("statefulSet") or {}).get(
+        "spec"
+    ) or {}
     return spec

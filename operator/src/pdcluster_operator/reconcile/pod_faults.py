@@ -30,8 +30,8 @@ SHORTAGE_GRACE_SECONDS = 3.0
 
 EVENTS_POLL_SECONDS = 15.0
 MAX_EVENTS_POLL_SECONDS = 120.0
-"""Longest period: a long shortage is looked at less and less often; its pods, when they come, are events
-of their own.
+"""Longest period: a long shortage is looked at less and less often; its pods, when they come, are
+events of their own.
 """
 
 EVENTS_KEPT_SECONDS = 3.0
@@ -63,7 +63,11 @@ class FailedCreates:
             when, read = self._read.get(namespace, (-inf, {}))
             if self.clock() - when >= EVENTS_KEPT_SECONDS:
                 read = await self._list(namespace)
-                self._read = {space: kept for space, kept in self._read.items() if self.clock() - kept[0] < EVENTS_KEPT_SECONDS}
+                self._read = {
+                    space: kept
+                    for space, kept in self._read.items()
+                    if self.clock() - kept[0] < EVENTS_KEPT_SECONDS
+                }
                 self._read[namespace] = self.clock(), read
         return read
 
@@ -72,7 +76,9 @@ class FailedCreates:
         try:
             async for event in self.client.list(CORE_EVENT, namespace, fields=_FIELDS):
                 uid = event["involvedObject"].get("uid", "")
-                newest[uid] = max(newest.get(uid, _NEVER), (_time_of(event), event.get("message") or ""))
+                newest[uid] = max(
+                    newest.get(uid, _NEVER), (_time_of(event), event.get("message") or "")
+                )
         except UnavailableError:
             raise
         except ClusterError as e:
@@ -102,8 +108,14 @@ class PodFaults:
         self._observe(sets, now)
         if not self._short_since:
             return {}, None
-        overdue = [name for name, since in self._short_since.items() if now - since >= SHORTAGE_GRACE_SECONDS]
-        requeue_after = self._requeue_after(now, is_all_overdue=len(overdue) == len(self._short_since))
+        overdue = [
+            name
+            for name, since in self._short_since.items()
+            if now - since >= SHORTAGE_GRACE_SECONDS
+        ]
+        requeue_after = self._requeue_after(
+            now, is_all_overdue=len(overdue) == len(self._short_since)
+        )
         if not overdue:
             return {}, requeue_after
         read = await self.events.of(live.key.namespace)
@@ -113,23 +125,34 @@ class PodFaults:
         faults = {
             name: fault_of(message)
             for name, (when, message) in found.items()
-            if message and (_uid(sets[name]) not in self._seen or when >= self._stamp(self._short_since[name]))
+            if message
+            and (_uid(sets[name]) not in self._seen or when >= self._stamp(self._short_since[name]))
         }
         return faults, requeue_after
 
     def _observe(self, sets: Mapping[str, Body], now: float) -> None:
-        self._short_since = {name: self._short_since.get(name, now) for name, body in sets.items() if is_short_of_pods(body)}
-        seen = self._seen | {_uid(body) for name, body in sets.items() if name not in self._short_since}
+        self._short_since = {
+            name: self._short_since.get(name, now)
+            for name, body in sets.items()
+            if is_short_of_pods(body)
+        }
+        seen = self._seen | {
+            _uid(body) for name, body in sets.items() if name not in self._short_since
+        }
         self._seen = seen & {_uid(body) for body in sets.values()}
 
     def _requeue_after(self, now: float, *, is_all_overdue: bool) -> float:
         if not is_all_overdue:
             return SHORTAGE_GRACE_SECONDS
-        return min(MAX_EVENTS_POLL_SECONDS, max(EVENTS_POLL_SECONDS, now - max(self._short_since.values())))
+        return min(
+            MAX_EVENTS_POLL_SECONDS, max(EVENTS_POLL_SECONDS, now - max(self._short_since.values()))
+        )
 
     def _stamp(self, since: float) -> str:
         """The time on our monotonic clock as events write it, earlier by what clocks may differ."""
-        return (self.now() - timedelta(seconds=self.clock() - since + SKEW_SECONDS)).strftime("%Y-%m-%dT%H:%M:%S")
+        return (self.now() - timedelta(seconds=self.clock() - since + SKEW_SECONDS)).strftime(
+            "%Y-%m-%dT%H:%M:%S"
+        )
 
 
 def fault_of(message: str) -> Problem:
@@ -149,4 +172,8 @@ def _uid(body: Body) -> str:
 
 
 def _time_of(event: Body) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
+    return str(
+        event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"]["creationTimestamp"]
+    )

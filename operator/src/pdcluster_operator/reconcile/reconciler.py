@@ -55,7 +55,11 @@ class Reconciler:
         except (UnavailableError, ConflictError) as e:
             logger.warning("reconcile not finished key=%s error=%s", key, e)
             return Done(try_again=True, wrote=True)
-        return replace(done, requeue_after_seconds=0.0, try_again=False) if session.has_learnt else done
+        return (
+            replace(done, requeue_after_seconds=0.0, try_again=False)
+            if session.has_learnt
+            else done
+        )
 
     async def _reconcile_live(self, live: Live, session: Session) -> Done:
         try:
@@ -70,7 +74,8 @@ class Reconciler:
     async def _reconcile_valid(self, live: Live, cluster: PDCluster, session: Session) -> Done:
         found = await look(live, cluster, session, self.key_secret)
         plan = plan_cluster(cluster, found.observed, self._stamp())
-        if plan.is_decision:  # recorded before anything follows it, so that the next reconcile knows it
+        # recorded before anything follows it, so that the next reconcile knows it
+        if plan.is_decision:
             await self._report(live, session, plan.status, plan.events)
             return Done(requeue_after_seconds=0.0, wrote=True)
         if plan.needs_worker_records:
@@ -80,22 +85,40 @@ class Reconciler:
         acted = await self.actor.act(found, plan, session)
         self.metrics.drains_cut.labels(*live.key).inc(len(acted.cut))
         if acted.failures != session.failures:
-            session.failures = acted.failures  # in the status of this reconcile, and of the next ones
-            plan = plan_cluster(cluster, replace(found.observed, failures=acted.failures), self._stamp())
+            # in the status of this reconcile, and of the next ones
+            session.failures = acted.failures
+            plan = plan_cluster(
+                cluster, replace(found.observed, failures=acted.failures), self._stamp()
+            )
         events = (*plan.events, *cut_short(acted.cut), *acted.events)
         is_reported = await self._report(live, session, plan.status, events)
         if acted.conflict is not None:
             raise acted.conflict
-        times = (found.requeue_after_seconds, acted.requeue_after_seconds, plan.requeue_after_seconds)
+        times = (
+            found.requeue_after_seconds,
+            acted.requeue_after_seconds,
+            plan.requeue_after_seconds,
+        )
         return Done(
-            requeue_after_seconds=min((seconds for seconds in times if seconds is not None), default=None),
+            requeue_after_seconds=min(
+                (seconds for seconds in times if seconds is not None), default=None
+            ),
             try_again=bool(acted.failures),
             wrote=acted.wrote or is_reported,
         )
 
-    async def _report(self, live: Live, session: Session, status: Mapping[str, Any], events: Iterable[Event]) -> bool:
+    async def _report(
+        self, live: Live, session: Session, status: Mapping[str, Any], events: Iterable[Event]
+    ) -> bool:
         """Write status and events that are new; returns whether there were any."""
-        ready = next((each["status"] for each in status.get("conditions", ()) if each["type"] == conditions.READY), "Unknown")
+        ready = next(
+            (
+                each["status"]
+                for each in status.get("conditions", ())
+                if each["type"] == conditions.READY
+            ),
+            "Unknown",
+        )
         self.metrics.show_ready(session.ready, ready)
         session.ready = ready
         return await self.actor.report(live, session, status, events)
@@ -130,6 +153,8 @@ def _parsed(live: Live, session: Session) -> PDCluster:
         session.parsed = None
         cluster, unknown = parse_stored(live.body)
         if unknown:
-            logger.warning("ignored fields of another version key=%s fields=%s", live.key, ",".join(unknown))
+            logger.warning(
+                "ignored fields of another version key=%s fields=%s", live.key, ",".join(unknown)
+            )
         session.parsed = version, cluster
     return session.parsed[1]

@@ -16,7 +16,13 @@ from typing import Any
 from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.observe import Live, workload_of
 from pdcluster_api.manifests.objects import new_object
-from pdcluster_api.manifests.render import Owner, image_of_record, is_of_pool, pool_of_engine, render_record
+from pdcluster_api.manifests.render import (
+    Owner,
+    image_of_record,
+    is_of_pool,
+    pool_of_engine,
+    render_record,
+)
 from pdcluster_api.schema.labels import workload_labels
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -46,14 +52,19 @@ class Snapshots:
         return frozenset(
             workload
             for workload, pool in self._declared().items()
-            if (record := self._found(workload) or self._of_what_runs(workload)) and not is_of_pool(record, self.cluster, pool)
+            if (record := self._found(workload) or self._of_what_runs(workload))
+            and not is_of_pool(record, self.cluster, pool)
         )
 
     def _declared(self) -> Mapping[WorkloadId, PoolSpec]:
         """The workloads of the newest revision, with their pools."""
         name, revision = self.cluster.metadata.name, revision_of(self.cluster.spec)
         roles = self.cluster.spec.roles.present()
-        return {WorkloadId(name, role, pool.name, revision): pool for role, spec in roles.items() for pool in spec.pools}
+        return {
+            WorkloadId(name, role, pool.name, revision): pool
+            for role, spec in roles.items()
+            for pool in spec.pools
+        }
 
     def _found(self, workload: WorkloadId) -> Body | None:
         return self.live.own("ControllerRevision").get(workload.name)
@@ -76,7 +87,9 @@ class Snapshots:
             },
             "engineConfig": {"metadata": {"labels": marks}, "data": engine["data"]},
         }
-        return new_object("apps/v1/ControllerRevision", workload.name, self.owner, marks, revision=1, data=data)
+        return new_object(
+            "apps/v1/ControllerRevision", workload.name, self.owner, marks, revision=1, data=data
+        )
 
 
 @dataclass(frozen=True)
@@ -98,9 +111,20 @@ class Records(Snapshots):
     def _new(self, workload: WorkloadId) -> Body | None:
         if self.has_client_certificate is None or workload not in self._declared():
             return None
-        image = self.cluster.spec.image.name or next(self._images(workload.revision), self.default_image)
-        names = names_of_revision(workload.cluster, self.live.own("ControllerRevision").values(), workload.revision)
-        return render_record(self.cluster, workload, self.owner, image, etcd_client_certificate=self.has_client_certificate, names=names)
+        image = self.cluster.spec.image.name or next(
+            self._images(workload.revision), self.default_image
+        )
+        names = names_of_revision(
+            workload.cluster, self.live.own("ControllerRevision").values(), workload.revision
+        )
+        return render_record(
+            self.cluster,
+            workload,
+            self.owner,
+            image,
+            etcd_client_certificate=self.has_client_certificate,
+            names=names,
+        )
 
     def _images(self, revision: str) -> Iterator[str]:
         """Snapshots of the revision's other workloads: all of one revision run the same."""
@@ -112,5 +136,7 @@ class Records(Snapshots):
 
 def _image(stateful_set: Body) -> str:
     containers: list[dict[str, Any]] = stateful_set["spec"]["template"]["spec"]["containers"]
-    image: str = next((each for each in containers if each["name"] == WORKER), containers[0])["image"]
+    image: str = next((each for each in containers if each["name"] == WORKER), containers[0])[
+        "image"
+    ]
     return image

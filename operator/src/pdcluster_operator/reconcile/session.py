@@ -68,7 +68,9 @@ class Sessions:
         """End the session of a PDCluster that is gone; returns it, None = there was none."""
         session = self._sessions.pop(key, None)
         if session is not None:
-            self._own([*session.stop(), asyncio.create_task(session.etcd.end(), name=f"end of {key}")])
+            self._own(
+                [*session.stop(), asyncio.create_task(session.etcd.end(), name=f"end of {key}")]
+            )
         return session
 
     async def run(self) -> None:

@@ -36,7 +36,13 @@ class Inputs:
         metadata = live.body["metadata"]
         bare = replace(plan, status={}, events=(), requeue_after_seconds=None)
         versions = {str(child["metadata"]["uid"]): _version(child) for child in live.children}
-        return cls(bare, live.uid, metadata.get("generation", 0), metadata.get("annotations") or {}, versions)
+        return cls(
+            bare,
+            live.uid,
+            metadata.get("generation", 0),
+            metadata.get("annotations") or {},
+            versions,
+        )
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,12 @@ def settled(inputs: Inputs, now: datetime, requeue_after_seconds: float | None) 
 
     requeue_after_seconds: until something falls due; None = no sooner than the resync
     """
-    seconds = MAX_SECONDS if requeue_after_seconds is None else min(requeue_after_seconds, MAX_SECONDS)
-    return Settled(inputs, now + timedelta(seconds=seconds), is_known=seconds == requeue_after_seconds)
+    seconds = (
+        MAX_SECONDS if requeue_after_seconds is None else min(requeue_after_seconds, MAX_SECONDS)
+    )
+    return Settled(
+        inputs, now + timedelta(seconds=seconds), is_known=seconds == requeue_after_seconds
+    )
 
 
 def _version(child: Mapping[str, Any]) -> str:

@@ -46,7 +46,8 @@ def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsSte
     secrets = live.own("Secret")
     names = [called.authority, called.certificates]
     if any("deletionTimestamp" in secrets[name]["metadata"] for name in names if name in secrets):
-        return TlsStep()  # it can be made again when it is gone, and the other must not go ahead of it
+        # it can be made again when it is gone, and the other must not go ahead of it
+        return TlsStep()
     ca, tls = (Stored.of(secrets.get(name)) for name in names)
     asked = live.body["metadata"].get("annotations", {}).get(labels.ROTATE_CA)
     decision = next_step(ca, tls, now, asked)
@@ -54,9 +55,16 @@ def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsSte
         return TlsStep(requeue_after_seconds=decision.requeue_after_seconds)
     made = carry_out(decision.step, ca, tls, now, asked)
     manifests = render_tls_secrets(
-        owner, called, made.ca.data, made.tls.data, ca_annotations=made.ca.annotations, tls_annotations=made.tls.annotations
+        owner,
+        called,
+        made.ca.data,
+        made.tls.data,
+        ca_annotations=made.ca.annotations,
+        tls_annotations=made.tls.annotations,
     )
     # What is made at first must not replace Secrets that the cache has not seen yet.
     is_first = ca is None and tls is None
     rewrite = [] if is_first else [ObjectName("Secret", name) for name in names]
-    return TlsStep(manifests, rewrite, "" if is_first else decision.reason, decision.requeue_after_seconds)
+    return TlsStep(
+        manifests, rewrite, "" if is_first else decision.reason, decision.requeue_after_seconds
+    )

@@ -22,12 +22,24 @@ _PREFIX = "pdcluster_operator_pool_"
 
 # Field of WorkerSample -> (how the pool's workers make one number, help).
 _NUMBERS: dict[str, tuple[Callable[[list[float]], float], str]] = {
-    "prefill_queue_requests": (sum, "Requests of the prefill queue that the pool's workers hold, those that drain too."),
-    "prefill_queue_tokens": (sum, "Tokens of the prefill queue that the pool's workers hold, those that drain too."),
+    "prefill_queue_requests": (
+        sum,
+        "Requests of the prefill queue that the pool's workers hold, those that drain too.",
+    ),
+    "prefill_queue_tokens": (
+        sum,
+        "Tokens of the prefill queue that the pool's workers hold, those that drain too.",
+    ),
     "num_requests_running": (sum, "Requests that run, over the pool's workers that stay."),
     "num_requests_waiting": (sum, "Requests that wait, over the pool's workers that stay."),
-    "kv_cache_usage_ratio": (fmean, "Share of KV blocks that hold live tokens, mean of the pool's workers that stay."),
-    "engine_busy_ratio": (fmean, "Share of time in an engine step, mean of the pool's workers that stay."),
+    "kv_cache_usage_ratio": (
+        fmean,
+        "Share of KV blocks that hold live tokens, mean of the pool's workers that stay.",
+    ),
+    "engine_busy_ratio": (
+        fmean,
+        "Share of time in an engine step, mean of the pool's workers that stay.",
+    ),
 }
 _OF_ALL = ("prefill_queue_requests", "prefill_queue_tokens")
 
@@ -39,9 +51,17 @@ class ScrapeMetrics(Collector):
     clock:   that of the answers
     """
 
-    def __init__(self, registry: CollectorRegistry, windows: Callable[[], Iterable[Windows]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        windows: Callable[[], Iterable[Windows]],
+        clock: Callable[[], float],
+    ) -> None:
         self._seconds = Histogram(
-            "pdcluster_operator_scrape_seconds", "Seconds of one scrape of one worker.", buckets=_BUCKETS, registry=registry
+            "pdcluster_operator_scrape_seconds",
+            "Seconds of one scrape of one worker.",
+            buckets=_BUCKETS,
+            registry=registry,
         )
         self._misses = Counter(
             "pdcluster_operator_scrape_misses",
@@ -85,14 +105,26 @@ class ScrapeMetrics(Collector):
 
 
 def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, dict[str, GaugeMetricFamily]]:
-    ages = GaugeMetricFamily(f"{_PREFIX}sample_age_seconds", "Time since a worker of the pool that stays gave good numbers.", labels=_POOL)
-    text = "Ready workers of the pool that stay: fresh ones count, stale ones have missed too many scrapes."
+    ages = GaugeMetricFamily(
+        f"{_PREFIX}sample_age_seconds",
+        "Time since a worker of the pool that stays gave good numbers.",
+        labels=_POOL,
+    )
+    text = (
+        "Ready workers of the pool that stay: fresh ones count, stale ones have missed too many "
+        "scrapes."
+    )
     workers = GaugeMetricFamily(f"{_PREFIX}scraped_workers", text, labels=(*_POOL, "state"))
-    numbers = {name: GaugeMetricFamily(_PREFIX + name, text, labels=_POOL) for name, (_, text) in _NUMBERS.items()}
+    numbers = {
+        name: GaugeMetricFamily(_PREFIX + name, text, labels=_POOL)
+        for name, (_, text) in _NUMBERS.items()
+    }
     return ages, workers, numbers
 
 
-def _add(family: GaugeMetricFamily, labels: Sequence[str], name: str, workers: Sequence[WorkerSample]) -> None:
+def _add(
+    family: GaugeMetricFamily, labels: Sequence[str], name: str, workers: Sequence[WorkerSample]
+) -> None:
     """Add a number of a pool; none where it has no fresh worker: 0 would mean idle."""
     over, _ = _NUMBERS[name]
     if workers:

@@ -15,7 +15,8 @@ from pdcluster_api.errors import OperatorError
 _NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _SHOWN_BYTES = 40
 
-# Most that is believed.  Beyond 2**53 a float no longer counts by one, so differences of a counter would be lost.
+# Most that is believed.  Beyond 2**53 a float no longer counts by one, so differences of a counter
+# would be lost.
 _REQUESTS = 1e9
 _TOKENS = 1e12
 _TIME = 1e11
@@ -30,9 +31,8 @@ class PageError(OperatorError):
 class Page:
     """The wanted numbers of one page.
 
-    Ratios are 0 to 1.  Counters (`_total`, and the count and sum of a histogram at the ingress) grow
-    from the worker's start.
-    gpu_utilization_ratio: None = the worker has no GPU
+    Ratios are 0 to 1.  Counters (`_total`, and the count and sum of a histogram at the ingress)
+    grow from the worker's start. gpu_utilization_ratio: None = the worker has no GPU
     prompt_tokens_created: the worker's start in Unix seconds; None = it does not report it
     """
 
@@ -86,7 +86,9 @@ def parse_page(body: bytes) -> Page:
     negative, or is larger than a worker can mean.
     """
     if not body.endswith(b"\n"):
-        raise PageError(f"it ends in the middle of a line, after {len(body)} bytes: {body[-_SHOWN_BYTES:]!r}")
+        raise PageError(
+            f"it ends in the middle of a line, after {len(body)} bytes: {body[-_SHOWN_BYTES:]!r}"
+        )
     numbers: dict[str, float] = {}
     wanted_of = _WANTED.get
     for line in body.split(b"\n"):
@@ -98,9 +100,13 @@ def parse_page(body: bytes) -> Page:
         if field in numbers:
             raise PageError(f"{name.decode()} stands there twice")
         numbers[field] = _number(name.decode(), text, most)
-    missing = [f"{_PREFIX}{name}" for name in _MOST if name not in numbers and name not in _OPTIONAL]
+    missing = [
+        f"{_PREFIX}{name}" for name in _MOST if name not in numbers and name not in _OPTIONAL
+    ]
     if missing:
-        raise PageError(f"it lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
+        raise PageError(
+            f"it lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+        )
     return Page(**numbers)
 
 

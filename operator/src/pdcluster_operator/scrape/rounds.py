@@ -33,6 +33,8 @@ def _log_changes(cluster: ClusterKey, before: Set[str], after: Mapping[str, Miss
     name = "/".join(cluster)
     for pod, miss in after.items():
         if pod not in before:
-            logger.warning("worker stale cluster=%s pod=%s reason=%s: %s", name, pod, miss.reason, miss.message)
+            logger.warning(
+                "worker stale cluster=%s pod=%s reason=%s: %s", name, pod, miss.reason, miss.message
+            )
     for pod in sorted(before - after.keys()):
         logger.info("worker no longer stale cluster=%s pod=%s", name, pod)

@@ -20,7 +20,9 @@ _GAUGES = (
     "engine_busy_ratio",
     "gpu_utilization_ratio",
 )
-_COUNTERS = tuple(field.name for field in fields(Page) if field.name not in (*_GAUGES, "prompt_tokens_created"))
+_COUNTERS = tuple(
+    field.name for field in fields(Page) if field.name not in (*_GAUGES, "prompt_tokens_created")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,12 @@ def worker_sample(pod: str, now: Reading, before: Reading | None) -> WorkerSampl
         prefill_token_rate=grown["prefill_tokens_total"] / seconds,
         prefill_busy_rate=grown["prefill_seconds_total"] / seconds,
         generation_token_rate=grown["generation_tokens_total"] / seconds,
-        time_to_first_token_seconds=_mean(grown["time_to_first_token_seconds_sum"], grown["time_to_first_token_seconds_count"]),
-        time_per_output_token_seconds=_mean(grown["time_per_output_token_seconds_sum"], grown["time_per_output_token_seconds_count"]),
+        time_to_first_token_seconds=_mean(
+            grown["time_to_first_token_seconds_sum"], grown["time_to_first_token_seconds_count"]
+        ),
+        time_per_output_token_seconds=_mean(
+            grown["time_per_output_token_seconds_sum"], grown["time_per_output_token_seconds_count"]
+        ),
     )
 
 

@@ -20,7 +20,8 @@ from pdcluster_operator.scrape.page import Page, PageError, parse_page
 from pdcluster_operator.scrape.values import Answer, Miss, Reason, Target
 
 _PATH = "/metrics"
-_KEPT_SECONDS = 60.0  # less than the workers keep an idle connection, so that this side closes first
+# less than the workers keep an idle connection, so that this side closes first
+_KEPT_SECONDS = 60.0
 _MAX_REASON = 200  # characters: it goes into a log and a status
 
 
@@ -48,7 +49,9 @@ class Scraper:
     `clock` gives monotonic seconds.
     """
 
-    def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limits = limits or Limits()
         self.clock = clock
         self._turns = asyncio.Semaphore(self._limits.concurrency)
@@ -56,9 +59,12 @@ class Scraper:
     async def __aenter__(self) -> Self:
         limits = self._limits
         self._session = aiohttp.ClientSession(
-            # The semaphore is the bound; a connector's own would let the wait for a turn count against the time of a scrape.
+            # The semaphore is the bound; a connector's own would let the wait for a turn count
+            # against the time of a scrape.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_SECONDS),
-            timeout=aiohttp.ClientTimeout(total=limits.total_seconds, connect=limits.connect_seconds),
+            timeout=aiohttp.ClientTimeout(
+                total=limits.total_seconds, connect=limits.connect_seconds
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
@@ -85,7 +91,9 @@ class Scraper:
     async def _page_or_miss(self, address: str) -> Page | Miss:
         url = _metrics_url(address)
         if url is None:
-            return Miss(Reason.ADDRESS, f"{address!r} is no host:port (an IPv6 host stands in brackets)")
+            return Miss(
+                Reason.ADDRESS, f"{address!r} is no host:port (an IPv6 host stands in brackets)"
+            )
         try:
             body = await self._fetch(url)
             return body if isinstance(body, Miss) else parse_page(body)
@@ -102,12 +110,16 @@ class Scraper:
         """The body.  Raises what aiohttp raises, and TimeoutError."""
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status != 200:
-                return Miss(Reason.STATUS, f"it answered with status {response.status} instead of 200")
+                return Miss(
+                    Reason.STATUS, f"it answered with status {response.status} instead of 200"
+                )
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > self._limits.page_bytes:
-                    return Miss(Reason.TOO_LARGE, f"its page has more than {self._limits.page_bytes} bytes")
+                    return Miss(
+                        Reason.TOO_LARGE, f"its page has more than {self._limits.page_bytes} bytes"
+                    )
             return bytes(body)
 
 

@@ -87,12 +87,18 @@ class Windows:
         self._leaving = frozenset(pods)
 
     def pools(self) -> dict[PoolKey, tuple[Sample, ...]]:
-        """The last MAX_ROUNDS rounds of each pool, the oldest first; pools without any are absent."""
+        """The last MAX_ROUNDS rounds of each pool, the oldest first; pools without
+        any are absent.
+        """
         return {pool: tuple(rounds) for pool, rounds in self._rounds.items()}
 
     def stale(self) -> dict[str, Miss]:
         """Reason by pod, for those that are stale."""
-        return {pod: worker.miss for (_, _, pod), worker in self._workers.items() if worker.is_stale and worker.miss is not None}
+        return {
+            pod: worker.miss
+            for (_, _, pod), worker in self._workers.items()
+            if worker.is_stale and worker.miss is not None
+        }
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -105,14 +111,22 @@ class Windows:
 
     def answered_at(self, pool: PoolKey) -> float | None:
         """Time when a worker of the pool that stays last gave good numbers; None = none has."""
-        staying = [worker for place, worker in self._workers.items() if place[:2] == pool and place[2] not in self._leaving]
-        return max((worker.reading.at for worker in staying if worker.reading is not None), default=None)
+        staying = [
+            worker
+            for place, worker in self._workers.items()
+            if place[:2] == pool and place[2] not in self._leaving
+        ]
+        return max(
+            (worker.reading.at for worker in staying if worker.reading is not None), default=None
+        )
 
     def _add_samples(self, at: float) -> None:
         pools = {place[:2] for place in self._workers}
         self._rounds = {pool: self._rounds.get(pool) or deque(maxlen=MAX_ROUNDS) for pool in pools}
         for pool, rounds in self._rounds.items():
-            here = [(place[2], worker) for place, worker in self._workers.items() if place[:2] == pool]
+            here = [
+                (place[2], worker) for place, worker in self._workers.items() if place[:2] == pool
+            ]
             fresh = tuple(worker.sample for _, worker in here if worker.sample is not None)
             rounds.append(Sample(at, fresh, tuple(pod for pod, worker in here if worker.is_stale)))
 

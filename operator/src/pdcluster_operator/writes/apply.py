@@ -48,7 +48,9 @@ it makes, or is a conflict.
 OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
 
 
-async def apply(client: ApiClient, actions: Iterable[Action], on_answer: OnAnswer = lambda kind, body: None) -> list[Failure]:
+async def apply(
+    client: ApiClient, actions: Iterable[Action], on_answer: OnAnswer = lambda kind, body: None
+) -> list[Failure]:
     """Apply all actions; returns what the API server refused, in the order of the actions.
 
     on_answer: called with every object as the API server returned it after a write, for a cache
@@ -69,13 +71,21 @@ async def apply(client: ApiClient, actions: Iterable[Action], on_answer: OnAnswe
         for action, error, unwritten in await run.run():
             is_lacking = held_back.is_lacking(action, error)
             failure = failure_of(error, str(action))
-            lacking += [held_back.Lacking(each, failure) for each in (action, *unwritten) if is_lacking]
+            lacking += [
+                held_back.Lacking(each, failure) for each in (action, *unwritten) if is_lacking
+            ]
             hold_deletes |= action.kind is SERVICE or is_lacking
             if isinstance(error, ConflictError):
                 conflict = error
             else:
                 failures.append(held_back.told(failure) if is_lacking else failure)
-                logger.warning("refused verb=%s object=%s namespace=%s error=%s", action.verb.value, action, action.namespace, error)
+                logger.warning(
+                    "refused verb=%s object=%s namespace=%s error=%s",
+                    action.verb.value,
+                    action,
+                    action.namespace,
+                    error,
+                )
     if conflict is not None:
         raise UnsettledError(str(conflict), failures) from conflict
     return failures
@@ -106,7 +116,10 @@ class _Stage:
                 group.create_task(self._one_after_the_other(positions))
         if self._unavailable is not None:
             raise self._unavailable
-        return [(self.actions[position], error, self._unwritten[position]) for position, error in sorted(self._errors.items())]
+        return [
+            (self.actions[position], error, self._unwritten[position])
+            for position, error in sorted(self._errors.items())
+        ]
 
     async def _one_after_the_other(self, positions: Iterable[int]) -> None:
         left = list(positions)
@@ -121,7 +134,8 @@ class _Stage:
                     self._unavailable = e
                 except ClusterError as e:
                     self._errors[position] = e
-                    # What is signed by an authority that is not stored would be signed again in each reconcile.
+                    # What is signed by an authority that is not stored would be signed again in
+                    # each reconcile.
                     self._unwritten[position] = [self.actions[each] for each in left]
                     return
 
@@ -135,7 +149,10 @@ def _chains(actions: Sequence[Action]) -> list[list[int]]:
     for position, action in enumerate(actions):
         if action.kind is SECRET:
             pairs[action.namespace, action.name.rpartition("-")[0]].append(position)
-    return [*pairs.values(), *([position] for position, action in enumerate(actions) if action.kind is not SECRET)]
+    return [
+        *pairs.values(),
+        *([position] for position, action in enumerate(actions) if action.kind is not SECRET),
+    ]
 
 
 async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
@@ -144,7 +161,9 @@ async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer)
     for _ in range(MAX_DECISIONS):
         if following is None:
             return
-        logger.info("%s object=%s namespace=%s", following.verb.value, following, following.namespace)
+        logger.info(
+            "%s object=%s namespace=%s", following.verb.value, following, following.namespace
+        )
         following = await _once_or_anew(client, following, on_answer)
     if following is not None:
         raise ConflictError(f"{action} was changed by others again and again")
@@ -165,7 +184,11 @@ async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) 
     if live is not None:
         on_answer(action.kind, live)
     is_seed = action.kind.manner is Manner.REQUEST and action.verb is Verb.CREATE
-    return decide(_without_request(action.desired) if is_seed and live else action.desired, live, asked=action.asked)
+    return decide(
+        _without_request(action.desired) if is_seed and live else action.desired,
+        live,
+        asked=action.asked,
+    )
 
 
 async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
@@ -176,8 +199,14 @@ async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Actio
         case Verb.APPLY:
             on_answer(action.kind, await client.apply(action.kind, _with_uid(action)))
         case Verb.PATCH:
-            patch = {**(action.patch or {}), "metadata": {**(action.patch or {}).get("metadata", {}), "uid": action.uid}}
-            on_answer(action.kind, await client.merge_patch(action.kind, action.namespace, action.name, patch))
+            patch = {
+                **(action.patch or {}),
+                "metadata": {**(action.patch or {}).get("metadata", {}), "uid": action.uid},
+            }
+            on_answer(
+                action.kind,
+                await client.merge_patch(action.kind, action.namespace, action.name, patch),
+            )
         case Verb.REPLACE:
             await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid))
             return replace(action, verb=Verb.CREATE, uid=None)
@@ -192,17 +221,29 @@ async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Act
     if action.kind.manner is Manner.REQUEST:
         on_answer(action.kind, await client.create(action.kind, action.desired))
         return None
-    # Apply alone would quietly add to a foreign object, and none of them is among the children that were observed.
-    # A record is applied too: create would keep `data` byte for byte as it was sent, and every later patch, of a label,
-    # is refused then: the server writes it otherwise and takes that for a change of what may not change.
+    # Apply alone would quietly add to a foreign object, and none of them is among the children that
+    # were observed.
+    # A record is applied too: create would keep `data` byte for byte as it was sent, and every
+    # later patch, of a label,
+    # is refused then: the server writes it otherwise and takes that for a change of what may not
+    # change.
     metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
-    on_answer(action.kind, await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False))
+    on_answer(
+        action.kind,
+        await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False),
+    )
     return None
 
 
 async def _delete(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
     try:
-        left = await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid), foreground=action.foreground)
+        left = await client.delete(
+            action.kind,
+            action.namespace,
+            action.name,
+            uid=str(action.uid),
+            foreground=action.foreground,
+        )
     except ConflictError:
         logger.debug("another object has that name now object=%s", action)
         return

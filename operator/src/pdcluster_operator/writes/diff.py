@@ -13,7 +13,14 @@ from enum import Enum
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, CHILDREN, POD_DISRUPTION_BUDGET, STATEFUL_SET, Kind, Manner
+from pdcluster_api.apiserver.kinds import (
+    CHILD_OF_NAME,
+    CHILDREN,
+    POD_DISRUPTION_BUDGET,
+    STATEFUL_SET,
+    Kind,
+    Manner,
+)
 from pdcluster_operator.writes.drift import Manifest, has_drifted, prepared, stamped
 
 _POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
@@ -92,13 +99,26 @@ def diff(
     wanted = {_name_of(manifest): prepared(manifest) for manifest in desired}
     unknown = sorted({name.kind for name in wanted} - CHILD_OF_NAME.keys())
     if unknown:
-        raise ValueError(f"no rule for children of kind {', '.join(unknown)}: add it to apiserver/kinds.py")
+        raise ValueError(
+            f"no rule for children of kind {', '.join(unknown)}: add it to apiserver/kinds.py"
+        )
     found = {_name_of(body): body for body in live}
-    unwanted = [body for name, body in sorted(found.items(), key=_for_deletion) if name not in wanted and name not in leave]
-    making = (decide(_marked(manifest), found.get(name), asked=name in rewrite) for name, manifest in sorted(wanted.items(), key=_by_kind))
+    unwanted = [
+        body
+        for name, body in sorted(found.items(), key=_for_deletion)
+        if name not in wanted and name not in leave
+    ]
+    making = (
+        decide(_marked(manifest), found.get(name), asked=name in rewrite)
+        for name, manifest in sorted(wanted.items(), key=_by_kind)
+    )
     return [
         *(action for action in making if action is not None),
-        *(_deletion(body, foreground=_name_of(body) in foreground) for body in unwanted if _may_go(body, owner_uid)),
+        *(
+            _deletion(body, foreground=_name_of(body) in foreground)
+            for body in unwanted
+            if _may_go(body, owner_uid)
+        ),
     ]
 
 
@@ -116,25 +136,42 @@ def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> 
     kind = CHILD_OF_NAME[desired["kind"]]
     metadata = desired["metadata"]
     if live is None:
-        return Action(Verb.CREATE, kind, metadata["namespace"], metadata["name"], desired, asked=asked)
+        return Action(
+            Verb.CREATE, kind, metadata["namespace"], metadata["name"], desired, asked=asked
+        )
     if live["metadata"].get("deletionTimestamp"):  # it will be created again when it is gone
-        waits = "foregroundDeletion" in live["metadata"].get("finalizers", ()) and is_owned(live, _controller(desired)["uid"])
-        return _deletion(live) if waits else None  # and that not only after the last of what it owns, which may be stuck
+        waits = "foregroundDeletion" in live["metadata"].get("finalizers", ()) and is_owned(
+            live, _controller(desired)["uid"]
+        )
+        # and that not only after the last of what it owns, which may be stuck
+        return _deletion(live) if waits else None
     if not is_owned(live, _controller(desired)["uid"]):
         # The child of a deleted PDCluster of the same name is waiting for the garbage collector.
-        return None if _is_same_name(_controller(live), _controller(desired)) else _refusal(kind, desired)
+        return (
+            None
+            if _is_same_name(_controller(live), _controller(desired))
+            else _refusal(kind, desired)
+        )
     uid = live["metadata"]["uid"]
     if kind.manner is Manner.REQUEST:
         return _patch(desired, live, desired)
     if kind.manner is Manner.RECORD or (kind.manner is Manner.KEPT and not asked):
-        return _patch(desired, live, {"metadata": {"labels": metadata.get("labels", {})}})  # by which it is found
+        # by which it is found
+        return _patch(desired, live, {"metadata": {"labels": metadata.get("labels", {})}})
     verb = _verb(desired, live, is_kept=kind.manner is Manner.KEPT)
-    return None if verb is None else Action(verb, kind, metadata["namespace"], metadata["name"], desired, uid, asked=asked)
+    return (
+        None
+        if verb is None
+        else Action(verb, kind, metadata["namespace"], metadata["name"], desired, uid, asked=asked)
+    )
 
 
 def is_owned(body: Manifest, owner_uid: str) -> bool:
     """Return whether an object belongs to the PDCluster of this uid."""
-    return any(reference.get("uid") == owner_uid for reference in body["metadata"].get("ownerReferences") or ())
+    return any(
+        reference.get("uid") == owner_uid
+        for reference in body["metadata"].get("ownerReferences") or ()
+    )
 
 
 def is_held(action: Action) -> bool:
@@ -154,12 +191,18 @@ def _stage(action: Action) -> tuple[bool, int]:
 
 def _marked(manifest: Manifest) -> Manifest:
     """With the digest of what is applied, where that is what is compared."""
-    return manifest if CHILD_OF_NAME[manifest["kind"]].manner is Manner.REQUEST else stamped(manifest)
+    return (
+        manifest if CHILD_OF_NAME[manifest["kind"]].manner is Manner.REQUEST else stamped(manifest)
+    )
 
 
 def _verb(desired: Manifest, live: Manifest, *, is_kept: bool) -> Verb | None:
     # A Secret that was made immutable is the user's to delete.
-    if live.get("immutable") and not is_kept and (live.get("data") != desired.get("data") or not desired.get("immutable")):
+    if (
+        live.get("immutable")
+        and not is_kept
+        and (live.get("data") != desired.get("data") or not desired.get("immutable"))
+    ):
         return Verb.REPLACE
     return Verb.APPLY if has_drifted(desired, live) else None
 
@@ -169,7 +212,19 @@ def _patch(desired: Manifest, live: Manifest, part: Manifest) -> Action | None:
     patch = _missing(part, live)
     metadata = desired["metadata"]
     kind = CHILD_OF_NAME[desired["kind"]]
-    return Action(Verb.PATCH, kind, metadata["namespace"], metadata["name"], desired, live["metadata"]["uid"], patch) if patch else None
+    return (
+        Action(
+            Verb.PATCH,
+            kind,
+            metadata["namespace"],
+            metadata["name"],
+            desired,
+            live["metadata"]["uid"],
+            patch,
+        )
+        if patch
+        else None
+    )
 
 
 def _missing(desired: Any, live: Any) -> dict[str, Any]:
@@ -186,12 +241,22 @@ def _missing(desired: Any, live: Any) -> dict[str, Any]:
 
 
 def _refusal(kind: Kind, desired: Manifest) -> Action:
-    return Action(Verb.REFUSE, kind, desired["metadata"]["namespace"], desired["metadata"]["name"], desired)
+    return Action(
+        Verb.REFUSE, kind, desired["metadata"]["namespace"], desired["metadata"]["name"], desired
+    )
 
 
 def _deletion(body: Manifest, *, foreground: bool = False) -> Action:
     kind, metadata = CHILD_OF_NAME[body["kind"]], body["metadata"]
-    return Action(Verb.DELETE, kind, metadata["namespace"], metadata["name"], {}, metadata["uid"], foreground=foreground)
+    return Action(
+        Verb.DELETE,
+        kind,
+        metadata["namespace"],
+        metadata["name"],
+        {},
+        metadata["uid"],
+        foreground=foreground,
+    )
 
 
 def _may_go(body: Manifest, owner_uid: str) -> bool:
@@ -203,7 +268,10 @@ def _may_go(body: Manifest, owner_uid: str) -> bool:
 
 def _controller(body: Manifest) -> Mapping[str, Any]:
     """The controller reference; empty when there is none."""
-    return next((each for each in body["metadata"].get("ownerReferences") or () if each.get("controller")), {})
+    return next(
+        (each for each in body["metadata"].get("ownerReferences") or () if each.get("controller")),
+        {},
+    )
 
 
 def _is_same_name(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -28,7 +28,9 @@ list`, and `.`, the thing itself.
 
 CONTROL_PLANE = frozenset({"kube-controller-manager", "cloud-controller-manager"})
 _IDENTITY = frozenset({"apiVersion", "kind"})
-_SENT_METADATA = frozenset({"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"})
+_SENT_METADATA = frozenset(
+    {"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"}
+)
 _IDENTITY_METADATA = frozenset({"name", "namespace"})
 
 
@@ -36,10 +38,17 @@ def prepared(manifest: Manifest) -> dict[str, Any]:
     """A manifest as it is sent: without nulls and fields of the server, and `stringData` as
     `data`.
     """
-    body: dict[str, Any] = _without_nulls({key: value for key, value in manifest.items() if key != "status"})
-    body["metadata"] = {key: value for key, value in body["metadata"].items() if key in _SENT_METADATA}
+    body: dict[str, Any] = _without_nulls(
+        {key: value for key, value in manifest.items() if key != "status"}
+    )
+    body["metadata"] = {
+        key: value for key, value in body["metadata"].items() if key in _SENT_METADATA
+    }
     if "stringData" in body:
-        encoded = {key: base64.b64encode(value.encode()).decode() for key, value in body.pop("stringData").items()}
+        encoded = {
+            key: base64.b64encode(value.encode()).decode()
+            for key, value in body.pop("stringData").items()
+        }
         body["data"] = {**body.get("data", {}), **encoded}
     return body
 
@@ -48,14 +57,22 @@ def stamped(manifest: Manifest) -> dict[str, Any]:
     """A prepared manifest with the annotation that says what was applied."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
     metadata = manifest["metadata"]
-    return {**manifest, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED: digest}}}
+    return {
+        **manifest,
+        "metadata": {
+            **metadata,
+            "annotations": {**metadata.get("annotations", {}), APPLIED: digest},
+        },
+    }
 
 
 def has_drifted(desired: Manifest, live: Manifest) -> bool:
     """Return whether a live object differs from a prepared and stamped manifest in a field that
     the manifest sets.
     """
-    ours: Fields = next((entry.get("fieldsV1") or {} for entry in _entries(live) if _is_ours(entry)), {})
+    ours: Fields = next(
+        (entry.get("fieldsV1") or {} for entry in _entries(live) if _is_ours(entry)), {}
+    )
     annotations = live["metadata"].get("annotations") or {}
     is_same = annotations.get(APPLIED) == desired["metadata"]["annotations"][APPLIED]
     return not (is_same and ours and owns(ours, _owned_part(desired)))
@@ -63,7 +80,13 @@ def has_drifted(desired: Manifest, live: Manifest) -> bool:
 
 def writers(live: Manifest) -> list[str]:
     """Other managers of fields in an object, those of metadata and status aside."""
-    return sorted({str(entry.get("manager")) for entry in _entries(live) if _is_foreign(entry) and _has_content(entry)})
+    return sorted(
+        {
+            str(entry.get("manager"))
+            for entry in _entries(live)
+            if _is_foreign(entry) and _has_content(entry)
+        }
+    )
 
 
 def owns(fields: Fields, wanted: Any) -> bool:
@@ -74,7 +97,10 @@ def owns(fields: Fields, wanted: Any) -> bool:
     if not fields or wanted in ({}, []):
         return True
     if isinstance(wanted, Mapping):
-        return all(value == [] or (f"f:{key}" in fields and owns(fields[f"f:{key}"], value)) for key, value in wanted.items())
+        return all(
+            value == [] or (f"f:{key}" in fields and owns(fields[f"f:{key}"], value))
+            for key, value in wanted.items()
+        )
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         return all(_owns_item(fields, item) for item in wanted)
     return True
@@ -83,7 +109,10 @@ def owns(fields: Fields, wanted: Any) -> bool:
 def _owns_item(fields: Fields, item: Any) -> bool:
     if not isinstance(item, Mapping):
         return f"v:{json.dumps(item)}" in fields
-    return any(path.startswith("k:") and _is_item(path, item) and owns(inner, item) for path, inner in fields.items())
+    return any(
+        path.startswith("k:") and _is_item(path, item) and owns(inner, item)
+        for path, inner in fields.items()
+    )
 
 
 def _is_item(path: str, item: Mapping[str, Any]) -> bool:
@@ -91,7 +120,9 @@ def _is_item(path: str, item: Mapping[str, Any]) -> bool:
     default.
     """
     key = _item_key(path)
-    return any(name in item for name in key) and all(item.get(name, value) == value for name, value in key.items())
+    return any(name in item for name in key) and all(
+        item.get(name, value) == value for name, value in key.items()
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -106,12 +137,20 @@ def _entries(live: Manifest) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_ours(entry: Mapping[str, Any]) -> bool:
-    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource")
+    return (
+        entry.get("manager") == FIELD_MANAGER
+        and entry.get("operation") == "Apply"
+        and not entry.get("subresource")
+    )
 
 
 def _is_foreign(entry: Mapping[str, Any]) -> bool:
     """Return whether an entry is of another manager; /scale counts, since it writes into spec."""
-    return not _is_ours(entry) and entry.get("subresource") != "status" and entry.get("manager") not in CONTROL_PLANE
+    return (
+        not _is_ours(entry)
+        and entry.get("subresource") != "status"
+        and entry.get("manager") not in CONTROL_PLANE
+    )
 
 
 def _has_content(entry: Mapping[str, Any]) -> bool:
@@ -120,12 +159,18 @@ def _has_content(entry: Mapping[str, Any]) -> bool:
 
 def _owned_part(desired: Manifest) -> dict[str, Any]:
     """A manifest without the fields that identify the object, which have no owner."""
-    metadata = {key: value for key, value in desired["metadata"].items() if key not in _IDENTITY_METADATA}
-    return {**{key: value for key, value in desired.items() if key not in _IDENTITY}, "metadata": metadata}
+    metadata = {
+        key: value for key, value in desired["metadata"].items() if key not in _IDENTITY_METADATA
+    }
+    return {
+        **{key: value for key, value in desired.items() if key not in _IDENTITY},
+        "metadata": metadata,
+    }
 
 
 def _without_nulls(value: Any) -> Any:
-    if isinstance(value, str | int | float):  # most of what there is, and to ask for a Mapping takes long
+    # most of what there is, and to ask for a Mapping takes long
+    if isinstance(value, str | int | float):
         return value
     if isinstance(value, dict | Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}

@@ -57,7 +57,12 @@ class Events:
         except ConflictError:
             logger.debug("a lost answer had posted the event reason=%s", event.reason)
         except ClusterError as e:
-            logger.warning("no event posted reason=%s object=%s error=%s", event.reason, about["metadata"]["name"], e)
+            logger.warning(
+                "no event posted reason=%s object=%s error=%s",
+                event.reason,
+                about["metadata"]["name"],
+                e,
+            )
             return False
         self._remember(key)
         return True
@@ -73,7 +78,9 @@ class Events:
             self._posted.popitem(last=False)
 
 
-def event_object(about: Mapping[str, Any], event: Event, instance: str, now: datetime) -> dict[str, Any]:
+def event_object(
+    about: Mapping[str, Any], event: Event, instance: str, now: datetime
+) -> dict[str, Any]:
     """The Event object; its name comes from its content and time, so that a retry makes no
     second one.
     """

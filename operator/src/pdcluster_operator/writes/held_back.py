@@ -37,7 +37,9 @@ def is_lacking(action: Action, error: ClusterError) -> bool:
 
     An object that is ours, and could not be changed, is there all the same.
     """
-    return action.kind in NEEDED and (action.verb is Verb.CREATE or isinstance(error, NameTakenError))
+    return action.kind in NEEDED and (
+        action.verb is Verb.CREATE or isinstance(error, NameTakenError)
+    )
 
 
 def told(failure: Failure) -> Failure:
@@ -52,8 +54,14 @@ def waiting(action: Action, lacking: Iterable[Lacking]) -> Failure | None:
     """
     if action.kind is not STATEFUL_SET or action.verb is Verb.DELETE:
         return None
-    found = next((each for each in lacking if _uses(action.desired["spec"]["template"], each.action)), None)
-    return None if found is None else Failure(str(action), found.cause.reason, f"waits for {found.cause.object}")
+    found = next(
+        (each for each in lacking if _uses(action.desired["spec"]["template"], each.action)), None
+    )
+    return (
+        None
+        if found is None
+        else Failure(str(action), found.cause.reason, f"waits for {found.cause.object}")
+    )
 
 
 def _uses(template: Mapping[str, Any], action: Action) -> bool:
@@ -62,17 +70,29 @@ def _uses(template: Mapping[str, Any], action: Action) -> bool:
         return bool(pod.get("serviceAccountName") == action.name)
     if action.kind is SECRET:
         return action.name in _secrets(pod)
-    return _selects(action.desired["spec"]["podSelector"], (template.get("metadata") or {}).get("labels") or {})
+    return _selects(
+        action.desired["spec"]["podSelector"], (template.get("metadata") or {}).get("labels") or {}
+    )
 
 
 def _secrets(pod: Mapping[str, Any]) -> set[str]:
     """Those that a pod mounts."""
     volumes = pod.get("volumes") or ()
-    sources = [source for each in volumes for source in (each, *((each.get("projected") or {}).get("sources") or ()))]
-    return {str(secret.get("secretName") or secret.get("name")) for each in sources if (secret := each.get("secret"))}
+    sources = [
+        source
+        for each in volumes
+        for source in (each, *((each.get("projected") or {}).get("sources") or ()))
+    ]
+    return {
+        str(secret.get("secretName") or secret.get("name"))
+        for each in sources
+        if (secret := each.get("secret"))
+    }
 
 
 def _selects(selector: Mapping[str, Any], marks: Mapping[str, str]) -> bool:
     """By the two ways in which our own policies select."""
     wanted, present = selector.get("matchLabels") or {}, selector.get("matchExpressions") or ()
-    return all(marks.get(key) == value for key, value in wanted.items()) and all(each["key"] in marks for each in present)
+    return all(marks.get(key) == value for key, value in wanted.items()) and all(
+        each["key"] in marks for each in present
+    )

@@ -13,7 +13,9 @@ from pdcluster_api.apiserver.errors import ConflictError, NotFoundError
 from pdcluster_api.apiserver.kinds import Kind
 
 
-async def write_status(client: ApiClient, kind: Kind, live: Mapping[str, Any], status: Mapping[str, Any]) -> Body | None:
+async def write_status(
+    client: ApiClient, kind: Kind, live: Mapping[str, Any], status: Mapping[str, Any]
+) -> Body | None:
     """Make the status of a live body equal to the given one.
 
     Returns the object as the API server has it now; None when it is gone, or is another one now.
@@ -24,6 +26,8 @@ async def write_status(client: ApiClient, kind: Kind, live: Mapping[str, Any], s
         {"op": "add", "path": "/status", "value": status},  # replaces what is there
     ]
     try:
-        return await client.json_patch(kind, metadata["namespace"], metadata["name"], operations, subresource="status")
+        return await client.json_patch(
+            kind, metadata["namespace"], metadata["name"], operations, subresource="status"
+        )
     except (NotFoundError, ConflictError):
         return None

@@ -1,1 +1,3 @@
-"""Measures a server as its clients see it: loads, times, figures, and the search for a configuration."""
+"""Measures a server as its clients see it: loads, times, figures, and the search for a
+configuration.
+"""

@@ -137,7 +137,9 @@ def seen_in(run: Run) -> Seen:
     if not latencies["ttft"]:
         raise StartError(f"no answer was complete, the first: {run.failures[0]}", exit_code=1)
     gaps = latencies["itl"] or [0.0]  # answers of one token have none
-    return Seen(1e3 * percentile(latencies["ttft"], 90), 1e3 * percentile(gaps, 99), len(run.failures))
+    return Seen(
+        1e3 * percentile(latencies["ttft"], 90), 1e3 * percentile(gaps, 99), len(run.failures)
+    )
 
 
 def trial_line(number: int, trial: Trial, seen: Seen, limits: Limits) -> str:

@@ -35,7 +35,9 @@ class Lengths:
     @property
     def longest(self) -> int:
         """Prompt and output together, at most."""
-        return self.prefix_len + sum(_bounds(length, self.range_ratio)[1] for length in (self.input_len, self.output_len))
+        return self.prefix_len + sum(
+            _bounds(length, self.range_ratio)[1] for length in (self.input_len, self.output_len)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,9 @@ class Sampling:
     ignore_eos: bool = True
 
 
-def random_asks(count: int, lengths: Lengths, vocab_size: int, seed: str, sampling: Sampling) -> list[Ask]:
+def random_asks(
+    count: int, lengths: Lengths, vocab_size: int, seed: str, sampling: Sampling
+) -> list[Ask]:
     """Prompts of uniformly random token ids."""
     source = random.Random(f"random dataset {seed}")
 
@@ -92,7 +96,10 @@ def file_asks(path: Path, name: Name, count: int, output_len: int, sampling: Sam
     if not prompts:
         raise InvalidTraceError([Fault("", "has no prompt", _FIXES[name])])
     chosen = [prompts[index % len(prompts)] for index in range(count)]
-    return [Ask(prompt, num_tokens, sampling.temperature, sampling.ignore_eos) for prompt, num_tokens in chosen]
+    return [
+        Ask(prompt, num_tokens, sampling.temperature, sampling.ignore_eos)
+        for prompt, num_tokens in chosen
+    ]
 
 
 _FIXES = {

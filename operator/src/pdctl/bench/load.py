@@ -93,7 +93,9 @@ async def run_load(target: Target, asks: Sequence[Ask], pace: Pace) -> Run:
         if due is not None:
             await asyncio.sleep(due - time.monotonic())
         async with room:
-            return await _ask(target, ask, time.monotonic() if due is None else due, pace.limit_seconds)
+            return await _ask(
+                target, ask, time.monotonic() if due is None else due, pace.limit_seconds
+            )
 
     answers = await asyncio.gather(*(client(index, ask) for index, ask in enumerate(asks)))
     return Run(tuple(answers), time.monotonic() - start, time.process_time() - cpu_seconds)
@@ -112,8 +114,17 @@ async def _ask(target: Target, ask: Ask, scheduled: float, limit_seconds: float)
         failure = str(e)
     if failure is None:
         failure = _shortfall(ask, counted.num_output_tokens, len(chunk_seconds))
-    num_prompt_tokens = counted.num_prompt_tokens or (0 if isinstance(ask.prompt, str) else len(ask.prompt))
-    return Answer(scheduled, started, tuple(chunk_seconds), counted.num_output_tokens, failure, num_prompt_tokens)
+    num_prompt_tokens = counted.num_prompt_tokens or (
+        0 if isinstance(ask.prompt, str) else len(ask.prompt)
+    )
+    return Answer(
+        scheduled,
+        started,
+        tuple(chunk_seconds),
+        counted.num_output_tokens,
+        failure,
+        num_prompt_tokens,
+    )
 
 
 def _shortfall(ask: Ask, num_tokens: int, num_chunks: int) -> str | None:

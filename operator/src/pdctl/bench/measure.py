@@ -74,7 +74,9 @@ async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
         raise StartError(f"{url}: names no model; {fix}", exit_code=1) from e
 
 
-async def warm_up(target: Target, asks: Sequence[Ask], limit_seconds: float = REQUEST_LIMIT_SECONDS) -> None:
+async def warm_up(
+    target: Target, asks: Sequence[Ask], limit_seconds: float = REQUEST_LIMIT_SECONDS
+) -> None:
     """Send these, one at a time, each with this limit.
 
     Raises StartError for the first failure: a load would only repeat it.
@@ -84,7 +86,9 @@ async def warm_up(target: Target, asks: Sequence[Ask], limit_seconds: float = RE
         raise StartError(f"the first request failed: {run.failures[0]}", exit_code=1)
 
 
-async def batch_latencies(target: Target, batch: Batch, num_warmup: int, num_iters: int, pace: Pace) -> list[float]:
+async def batch_latencies(
+    target: Target, batch: Batch, num_warmup: int, num_iters: int, pace: Pace
+) -> list[float]:
     """Seconds of each iteration: all requests of a batch at once, to the end of the last answer.
 
     Raises StartError when an answer fails.
@@ -111,4 +115,6 @@ def vocab_size(model: Path) -> int:
     try:
         return int(json.loads(path.read_text())["vocab_size"])
     except (OSError, ValueError, LookupError, TypeError) as e:
-        raise StartError(f"{path}: has no vocab_size; give the folder of a model", exit_code=2) from e
+        raise StartError(
+            f"{path}: has no vocab_size; give the folder of a model", exit_code=2
+        ) from e

@@ -30,7 +30,9 @@ async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers
+    ) as session:
         yield session
 
 
@@ -52,7 +54,11 @@ class OpenAIServer:
 
     def body(self, ask: Ask) -> dict[str, Any]:
         """The request's JSON."""
-        text = {"messages": [{"role": "user", "content": ask.prompt}]} if self.endpoint == CHAT else {"prompt": ask.prompt}
+        text = (
+            {"messages": [{"role": "user", "content": ask.prompt}]}
+            if self.endpoint == CHAT
+            else {"prompt": ask.prompt}
+        )
         body = {
             "model": self.model,
             **text,
@@ -84,7 +90,9 @@ class OpenAIServer:
                     if usage := event.get("usage"):
                         counted = Counted(usage["completion_tokens"], usage.get("prompt_tokens", 0))
                 except (LookupError, TypeError, AttributeError) as e:
-                    raise IncompleteAnswerError(f"an event is not of this API ({e!r}): {data[:100]!r}") from e
+                    raise IncompleteAnswerError(
+                        f"an event is not of this API ({e!r}): {data[:100]!r}"
+                    ) from e
         if not is_done or counted is None:
             raise IncompleteAnswerError("the stream ended without [DONE] and usage")
         return counted

@@ -109,7 +109,10 @@ def serve_text(result: Mapping[str, Any], failures: Sequence[str]) -> str:
 def _latency_lines(result: Mapping[str, Any], name: str) -> list[str]:
     keys = [key for key in result if key.endswith(f"_{name}_ms") and not key.startswith("std_")]
     words = {key: key.removesuffix(f"_{name}_ms") for key in keys}
-    return [_line(f"{word.capitalize()} {name.upper()} (ms):", result[key]) for key, word in words.items()]
+    return [
+        _line(f"{word.capitalize()} {name.upper()} (ms):", result[key])
+        for key, word in words.items()
+    ]
 
 
 def _line(title: str, value: float) -> str:

@@ -1,4 +1,6 @@
-"""A cluster that a measurement starts for itself: `pdctl up FILE` as a child process, from its start to its last process."""
+"""A cluster that a measurement starts for itself: `pdctl up FILE` as a child process, from its
+start to its last process.
+"""
 
 import asyncio
 import json
@@ -43,21 +45,35 @@ class Started:
 
 
 @asynccontextmanager
-async def started_cluster(file: Path, model: Path, engine: Mapping[str, Any] | None = None) -> AsyncIterator[Started]:
+async def started_cluster(
+    file: Path, model: Path, engine: Mapping[str, Any] | None = None
+) -> AsyncIterator[Started]:
     """`pdctl up FILE` on a free port; state and logs are in a folder that goes with it.
 
     model:  the model's folder
     engine: fields of `spec.engine` that replace those of the file
     Raises StartError with its output when it does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="pdcluster-bench-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="pdcluster-bench-", ignore_cleanup_errors=True
+    ) as folder:
         changed = Path(folder) / file.name
         changed.write_text(with_engine(file.read_text(), engine or {}))
         start = time.monotonic()
-        options = ("--no-progress", "--port", "0", "--state-dir", folder, "--model-path", str(model))
+        options = (
+            "--no-progress",
+            "--port",
+            "0",
+            "--state-dir",
+            folder,
+            "--model-path",
+            str(model),
+        )
         command = (sys.executable, "-m", "pdctl", "up", str(changed), *options)
         # In its own session: Ctrl-C reaches it through us only, once.
-        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT, start_new_session=True)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=PIPE, stderr=STDOUT, start_new_session=True
+        )
         try:
             base_url = await _ready_url(process, file)
             start_seconds = time.monotonic() - start
@@ -68,7 +84,8 @@ async def started_cluster(file: Path, model: Path, engine: Mapping[str, Any] | N
 
 
 def with_engine(text: str, engine: Mapping[str, Any]) -> str:
-    """A file's YAML with other values in the `spec.engine` of its PDCluster; other objects stay as they are.
+    """A file's YAML with other values in the `spec.engine` of its PDCluster; other objects stay as
+    they are.
 
     >>> with_engine("kind: PDCluster\\nspec: {engine: {threads: 2}}", {"maxSequences": 8})
     'kind: PDCluster\\nspec:\\n  engine:\\n    threads: 2\\n    maxSequences: 8\\n'

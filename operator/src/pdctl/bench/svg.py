@@ -44,7 +44,8 @@ def picture(title: str, panels: Sequence[Panel]) -> str:
     height = _TOP + len(panels) * (_HEIGHT + _GAP)
     parts = [_panel(panel, _TOP + index * (_HEIGHT + _GAP)) for index, panel in enumerate(panels)]
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + _LEFT + 30}" height="{height}" font-family="sans-serif" font-size="12">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + _LEFT + 30}" height="{height}" '
+        'font-family="sans-serif" font-size="12">'
     )
     background = '<rect width="100%" height="100%" fill="white"/>'
     return "\n".join([head, background, _text(_LEFT, 18, title), *parts, "</svg>"]) + "\n"

@@ -186,7 +186,9 @@ class _Climb:
     def _rise(self, sizes: Sizes) -> Generator[Trial, Seen, None]:
         assert self.best is not None
         for _ in range(MAX_RISES):
-            if self.is_spent or not (yield from self._holds(Trial(sizes, self.best.trial.rate * STEP))):
+            if self.is_spent or not (
+                yield from self._holds(Trial(sizes, self.best.trial.rate * STEP))
+            ):
                 return
 
     def _holds(self, trial: Trial) -> Generator[Trial, Seen, bool]:

@@ -1,4 +1,6 @@
-"""`pdctl bench` and its commands `latency`, `throughput` and `autotune`: figures of a cluster that is started for them on this machine."""
+"""`pdctl bench` and its commands `latency`, `throughput` and `autotune`: figures of a cluster that
+is started for them on this machine.
+"""
 
 from typing import Annotated
 
@@ -39,7 +41,9 @@ def latency_command(
     plot: given.Plot = None,
     model_path: given.ModelPath = None,
 ) -> None:
-    """Time whole batches on a cluster that is started for it: from the first request sent to the last token."""
+    """Time whole batches on a cluster that is started for it: from the first request sent to the
+    last token.
+    """
     with reported(file):
         lengths = Lengths(input_len, output_len)
         local = given.checked_file(file, model_path, lengths).local
@@ -90,7 +94,9 @@ def throughput_command(
         if is_random:
             asks = random_asks(num_prompts, lengths, vocab, str(seed), sampling)
         else:
-            asks = file_asks(given.required(dataset_path), dataset_name, num_prompts, output_len, sampling)
+            asks = file_asks(
+                given.required(dataset_path), dataset_name, num_prompts, output_len, sampling
+            )
         first = random_asks(2, Lengths(16, 4), vocab, f"{seed} warm-up", Sampling())
 
         async def measure() -> Run:
@@ -113,18 +119,23 @@ def throughput_command(
 def autotune_command(
     file: given.File,
     *,
-    ttft_p90: Annotated[float, typer.Option(min=1.0, metavar="MS", help="most time to first token")],
+    ttft_p90: Annotated[
+        float, typer.Option(min=1.0, metavar="MS", help="most time to first token")
+    ],
     itl_p99: Annotated[float, typer.Option(min=1.0, metavar="MS", help="longest gap of tokens")],
     input_len: given.InputLen = 256,
     output_len: given.OutputLen = 64,
     num_prompts: given.NumPrompts = 32,
-    request_rate: Annotated[float, typer.Option(min=0.05, max=10_000.0, help="of the first trial, a second")] = 1.0,
+    request_rate: Annotated[
+        float, typer.Option(min=0.05, max=10_000.0, help="of the first trial, a second")
+    ] = 1.0,
     max_trials: Annotated[int, typer.Option(min=1, max=200, help="loads, at most")] = 16,
     seed: given.Seed = 0,
     request_timeout: given.RequestTimeout = REQUEST_LIMIT_SECONDS,
     model_path: given.ModelPath = None,
 ) -> None:
-    """Find maxBatchedTokens, maxSequences and scheduler that hold the highest request rate within two limits.
+    """Find maxBatchedTokens, maxSequences and scheduler that hold the highest request rate within
+    two limits.
 
     Each trial is a real cluster of this machine under Poisson arrivals.
     Prints the section to paste; ends with 1 where no trial was inside the limits.

@@ -16,26 +16,38 @@ from pdctl.bench.measure import Local
 from pdctl.bench.result import NAMES
 from pdctl.local.model import find_model
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="a PDCluster object in YAML", show_default=False)]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="a PDCluster object in YAML", show_default=False)
+]
 ModelPath = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="the model's folder; else as `pdctl up` finds it"),
 ]
 Seed = Annotated[int, typer.Option(help="of prompts and arrivals")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 = greedy")]
-OutputJson = Annotated[Path | None, typer.Option(metavar="FILE", help="write the result there, as JSON")]
+OutputJson = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="write the result there, as JSON")
+]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="draw the result there")]
 NumPrompts = Annotated[int, typer.Option(min=1, help="how many requests")]
 RequestTimeout = Annotated[
     float,
-    typer.Option("--request-timeout", min=0.1, metavar="SECONDS", help="for one answer, then it has failed"),
+    typer.Option(
+        "--request-timeout", min=0.1, metavar="SECONDS", help="for one answer, then it has failed"
+    ),
 ]
 DatasetName = Annotated[
     Literal["random", "custom", "sharegpt"],
-    typer.Option(help="random token ids; custom: JSON lines with `prompt`; sharegpt: its JSON file"),
+    typer.Option(
+        help="random token ids; custom: JSON lines with `prompt`; sharegpt: its JSON file"
+    ),
 ]
-DatasetPath = Annotated[Path | None, typer.Option(metavar="FILE", help="of a custom or sharegpt dataset")]
-InputLen = Annotated[int, typer.Option("--input-len", "--random-input-len", min=1, help="tokens of a random prompt")]
+DatasetPath = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="of a custom or sharegpt dataset")
+]
+InputLen = Annotated[
+    int, typer.Option("--input-len", "--random-input-len", min=1, help="tokens of a random prompt")
+]
 OutputLen = Annotated[
     int,
     typer.Option("--output-len", "--random-output-len", min=1, help="tokens of an answer, at most"),
@@ -117,6 +129,8 @@ def metrics_of(text: str) -> list[str]:
 def required(path: Path | None) -> Path:
     """A dataset's path.  Raises StartError without one."""
     if path is None:
-        message = "--dataset-path: not given; give the file of the prompts, or --dataset-name random"
+        message = (
+            "--dataset-path: not given; give the file of the prompts, or --dataset-name random"
+        )
         raise StartError(message, exit_code=2)
     return path

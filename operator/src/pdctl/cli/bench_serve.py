@@ -25,7 +25,9 @@ Ratio = Annotated[float, typer.Option(min=0.0, max=0.99, help="lengths vary by s
 Vocabulary = Annotated[int, typer.Option(min=513, help="random token ids are below it")]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="so many at a time")]
 Warmups = Annotated[int, typer.Option(min=0, help="requests before it counts")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="answers of just --output-len tokens")]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="answers of just --output-len tokens")
+]
 Model = Annotated[str | None, typer.Option(help="as clients call it [default: the first]")]
 BaseUrl = Annotated[str, typer.Option(metavar="URL", help="of the server, without the endpoint")]
 Goodput = Annotated[list[str] | None, typer.Option(metavar="NAME:MS", help="ttft, tpot or e2el")]
@@ -100,9 +102,14 @@ def serve_command(
         _check_endpoint(endpoint)
         # No prompt is sent twice: a prefix cache would answer.
         asks = requests.asks(num_warmups + num_prompts, endpoint)
-        names, percents = given.metrics_of(percentile_metrics), given.percentiles_of(metric_percentiles)
+        names, percents = (
+            given.metrics_of(percentile_metrics),
+            given.percentiles_of(metric_percentiles),
+        )
         reporting = Reporting(names, percents, given.slo_of(goodput or []), save_detailed)
-        pace = replace(_pace(request_rate, max_concurrency, num_prompts, seed), limit_seconds=request_timeout)
+        pace = replace(
+            _pace(request_rate, max_concurrency, num_prompts, seed), limit_seconds=request_timeout
+        )
         server = Server(base_url, model, endpoint)
         measured, name = run(_measure(server, asks[:num_warmups], asks[num_warmups:], pace))
         setting = _setting(endpoint, name, num_prompts, request_rate, max_concurrency)
@@ -115,7 +122,9 @@ def serve_command(
         raise typer.Exit(1)
 
 
-async def _measure(server: Server, first: list[Ask], asks: list[Ask], pace: Pace) -> tuple[Run, str]:
+async def _measure(
+    server: Server, first: list[Ask], asks: list[Ask], pace: Pace
+) -> tuple[Run, str]:
     """The run, and the model's name."""
     async with connected(server) as target:
         await warm_up(target, first, pace.limit_seconds)
@@ -136,7 +145,9 @@ def _pace(rate: float, max_concurrency: int | None, count: int, seed: int) -> Pa
     return Pace(arrivals, max_concurrency)
 
 
-def _setting(endpoint: str, model: str, count: int, rate: float, most: int | None) -> dict[str, Any]:
+def _setting(
+    endpoint: str, model: str, count: int, rate: float, most: int | None
+) -> dict[str, Any]:
     """The load in vLLM's words."""
     return {
         "endpoint_type": "openai-chat" if endpoint == CHAT else "openai",

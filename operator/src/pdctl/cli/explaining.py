@@ -21,29 +21,59 @@ from pdctl.preview.immutable import identity_faults
 from pdctl.preview.preview import Preview
 from pdctl.replay.speeds import Speeds
 
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", metavar="NAMESPACE", help="of the cluster; else that of the context")]
-Context = Annotated[str | None, typer.Option(metavar="CONTEXT", help="of the kubeconfig; else its current one")]
-Kubeconfig = Annotated[Path | None, typer.Option(metavar="FILE", help="else KUBECONFIG, or ~/.kube/config")]
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace", "-n", metavar="NAMESPACE", help="of the cluster; else that of the context"
+    ),
+]
+Context = Annotated[
+    str | None, typer.Option(metavar="CONTEXT", help="of the kubeconfig; else its current one")
+]
+Kubeconfig = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="else KUBECONFIG, or ~/.kube/config")
+]
 
 autoscale = typer.Typer(help="Try the autoscaler without a cluster.", no_args_is_help=True)
 
 
 def why_command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="of the cluster", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="of the cluster", show_default=False)
+    ] = None,
     *,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="the object, or its status, from a file; - = stdin")
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="the object, or its status, from a file; - = stdin"
+        ),
     ] = None,
-    last: Annotated[int, typer.Option(min=1, max=MAX_DECISIONS, help="how many decisions, the newest first")] = 1,
+    last: Annotated[
+        int, typer.Option(min=1, max=MAX_DECISIONS, help="how many decisions, the newest first")
+    ] = 1,
     request: Annotated[
-        str | None, typer.Option(metavar="ID", help="of a request, by its x-request-id or the id of its answer: why it went where it went")
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="of a request, by its x-request-id or the id of its answer: why it went where it "
+            "went",
+        ),
     ] = None,
-    url: Annotated[str | None, typer.Option(metavar="URL", help="of the one worker to ask for a request")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="PDCLUSTER_API_KEY", metavar="KEY", help="for a worker that asks for one")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="where runs of pdctl up keep state")] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="of the one worker to ask for a request")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PDCLUSTER_API_KEY", metavar="KEY", help="for a worker that asks for one"
+        ),
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="where runs of pdctl up keep state")
+    ] = None,
 ) -> None:
     """Say why each pool has the workers that it has: metric values, rules, replicas; with
     --request, why a request went where it went.
@@ -66,8 +96,20 @@ def why_command(
 
 
 def plan_command(
-    file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="the PDCluster that would be applied", show_default=False)],
-    against: Annotated[Path | None, typer.Option(metavar="FILE", help="compare with this file instead of the cluster's object")] = None,
+    file: Annotated[
+        Path,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="the PDCluster that would be applied",
+            show_default=False,
+        ),
+    ],
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="compare with this file instead of the cluster's object"),
+    ] = None,
     *,
     namespace: Namespace = None,
     context: Context = None,
@@ -100,12 +142,18 @@ def _beside_cluster(new: PDCluster, place: Place) -> tuple[PDCluster, Preview]:
     given = new.metadata.namespace if "namespace" in new.metadata.model_fields_set else None
     try:
         if given is not None and place.namespace not in (None, given):
-            message = f"the file's metadata.namespace is {given}, and --namespace is {place.namespace}; leave one out, or make them equal"
+            message = (
+                f"the file's metadata.namespace is {given}, and --namespace is {place.namespace}; "
+                "leave one out, or make them equal"
+            )
             raise StartError(message, exit_code=2)
         place = Place(place.kubeconfig, place.context, place.namespace or given)
         metadata = new.metadata.model_copy(update={"namespace": place.in_namespace()})
         new = new.model_copy(update={"metadata": metadata})
-        found, remark = preview_of_cluster(new, read_live(Place(place.kubeconfig, place.context, metadata.namespace), metadata.name))
+        found, remark = preview_of_cluster(
+            new,
+            read_live(Place(place.kubeconfig, place.context, metadata.namespace), metadata.name),
+        )
     except StartError as e:
         raise failed(e) from e
     if remark is not None:
@@ -120,25 +168,58 @@ def _group() -> None:
 
 @autoscale.command("replay")
 def replay_command(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV: seconds,requests_per_second,input_tokens,output_tokens")],
-    file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="a PDCluster with a section autoscale", show_default=False)],
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="CSV: seconds,requests_per_second,input_tokens,output_tokens"
+        ),
+    ],
+    file: Annotated[
+        Path,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="a PDCluster with a section autoscale",
+            show_default=False,
+        ),
+    ],
     *,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="write a table, the decisions and a picture there")] = None,
-    plot: Annotated[bool, typer.Option(help="the picture; it needs matplotlib (the extra `replay`)")] = True,
-    prefill_tokens_per_second: Annotated[float, typer.Option(help="of a busy prefill worker")] = Speeds.prefill_tokens_per_second,
-    step_seconds: Annotated[float, typer.Option(help="of a decode step with one stream")] = Speeds.step_seconds,
-    stream_seconds: Annotated[float, typer.Option(help="that each further stream adds to a step")] = Speeds.stream_seconds,
-    kv_tokens: Annotated[float, typer.Option(help="that a decode worker's KV cache holds")] = Speeds.kv_tokens,
-    start_seconds: Annotated[float, typer.Option(help="until a new worker is ready")] = Speeds.start_seconds,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="write a table, the decisions and a picture there"),
+    ] = None,
+    plot: Annotated[
+        bool, typer.Option(help="the picture; it needs matplotlib (the extra `replay`)")
+    ] = True,
+    prefill_tokens_per_second: Annotated[
+        float, typer.Option(help="of a busy prefill worker")
+    ] = Speeds.prefill_tokens_per_second,
+    step_seconds: Annotated[
+        float, typer.Option(help="of a decode step with one stream")
+    ] = Speeds.step_seconds,
+    stream_seconds: Annotated[
+        float, typer.Option(help="that each further stream adds to a step")
+    ] = Speeds.stream_seconds,
+    kv_tokens: Annotated[
+        float, typer.Option(help="that a decode worker's KV cache holds")
+    ] = Speeds.kv_tokens,
+    start_seconds: Annotated[
+        float, typer.Option(help="until a new worker is ready")
+    ] = Speeds.start_seconds,
 ) -> None:
     """Run a trace of load through the autoscaler of a file, on a simulated cluster."""
     cluster = load_file(file)
     try:
-        speeds = Speeds(prefill_tokens_per_second, step_seconds, stream_seconds, kv_tokens, start_seconds)
+        speeds = Speeds(
+            prefill_tokens_per_second, step_seconds, stream_seconds, kv_tokens, start_seconds
+        )
     except InvalidTraceError as e:
         raise failed(StartError(str(e), exit_code=2)) from e
     try:
-        typer.echo("\n".join(run_replay(ReplayRequest(trace, cluster, speeds, out, with_plot=plot))))
+        typer.echo(
+            "\n".join(run_replay(ReplayRequest(trace, cluster, speeds, out, with_plot=plot)))
+        )
     except InvalidTraceError as e:
         raise refused(trace, e.faults) from e
     except InvalidObjectError as e:

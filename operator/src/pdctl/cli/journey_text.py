@@ -1,4 +1,6 @@
-"""The journey of a request in words: when what was decided, by which worker, and by which numbers."""
+"""The journey of a request in words: when what was decided, by which worker, and by
+which numbers.
+"""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -14,7 +16,8 @@ Journey = Mapping[str, Any]
 def journey_lines(worker: str, journey: Journey) -> Iterator[str]:
     """One worker's journey of a request: a line, and a table of its events.
 
-    >>> event = {"name": "decode", "seconds": 0.0015, "worker": "", "facts": {"worker": "d1", "cost": 2.0}}
+    >>> event = {"name": "decode", "seconds": 0.0015, "worker": "", "facts": {"worker": "d1",
+    ...     "cost": 2.0}}
     >>> journey = {"request_id": "r", "began_unix": 0.0, "events": [event]}
     >>> print(*journey_lines("d0", journey), sep="\\n")
     request r at d0, 1970-01-01 00:00:00 UTC

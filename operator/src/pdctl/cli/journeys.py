@@ -50,7 +50,9 @@ def of_addresses(addresses: Mapping[str, str], request_id: str, api_key: str | N
     return asyncio.run(ask_all())
 
 
-async def _of_address(session: aiohttp.ClientSession, name: str, url: str, request_id: str) -> Found:
+async def _of_address(
+    session: aiohttp.ClientSession, name: str, url: str, request_id: str
+) -> Found:
     try:
         async with session.get(f"{url.rstrip('/')}{_path(request_id)}") as answer:
             body = await answer.json()
@@ -72,19 +74,28 @@ def of_cluster(place: Place, name: str, request_id: str) -> list[Found]:
 
     async def ask_pods(client: ApiClient) -> list[Found]:
         selector = f"{labels.CLUSTER}={name},{labels.ROLE}"
-        pods = [pod["metadata"]["name"] async for pod in client.list(POD, namespace, labels=selector)]
-        return list(await asyncio.gather(*(_of_pod(client, namespace, pod, request_id) for pod in pods)))
+        pods = [
+            pod["metadata"]["name"] async for pod in client.list(POD, namespace, labels=selector)
+        ]
+        return list(
+            await asyncio.gather(*(_of_pod(client, namespace, pod, request_id) for pod in pods))
+        )
 
     return ask(place, ask_pods)
 
 
 async def _of_pod(client: ApiClient, namespace: str, pod: str, request_id: str) -> Found:
     try:
-        return Found(pod, _journeys(await client.proxied(namespace, pod, HTTP_PORT, _path(request_id))))
+        return Found(
+            pod, _journeys(await client.proxied(namespace, pod, HTTP_PORT, _path(request_id)))
+        )
     except NotFoundError:
         return Found(pod)
     except ClusterError as e:
-        fix = f"kubectl port-forward {pod} {HTTP_PORT}, then give --url http://127.0.0.1:{HTTP_PORT} and --api-key"
+        fix = (
+            f"kubectl port-forward {pod} {HTTP_PORT}, then give --url http://127.0.0.1:{HTTP_PORT} "
+            "and --api-key"
+        )
         return Found(pod, problem=f"cannot be asked through the API server: {e}; {fix}")
 
 
@@ -95,11 +106,16 @@ def known(found: Sequence[Found], request_id: str) -> list[tuple[str, Journey]]:
     """
     journeys = [(each.worker, journey) for each in found for journey in each.journeys]
     if journeys:
-        return sorted(journeys, key=lambda pair: (_role(pair[1]) != "ingress", pair[1].get("began_unix", 0.0)))
+        return sorted(
+            journeys, key=lambda pair: (_role(pair[1]) != "ingress", pair[1].get("began_unix", 0.0))
+        )
     problems = [f"{each.worker} {each.problem}" for each in found if each.problem is not None]
     if not found:
         raise StartError("no worker is there to ask", exit_code=1)
-    message = f"none of {len(found)} workers knows request {request_id}: each keeps its last 2048 that have ended"
+    message = (
+        f"none of {len(found)} workers knows request {request_id}: each keeps its last 2048 that "
+        "have ended"
+    )
     raise StartError("\n".join([message, *problems]), exit_code=1)
 
 
@@ -114,7 +130,9 @@ def _path(request_id: str) -> str:
 
 def _journeys(body: Any) -> tuple[Journey, ...]:
     found = body.get("journeys") if isinstance(body, dict) else None
-    return tuple(each for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
+    return (
+        tuple(each for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
+    )
 
 
 def _message(body: Any) -> str:

@@ -1,4 +1,6 @@
-"""One PDCluster and its children from the API server of a kubeconfig, as kubectl would choose it."""
+"""One PDCluster and its children from the API server of a kubeconfig, as kubectl
+would choose it.
+"""
 
 import asyncio
 import os
@@ -16,7 +18,14 @@ from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient, Limits
 from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError
-from pdcluster_api.apiserver.kinds import CONTROLLER_REVISION, PDCLUSTER, POD, POOL_SCALER, SERVICE, STATEFUL_SET
+from pdcluster_api.apiserver.kinds import (
+    CONTROLLER_REVISION,
+    PDCLUSTER,
+    POD,
+    POOL_SCALER,
+    SERVICE,
+    STATEFUL_SET,
+)
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.errors import StartError
@@ -29,44 +38,74 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Place:
-    """Kubernetes context and namespace.  None = as kubectl has it: KUBECONFIG or ~/.kube/config, its current context and namespace."""
+    """Kubernetes context and namespace.
+
+    None = as kubectl has it: KUBECONFIG or ~/.kube/config, its current context and namespace.
+    """
 
     kubeconfig: Path | None = None
     context: str | None = None
     namespace: str | None = None
 
     def file(self) -> Path:
-        """The kubeconfig, which may be several with ':' between them.  Raises StartError (exit code 2) when there is none."""
-        path = self.kubeconfig or Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
+        """The kubeconfig, which may be several with ':' between them.
+
+        Raises StartError (exit code 2) when there is none.
+        """
+        path = self.kubeconfig or Path(
+            os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config"
+        )
         if any(Path(part).is_file() for part in str(path).split(os.pathsep)):
             return path
-        message = f"no kubeconfig: there is no file {path}; set KUBECONFIG, give --kubeconfig, or read a file instead"
+        message = (
+            f"no kubeconfig: there is no file {path}; set KUBECONFIG, give --kubeconfig, or read a "
+            "file instead"
+        )
         raise StartError(message, exit_code=2)
 
     def in_namespace(self) -> str:
-        """The namespace.  Raises StartError (exit code 2) when the kubeconfig cannot be read or has no such context."""
+        """The namespace.
+
+        Raises StartError (exit code 2) when the kubeconfig cannot be read or has no such context.
+        """
         if self.namespace is not None:
             return self.namespace
         file = self.file()
         try:
             contexts, current = list_kube_config_contexts(str(file))  # type: ignore[no-untyped-call]
         except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:
-            raise StartError(f"kubeconfig {file} cannot be used: {e}; correct it, or give --kubeconfig", exit_code=2) from e
-        chosen = current if self.context is None else next((each for each in contexts if each["name"] == self.context), None)
+            raise StartError(
+                f"kubeconfig {file} cannot be used: {e}; correct it, or give --kubeconfig",
+                exit_code=2,
+            ) from e
+        chosen = (
+            current
+            if self.context is None
+            else next((each for each in contexts if each["name"] == self.context), None)
+        )
         if chosen is None:
             names = ", ".join(each["name"] for each in contexts)
-            raise StartError(f"kubeconfig {file} has no context {self.context!r}; use one of {names}", exit_code=2)
+            raise StartError(
+                f"kubeconfig {file} has no context {self.context!r}; use one of {names}",
+                exit_code=2,
+            )
         return str(chosen.get("context", {}).get("namespace") or "default")
 
 
 def read_object(place: Place, name: str) -> Body | None:
-    """The PDCluster; None = there is none.  Raises StartError when the API server cannot be asked."""
+    """The PDCluster; None = there is none.
+
+    Raises StartError when the API server cannot be asked.
+    """
     namespace = place.in_namespace()
     return ask(place, lambda client: client.find(PDCLUSTER, namespace, name))
 
 
 def read_live(place: Place, name: str) -> Live | None:
-    """The PDCluster and the children that sizes and revisions follow from; None = there is none.  Raises StartError as above."""
+    """The PDCluster and the children that sizes and revisions follow from; None = there is none.
+
+    Raises StartError as above.
+    """
     namespace = place.in_namespace()
 
     async def read(client: ApiClient) -> Live | None:
@@ -75,7 +114,10 @@ def read_live(place: Place, name: str) -> Live | None:
             return None
         children: list[Body] = []
         for kind in _CHILDREN:
-            children += [child async for child in client.list(kind, namespace, labels=f"{labels.CLUSTER}={name}")]
+            children += [
+                child
+                async for child in client.list(kind, namespace, labels=f"{labels.CLUSTER}={name}")
+            ]
         return Live(body, children)
 
     return ask(place, read)

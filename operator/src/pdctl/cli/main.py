@@ -26,8 +26,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-File = Annotated[Path, typer.Argument(metavar="FILE", help="a PDCluster object in YAML", show_default=False)]
-StateDir = Annotated[Path | None, typer.Option(metavar="DIR", help="where runs keep state and logs [default: ~/.local/state/pdcluster]")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="a PDCluster object in YAML", show_default=False)
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="where runs keep state and logs [default: ~/.local/state/pdcluster]"
+    ),
+]
 
 
 @app.command("up")
@@ -35,22 +42,36 @@ def up_command(
     file: File,
     port: Annotated[
         int | None,
-        typer.Option(envvar="PDCLUSTER_PORT", min=0, max=65535, help="where to serve, over spec.service.port; 0 = any free port"),
+        typer.Option(
+            envvar="PDCLUSTER_PORT",
+            min=0,
+            max=65535,
+            help="where to serve, over spec.service.port; 0 = any free port",
+        ),
     ] = None,
     model_path: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="the model's folder; without it spec.model.path where that is here, else ~/.cache/pdcluster/NAME by spec.model.name",
+            help="the model's folder; without it spec.model.path where that is here, else "
+            "~/.cache/pdcluster/NAME by spec.model.name",
         ),
     ] = None,
-    progress: Annotated[bool, typer.Option(help="a live table; without it a line for each change, for pipes and CI")] = True,
+    progress: Annotated[
+        bool, typer.Option(help="a live table; without it a line for each change, for pipes and CI")
+    ] = True,
     state_dir: StateDir = None,
 ) -> None:
     """Run a PDCluster as processes of this machine until Ctrl-C."""
     cluster = load_file(file)
     served = cluster.spec.service.port if port is None else port
-    request = UpRequest(source=file, cluster=cluster, port=served, state_dir=state_dir or default_state_dir(), model_path=model_path)
+    request = UpRequest(
+        source=file,
+        cluster=cluster,
+        port=served,
+        state_dir=state_dir or default_state_dir(),
+        model_path=model_path,
+    )
     try:
         with make_screen(progress=progress) as screen:
             up(request, screen)
@@ -63,9 +84,15 @@ def up_command(
 @app.command("status")
 def status_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="of the cluster; not needed when one runs", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="of the cluster; not needed when one runs", show_default=False
+        ),
     ] = None,
-    output: Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="json has every address, pid and file")] = "table",
+    output: Annotated[
+        Literal["table", "json"],
+        typer.Option("--output", "-o", help="json has every address, pid and file"),
+    ] = "table",
     state_dir: StateDir = None,
 ) -> None:
     """Show the workers of a cluster that runs on this machine."""

@@ -41,10 +41,20 @@ def _in_the_way(body: Mapping[str, Any]) -> list[str]:
     """
     conditions = Previous(_section(body, "status")).conditions()
     told = [each for each in conditions if each.get("type") in words.AUTOSCALING and _is_true(each)]
-    below = [each for each in conditions if each.get("type") in _BELOW and not (_is_true(each) and each.get("reason") != words.SCALING)]
+    below = [
+        each
+        for each in conditions
+        if each.get("type") in _BELOW
+        and not (_is_true(each) and each.get("reason") != words.SCALING)
+    ]
     stalled = [each for each in conditions if each.get("type") == words.STALLED and _is_true(each)]
-    given_up = [each for each in stalled if each.get("reason") == words.PROGRESS_DEADLINE_EXCEEDED]  # what says why, and the way out
-    return [line for each in (*told, *given_up, *(below or ([] if given_up else stalled))) for line in _condition(each)]
+    # what says why, and the way out
+    given_up = [each for each in stalled if each.get("reason") == words.PROGRESS_DEADLINE_EXCEEDED]
+    return [
+        line
+        for each in (*told, *given_up, *(below or ([] if given_up else stalled)))
+        for line in _condition(each)
+    ]
 
 
 def _is_true(condition: Mapping[str, Any]) -> bool:
@@ -54,24 +64,36 @@ def _is_true(condition: Mapping[str, Any]) -> bool:
 def _condition(condition: Mapping[str, Any]) -> list[str]:
     kind, reason = condition.get("type"), condition.get("reason")
     name = str(kind) if reason in (kind, None) else f"{kind} ({reason})"
-    text = f"{name} since {condition.get('lastTransitionTime', 'unknown')}: {condition.get('message', '')}"
+    text = (
+        f"{name} since {condition.get('lastTransitionTime', 'unknown')}: "
+        f"{condition.get('message', '')}"
+    )
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
 
-def _rows(body: Mapping[str, Any], records: Sequence[Decision], now: datetime) -> Iterator[tuple[str, ...]]:
+def _rows(
+    body: Mapping[str, Any], records: Sequence[Decision], now: datetime
+) -> Iterator[tuple[str, ...]]:
     status, spec = _section(body, "status"), _spec(body)
     decided = recorded(status, str(_section(status, FIELD).get("mode"))) or {}
     for role in _entries(status.get("roles")):
         for pool in _entries(role.get("pools")):
             key = (str(role.get("name")), str(pool.get("name")))
-            numbers = (decided.get(key), pool.get("desired"), pool.get("current"), pool.get("ready"))
+            numbers = (
+                decided.get(key),
+                pool.get("desired"),
+                pool.get("current"),
+                pool.get("ready"),
+            )
             shown = ["-" if number is None else str(number) for number in numbers]
             yield ("/".join(key), *shown, _bounds(spec, key, now), _last_change(key, records))
 
 
 def _bounds(spec: PDClusterSpec | None, key: PoolKey, now: datetime) -> str:
     role = None if spec is None else spec.roles.present().get(key[0])
-    pool = None if role is None else next((pool for pool in role.pools if pool.name == key[1]), None)
+    pool = (
+        None if role is None else next((pool for pool in role.pools if pool.name == key[1]), None)
+    )
     if spec is None or pool is None:
         return "-"
     schedules = spec.autoscale.schedules if spec.autoscale.mode != "Off" else ()
@@ -88,7 +110,10 @@ def _last_change(key: PoolKey, records: Sequence[Decision]) -> str:
         steps = [step for step in record.steps if step.subject == "/".join(key)]
         if steps and steps[0].before != steps[-1].after:
             where = "below" if number == 1 else f"--last {number}"
-            return f"{record.at.astimezone(UTC):%m-%d %H:%M:%S}: {steps[0].before} to {steps[-1].after} ({where})"
+            return (
+                f"{record.at.astimezone(UTC):%m-%d %H:%M:%S}: {steps[0].before} to "
+                f"{steps[-1].after} ({where})"
+            )
     return "none remembered"
 
 
@@ -105,4 +130,8 @@ def _section(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _entries(value: object) -> list[Mapping[str, Any]]:
-    return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, Sequence) else []
+    return (
+        [entry for entry in value if isinstance(entry, Mapping)]
+        if isinstance(value, Sequence)
+        else []
+    )

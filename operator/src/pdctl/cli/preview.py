@@ -17,7 +17,8 @@ from pdctl.preview.preview import Effect, Preview, preview, settled
 
 _MAX_VALUE = 24  # characters of a value in the table
 _STRATEGIES = {
-    "BlueGreen": "its workers come up beside the old ones, the Service switches when all of them are ready, then the old ones drain",
+    "BlueGreen": "its workers come up beside the old ones, the Service switches when all of them "
+    "are ready, then the old ones drain",
     "Recreate": "the old workers end first, and nothing answers until the new ones are ready",
 }
 
@@ -35,7 +36,11 @@ def preview_of_cluster(new: PDCluster, live: Live | None) -> tuple[Preview, str 
     try:
         old, _ = parse_stored(live.body)
     except InvalidObjectError as e:
-        old, remark = None, f"the object that is there is not valid ({e.faults[0]}), so its fields are not compared"
+        old, remark = (
+            None,
+            f"the object that is there is not valid ({e.faults[0]}), so its fields are not "
+            "compared",
+        )
     state = DiscoveryState(managed=not new.spec.discovery.etcd.endpoints, ready=1, wanted=1)
     return preview(new, old, observe(live, discovery=state, faults={}), _now()), remark
 
@@ -59,7 +64,10 @@ def render_preview(cluster: PDCluster, found: Preview) -> str:
 
 def _blocks(found: Preview) -> Iterator[str]:
     if found.changes:
-        rows = [(change.path, _value(change.before), _value(change.after), change.effect.value) for change in found.changes]
+        rows = [
+            (change.path, _value(change.before), _value(change.after), change.effect.value)
+            for change in found.changes
+        ]
         yield "\n".join(table(("FIELD", "NOW", "THEN", "TAKES EFFECT"), rows))
     if found.before is not None:
         yield textwrap.fill(_revision(found), WIDTH)
@@ -77,16 +85,31 @@ def _value(value: Any) -> str:
 def _revision(found: Preview) -> str:
     if not found.is_rollout:
         is_policy = any(change.effect is Effect.POLICY for change in found.changes)
-        policy = " Policy reaches the workers in a minute or two, without a restart." if is_policy else ""
+        policy = (
+            " Policy reaches the workers in a minute or two, without a restart."
+            if is_policy
+            else ""
+        )
         return f"No new revision: {found.after} stays, and no worker is replaced.{policy}"
-    return f"A new revision follows: {found.after} replaces {found.before} by {found.strategy}: {_STRATEGIES[found.strategy]}."
+    return (
+        f"A new revision follows: {found.after} replaces {found.before} by {found.strategy}: "
+        f"{_STRATEGIES[found.strategy]}."
+    )
 
 
 def _pools(found: Preview) -> str:
     rows: list[Sequence[str]] = []
     for pool in found.pools:
         came = "comes" if pool.before is None else "goes" if pool.after is None else ""
-        rows.append(("/".join(pool.key), pool.gpu, _number(pool.before), _number(pool.after), pool.note or came))
+        rows.append(
+            (
+                "/".join(pool.key),
+                pool.gpu,
+                _number(pool.before),
+                _number(pool.after),
+                pool.note or came,
+            )
+        )
     return "\n".join(table(("POOL", "GPU", "NOW", "THEN", "NOTE"), rows, right=(2, 3)))
 
 
@@ -96,22 +119,39 @@ def _scaling(found: Preview) -> str:
     """
     before, after = found.mode
     if after == "On":
-        text = "autoscale.mode is On: THEN is what the autoscaler begins with, whatever the load is; from there it decides by metrics."
+        text = (
+            "autoscale.mode is On: THEN is what the autoscaler begins with, whatever the load is; "
+            "from there it decides by metrics."
+        )
     elif before == "On":
-        text = f"autoscale.mode was On and is {after}: pools keep their sizes until a scale request or their replicas change in the file."
+        text = (
+            f"autoscale.mode was On and is {after}: pools keep their sizes until a scale request "
+            "or their replicas change in the file."
+        )
     elif after == "Advise":
-        text = "autoscale.mode is Advise: status.autoscaling shows what would be done, and nothing is."
+        text = (
+            "autoscale.mode is Advise: status.autoscaling shows what would be done, and nothing is."
+        )
     else:
         return ""
-    return "\n".join(textwrap.fill(line, WIDTH) for line in (text, *(f"{reason}: {message}" for reason, message in found.problems)))
+    return "\n".join(
+        textwrap.fill(line, WIDTH)
+        for line in (text, *(f"{reason}: {message}" for reason, message in found.problems))
+    )
 
 
 def _accelerators(found: Preview) -> str:
-    rows = [(each.gpu, str(each.now), str(each.meanwhile), str(each.after), str(each.extra)) for each in found.accelerators]
+    rows = [
+        (each.gpu, str(each.now), str(each.meanwhile), str(each.after), str(each.extra))
+        for each in found.accelerators
+    ]
     lines = table(("ACCELERATOR", "NOW", "MEANWHILE", "AFTER", "EXTRA"), rows, right=(1, 2, 3, 4))
     short = [f"{each.extra} {each.gpu}" for each in found.accelerators if each.extra]
     if found.is_rollout and short:
-        text = f"Meanwhile {', '.join(short)} more must be free; rollout.strategy Recreate needs none beside the old."
+        text = (
+            f"Meanwhile {', '.join(short)} more must be free; rollout.strategy Recreate needs none "
+            "beside the old."
+        )
         lines += textwrap.wrap(text, WIDTH)
     return "\n".join(lines)
 

@@ -43,7 +43,10 @@ def run_replay(request: ReplayRequest) -> list[str]:
     try:
         return [*lines, *_written(request, moments, request.out)]
     except OSError as e:
-        raise StartError(f"{request.out}: cannot be written: {e.strerror or e}; give another folder with --out", exit_code=1) from e
+        raise StartError(
+            f"{request.out}: cannot be written: {e.strerror or e}; give another folder with --out",
+            exit_code=1,
+        ) from e
 
 
 def _speeds_remark(spec: PDClusterSpec, speeds: Speeds) -> list[str]:
@@ -55,10 +58,17 @@ def _speeds_remark(spec: PDClusterSpec, speeds: Speeds) -> list[str]:
         "decode": decode == (defaults.step_seconds, defaults.stream_seconds, defaults.kv_tokens),
     }
     firsts = {role: declared.pools[0].gpu for role, declared in spec.roles.present().items()}
-    wrong = [f"{firsts[role]} as for {gpu}" for role, gpu in ESTIMATED.items() if is_default[role] and firsts[role] != gpu]
+    wrong = [
+        f"{firsts[role]} as for {gpu}"
+        for role, gpu in ESTIMATED.items()
+        if is_default[role] and firsts[role] != gpu
+    ]
     if not wrong:
         return []
-    return [f"estimated speeds     taken for {' and '.join(wrong)}: give your own before you believe a figure (see --help)"]
+    return [
+        f"estimated speeds     taken for {' and '.join(wrong)}: give your own before you believe a "
+        "figure (see --help)"
+    ]
 
 
 def _written(request: ReplayRequest, moments: list[Moment], folder: Path) -> list[str]:
@@ -68,7 +78,11 @@ def _written(request: ReplayRequest, moments: list[Moment], folder: Path) -> lis
     with written[0].open("w", newline="", encoding="utf-8") as file:
         write_table(moments, file)
     name = request.cluster.metadata.name
-    blocks = ["\n".join(record_lines(name, None, moment.record)) for moment in moments if moment.record is not None]
+    blocks = [
+        "\n".join(record_lines(name, None, moment.record))
+        for moment in moments
+        if moment.record is not None
+    ]
     written[1].write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
     if request.with_plot:
         written.append(folder / f"{stem}.png")

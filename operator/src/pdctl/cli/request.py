@@ -35,9 +35,14 @@ def _found(asked: AskedRequest, place: Place) -> list[Found]:
         return of_addresses({asked.url: asked.url}, asked.request_id, asked.api_key)
     if any(run.is_alive for run in runs(asked.state_dir, asked.name or "*")):
         workers = find_run(asked.state_dir, asked.name)["workers"]
-        addresses = {worker["name"]: f"http://{worker['http']}" for worker in workers if worker["http"]}
+        addresses = {
+            worker["name"]: f"http://{worker['http']}" for worker in workers if worker["http"]
+        }
         return of_addresses(addresses, asked.request_id, asked.api_key)
     if asked.name is None:
-        message = "which cluster? none runs on this machine: give the NAME of one in Kubernetes, or --url of a worker"
+        message = (
+            "which cluster? none runs on this machine: give the NAME of one in Kubernetes, or "
+            "--url of a worker"
+        )
         raise StartError(message, exit_code=2)
     return of_cluster(place, asked.name, asked.request_id)

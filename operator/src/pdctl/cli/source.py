@@ -13,6 +13,9 @@ def read_text(path: Path) -> str:
     try:
         return sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
     except OSError as e:
-        raise StartError(f"{path}: cannot be read: {e.strerror or e}; give the path of a file, or - for stdin", exit_code=2) from e
+        raise StartError(
+            f"{path}: cannot be read: {e.strerror or e}; give the path of a file, or - for stdin",
+            exit_code=2,
+        ) from e
     except UnicodeDecodeError as e:
         raise StartError(f"{path}: is not UTF-8 text; save it as UTF-8", exit_code=2) from e

@@ -17,10 +17,18 @@ def find_run(state_dir: Path, name: str | None) -> dict[str, Any]:
 
     Raises StartError when none or several do.
     """
-    running = [state for run in runs(state_dir, name or "*") if run.is_alive and (state := run.read_state()) is not None]
+    running = [
+        state
+        for run in runs(state_dir, name or "*")
+        if run.is_alive and (state := run.read_state()) is not None
+    ]
     names = sorted({state["name"] for state in running})
     if not running:
-        raise StartError(f"no cluster{f' named {name}' if name else ''} runs here; start one with `pdctl up FILE`", exit_code=1)
+        raise StartError(
+            f"no cluster{f' named {name}' if name else ''} runs here; start one with `pdctl up "
+            "FILE`",
+            exit_code=1,
+        )
     if len(names) > 1:
         raise StartError(f"several clusters run here: name one of {', '.join(names)}", exit_code=2)
     return running[-1]
@@ -32,21 +40,40 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
         return json.dumps(state, indent=2)
     rows = [
         _COLUMNS,
-        *(tuple(str(worker[column] if worker[column] is not None else "-") for column in _COLUMNS) for worker in state["workers"]),
+        *(
+            tuple(str(worker[column] if worker[column] is not None else "-") for column in _COLUMNS)
+            for worker in state["workers"]
+        ),
     ]
     widths = [max(len(row[index]) for row in rows) for index in range(len(_COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    head = f"{state['name']}  revision {state['revision']}  etcd {','.join(state['etcd']['endpoints'])}"
-    return "\n".join([head, *lines, _ready(state["workers"]), *_together(state.get("disaggregation"))])
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    head = (
+        f"{state['name']}  revision {state['revision']}  etcd "
+        f"{','.join(state['etcd']['endpoints'])}"
+    )
+    return "\n".join(
+        [head, *lines, _ready(state["workers"]), *_together(state.get("disaggregation"))]
+    )
 
 
 def _ready(workers: Sequence[Mapping[str, Any]]) -> str:
-    """Ready workers of each role and how many there should be, as the columns of `kubectl get pdc`."""
+    """Ready workers of each role and how many there should be, as the columns of
+    `kubectl get pdc`.
+    """
     wanted = Counter(worker["role"] for worker in workers)
     ready = Counter(worker["role"] for worker in workers if worker["state"] == "ready")
-    return "ready: " + ", ".join(f"{role} {ready[role]}/{number}" for role, number in sorted(wanted.items()))
+    return "ready: " + ", ".join(
+        f"{role} {ready[role]}/{number}" for role, number in sorted(wanted.items())
+    )
 
 
 def _together(found: dict[str, Any] | None) -> list[str]:
     """State of disaggregation; empty for mixed workers, or for an older `pdctl up`."""
-    return [f"disaggregating: {found['status']} ({found['reason']}): {found['message']}"] if found else []
+    return (
+        [f"disaggregating: {found['status']} ({found['reason']}): {found['message']}"]
+        if found
+        else []
+    )

@@ -8,7 +8,13 @@ _GAP = "  "
 _LEAST = 24  # of the last column, however wide the others are
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), width: int = WIDTH) -> list[str]:
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    width: int = WIDTH,
+) -> list[str]:
     """The lines of a table.  right: columns of numbers, which end at the right.
 
     >>> print(*table(("POOL", "NOW"), [("decode/b300", "8")], right=[1]), sep="\\n")

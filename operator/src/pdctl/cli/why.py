@@ -35,7 +35,10 @@ def object_of_cluster(place: Place, name: str) -> Body:
     body = read_object(place, name)
     if body is None:
         namespace = place.in_namespace()
-        message = f"no PDCluster {name} in namespace {namespace}; `kubectl get pdc -A` lists all, -n names another namespace"
+        message = (
+            f"no PDCluster {name} in namespace {namespace}; `kubectl get pdc -A` lists all, -n "
+            "names another namespace"
+        )
         raise StartError(message, exit_code=1)
     return body
 
@@ -48,14 +51,23 @@ def object_of_file(path: Path, name: str | None) -> Body:
     try:
         found = yaml.load(read_text(path), _TextTimes)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise StartError(f"{path}: not YAML: {e}; write it by `kubectl get pdc NAME -o yaml`", exit_code=2) from e
+        raise StartError(
+            f"{path}: not YAML: {e}; write it by `kubectl get pdc NAME -o yaml`", exit_code=2
+        ) from e
     if not isinstance(found, dict) or not ({"status", "autoscaling", "spec"} & set(found)):
-        raise StartError(f"{path}: is no PDCluster and no status of one; write it by `kubectl get pdc NAME -o yaml`", exit_code=2)
+        raise StartError(
+            f"{path}: is no PDCluster and no status of one; write it by `kubectl get pdc NAME -o "
+            "yaml`",
+            exit_code=2,
+        )
     body = found if {"status", "spec"} & set(found) else {"status": found}
     metadata = body.get("metadata")
     is_called = metadata.get("name") if isinstance(metadata, dict) else None
     if name is not None and is_called not in (None, name):
-        raise StartError(f"{path}: holds {is_called}, not {name}; leave the name out, or give its file", exit_code=2)
+        raise StartError(
+            f"{path}: holds {is_called}, not {name}; leave the name out, or give its file",
+            exit_code=2,
+        )
     return body
 
 
@@ -69,12 +81,24 @@ def render_why(body: Body, last: int, now: datetime) -> str:
     told = list(_told(written))
     name = str(_section(body, "metadata").get("name", "this cluster"))
     if not told:
-        raise StartError("\n".join([_nothing(name, mode), *present_lines(body, (), now)]), exit_code=1)
+        raise StartError(
+            "\n".join([_nothing(name, mode), *present_lines(body, (), now)]), exit_code=1
+        )
     present = present_lines(body, [record for record, _ in told], now)
     blocks = ["\n".join(record_lines(name, manner, record)) for record, manner in told[:last]]
     more = len(told) - last
-    hint = [f"{more} earlier {'decision' if more == 1 else 'decisions'}: --last {len(told)}"] if more > 0 else []
-    return "\n\n".join([*(["\n".join([f"{name}, autoscale.mode {mode}", *present])] if present else []), *blocks, *hint])
+    hint = (
+        [f"{more} earlier {'decision' if more == 1 else 'decisions'}: --last {len(told)}"]
+        if more > 0
+        else []
+    )
+    return "\n\n".join(
+        [
+            *(["\n".join([f"{name}, autoscale.mode {mode}", *present])] if present else []),
+            *blocks,
+            *hint,
+        ]
+    )
 
 
 def _told(written: Body) -> Iterator[tuple[Decision, object]]:
@@ -82,7 +106,9 @@ def _told(written: Body) -> Iterator[tuple[Decision, object]]:
     entries = written.get("lastDecisions")
     for number, entry in enumerate(entries if isinstance(entries, list) else []):
         record = read_record(entry)
-        if record is not None:  # a change of the mode is followed by a decision, so the newest was taken in the mode of the status
+        # a change of the mode is followed by a decision, so the newest was taken in the mode of the
+        # status
+        if record is not None:
             yield record, entry.get("mode") or (written.get("mode") if number == 0 else None)
 
 
@@ -95,10 +121,19 @@ def _section(body: Body, *path: str) -> Body:
 
 def _nothing(name: str, mode: object) -> str:
     if mode in ("On", "Advise"):
-        return f"{name} has no decision yet: the first comes within a few intervals of the first ready worker"
+        return (
+            f"{name} has no decision yet: the first comes within a few intervals of the first "
+            "ready worker"
+        )
     if mode is None:
-        return f"{name} has no decision: autoscaling is off; set spec.autoscale.mode to Advise (only shown) or On (carried out)"
-    return f"{name} has no decision: spec.autoscale.mode is {mode}; set it to Advise (only shown) or On (carried out)"
+        return (
+            f"{name} has no decision: autoscaling is off; set spec.autoscale.mode to Advise (only "
+            "shown) or On (carried out)"
+        )
+    return (
+        f"{name} has no decision: spec.autoscale.mode is {mode}; set it to Advise (only shown) or "
+        "On (carried out)"
+    )
 
 
 def record_lines(name: str, mode: object, record: Decision) -> Iterator[str]:

@@ -1,1 +1,3 @@
-"""The process back end of `pdctl up`: etcd and workers as child processes of one machine, and nothing left behind."""
+"""The process back end of `pdctl up`: etcd and workers as child processes of one machine, and
+nothing left behind.
+"""

@@ -14,7 +14,9 @@ from pdcluster_api.certificates.authority import WORKER_NAME, issue, make_author
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files of one cluster: the authority's certificate, the workers' certificate and its key."""
+    """PEM files of one cluster: the authority's certificate, the workers' certificate
+    and its key.
+    """
 
     ca: Path
     certificate: Path

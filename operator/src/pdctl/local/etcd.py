@@ -25,7 +25,11 @@ def find_etcd() -> Path:
     beside = Path(sys.executable).with_name("etcd")
     found = str(beside) if beside.exists() else shutil.which("etcd")
     if found is None:
-        raise StartError("no etcd program found; run `make setup`, or name one of yours in spec.discovery.etcd.endpoints", exit_code=1)
+        raise StartError(
+            "no etcd program found; run `make setup`, or name one of yours in "
+            "spec.discovery.etcd.endpoints",
+            exit_code=1,
+        )
     return Path(found)
 
 
@@ -44,7 +48,9 @@ def etcd_launch(program: Path, data: Path, log: Path) -> tuple[Launch, str]:
         "log-level": "warn",
         "unsafe-no-fsync": "true",
     }
-    return Launch("etcd", (str(program), *(f"--{key}={value}" for key, value in options.items())), log), f"127.0.0.1:{client}"
+    return Launch(
+        "etcd", (str(program), *(f"--{key}={value}" for key, value in options.items())), log
+    ), f"127.0.0.1:{client}"
 
 
 async def wait_until_reachable(endpoint: str, log: Path) -> None:
@@ -56,5 +62,7 @@ async def wait_until_reachable(endpoint: str, log: Path) -> None:
             return
         except EtcdUnreachableError as e:
             if time.monotonic() > deadline:
-                raise StartError(f"etcd did not start within {START_SECONDS:g} s; its log is {log}", exit_code=1) from e
+                raise StartError(
+                    f"etcd did not start within {START_SECONDS:g} s; its log is {log}", exit_code=1
+                ) from e
         await asyncio.sleep(0.1)

@@ -33,7 +33,8 @@ _IDLE = {
     "discovery.etcd.storage": _ETCD,
     "service.type": "there is no Service here: the API is at 127.0.0.1",
     "service.annotations": "there is no Service here: the API is at 127.0.0.1",
-    "service.apiKeySecret": "there are no Secrets here: no key is asked for, and only this machine reaches the API",
+    "service.apiKeySecret": "there are no Secrets here: no key is asked for, and only this machine "
+    "reaches the API",
     "placement": "all workers are on this machine",
     "rollout": "there is one revision, and workers have a minute to finish their streams",
     "networkPolicy": "workers listen on 127.0.0.1 alone",

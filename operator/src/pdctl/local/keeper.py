@@ -61,12 +61,18 @@ class Keeper:
                 break
             if code in self._give_up_on:
                 self.phase = "failed"
-                self._report(f"{self.launch.name} ended with {describe_exit(code)} and is not started again: {self.last_error()}")
+                self._report(
+                    f"{self.launch.name} ended with {describe_exit(code)} and is not started "
+                    f"again: {self.last_error()}"
+                )
                 return
             num_short_lives = 1 if self._clock() - began >= HEALTHY_SECONDS else num_short_lives + 1
             delay = RESTART.after(num_short_lives)
             self.phase = "waiting"
-            self._report(f"{self.launch.name} ended with {describe_exit(code)}, starts again in {delay:g} s; {self._last_words()}")
+            self._report(
+                f"{self.launch.name} ended with {describe_exit(code)}, starts again in {delay:g} "
+                f"s; {self._last_words()}"
+            )
             await self._wait(delay)
         self.phase = "stopped"
 
@@ -87,7 +93,11 @@ class Keeper:
         """
         lines = last_lines(self.launch.log, 50)
         errors = [line for line in lines if line.startswith("error:")]
-        return (errors or lines or [f"nothing in {self.launch.log}"])[-1].removeprefix("error:").strip()
+        return (
+            (errors or lines or [f"nothing in {self.launch.log}"])[-1]
+            .removeprefix("error:")
+            .strip()
+        )
 
     async def _live(self) -> int:
         process = await spawn(self.launch)
@@ -103,7 +113,10 @@ class Keeper:
 
     async def _wait(self, seconds: float) -> None:
         """Sleep, or less when stopped."""
-        waits = [asyncio.ensure_future(self._sleep(seconds)), asyncio.ensure_future(self._stopping.wait())]
+        waits = [
+            asyncio.ensure_future(self._sleep(seconds)),
+            asyncio.ensure_future(self._stopping.wait()),
+        ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

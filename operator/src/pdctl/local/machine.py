@@ -21,7 +21,8 @@ def port_is_free(port: int) -> bool:
     Raises OSError for ports that are not ours to use.
     """
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection's remains are no obstacle
+        # as servers do: a closed connection's remains are no obstacle
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as e:

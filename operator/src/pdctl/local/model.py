@@ -49,7 +49,15 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
     cached = cached_model(model)
     if (cached / "config.json").is_file():
         return FoundModel(cached, f"the cache, by the name {model.name}")
-    raise InvalidObjectError([Fault("spec.model", f"no folder of {model.name} is on this machine: {_tried(model, own)}", _fix(model))])
+    raise InvalidObjectError(
+        [
+            Fault(
+                "spec.model",
+                f"no folder of {model.name} is on this machine: {_tried(model, own)}",
+                _fix(model),
+            )
+        ]
+    )
 
 
 def _own_path(model: ModelSpec, source: Path) -> Path | None:
@@ -66,7 +74,9 @@ def _tried(model: ModelSpec, own: Path | None) -> str:
         object_says = f"spec.model.path is a folder of the volume {model.pvc.claim_name}"
     else:
         object_says = f"there is none at spec.model.path, {own}"
-    return f"--model-path is not given, {object_says}, and the cache has none at {cached_model(model)}"
+    return (
+        f"--model-path is not given, {object_says}, and the cache has none at {cached_model(model)}"
+    )
 
 
 def _fix(model: ModelSpec) -> str:
@@ -75,4 +85,7 @@ def _fix(model: ModelSpec) -> str:
     if hub is None:
         return f"{give}, or put it at {cached} (`make model` puts the sample model there)"
     program = f"{sys.executable} -m pdcluster_worker.fetch"
-    return f"{give}, or download it: {program} --repo={hub.repo} --revision={hub.revision} --target={cached}"
+    return (
+        f"{give}, or download it: {program} --repo={hub.repo} --revision={hub.revision} "
+        f"--target={cached}"
+    )

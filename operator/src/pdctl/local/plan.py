@@ -57,7 +57,10 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
     ]
     first_ingress = next(slot for slot in slots if slot[0] == cluster.spec.ingress_role)
     threads = max(1, cores // max(1, sum(slot[0] != ROUTER for slot in slots)))
-    engines = {slot: _with_threads(cluster.spec.engine_of(slot[0]), 0 if slot[0] == ROUTER else threads) for slot in slots}
+    engines = {
+        slot: _with_threads(cluster.spec.engine_of(slot[0]), 0 if slot[0] == ROUTER else threads)
+        for slot in slots
+    }
     owns_cores = sum(engine.threads for engine in engines.values()) <= cores
     processes = {
         slot: ProcessSpec(
@@ -71,11 +74,17 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
         )
         for slot in slots
     }
-    return LocalPlan(revision=revision_of(cluster.spec), processes=tuple(processes.values()), ingress=processes[first_ingress])
+    return LocalPlan(
+        revision=revision_of(cluster.spec),
+        processes=tuple(processes.values()),
+        ingress=processes[first_ingress],
+    )
 
 
 def _with_threads(engine: EngineSpec, share: int) -> EngineSpec:
-    """The engine with its share of the machine's cores, unless the spec says how many threads; 0 = a router's, which computes nothing."""
+    """The engine with its share of the machine's cores, unless the spec says how many threads; 0 =
+    a router's, which computes nothing.
+    """
     return engine if engine.threads or not share else engine.model_copy(update={"threads": share})
 
 
@@ -93,16 +102,26 @@ def _check_runs_here(cluster: PDCluster) -> None:
     ]
     ingress = cluster.spec.ingress_role
     if not any(pool.replicas for pool in roles[ingress].pools):
-        faults.append(Fault(f"spec.roles.{ingress}.pools", f"no {ingress} worker would answer requests", "set replicas to 1 or more"))
+        faults.append(
+            Fault(
+                f"spec.roles.{ingress}.pools",
+                f"no {ingress} worker would answer requests",
+                "set replicas to 1 or more",
+            )
+        )
     if cluster.spec.discovery.etcd.tls_secret is not None:
-        reason, fix = "there are no Secrets on this machine, and pdctl reaches no etcd by TLS", "leave endpoints and tlsSecret out here"
+        reason, fix = (
+            "there are no Secrets on this machine, and pdctl reaches no etcd by TLS",
+            "leave endpoints and tlsSecret out here",
+        )
         faults.append(Fault("spec.discovery.etcd.tlsSecret", reason, fix))
     num_processes = sum(pool.replicas for spec in roles.values() for pool in spec.pools)
     if num_processes > MAX_PROCESSES:
         faults.append(
             Fault(
                 "spec.roles",
-                f"{num_processes} replicas in all, and one machine runs at most {MAX_PROCESSES} processes",
+                f"{num_processes} replicas in all, and one machine runs at most {MAX_PROCESSES} "
+                "processes",
                 f"lower replicas to a sum of {MAX_PROCESSES}, or apply the file to Kubernetes",
             )
         )

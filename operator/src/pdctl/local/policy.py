@@ -1,8 +1,8 @@
 """Policy edits while a cluster runs: the PDCluster file is looked at once a second.
 
 A valid edit of the policy part (routing, qos, and cors, limits and sharedPrefixCache of service)
-reaches the workers through the policy file.  An edit of what has no effect here is ignored.  Any other edit, and
-any invalid one, is refused with the reason and the last good policy stays.
+reaches the workers through the policy file.  An edit of what has no effect here is ignored.  Any
+other edit, and any invalid one, is refused with the reason and the last good policy stays.
 """
 
 import asyncio
@@ -26,12 +26,15 @@ _Stamp = tuple[int, int, int]
 class PolicyWatcher:
     """Carries policy edits from the PDCluster file to the workers' policy file."""
 
-    def __init__(self, source: Path, cluster: PDCluster, target: Path, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, source: Path, cluster: PDCluster, target: Path, report: Callable[[str], None]
+    ) -> None:
         self._source = source
         self._cluster = cluster
         self._target = target
         self._report = report
-        self._seen: _Stamp | None = None  # so that the first look finds an edit made since the cluster was loaded
+        # so that the first look finds an edit made since the cluster was loaded
+        self._seen: _Stamp | None = None
 
     async def run(self) -> None:
         """Look once a second, until cancelled."""
@@ -42,20 +45,29 @@ class PolicyWatcher:
     def look(self) -> None:
         """Take in an edit, if there is one."""
         stamp = _stamp(self._source)
-        if stamp is None or stamp == self._seen:  # missing: an editor may be putting the new one in place
+        # missing: an editor may be putting the new one in place
+        if stamp is None or stamp == self._seen:
             return
         self._seen = stamp
         try:
             self._take(load(self._source))
         except InvalidObjectError as e:
-            self._report("\n    ".join(["edit refused, the last good policy stays:", *map(str, e.faults)]))
+            self._report(
+                "\n    ".join(["edit refused, the last good policy stays:", *map(str, e.faults)])
+            )
         except Exception as e:  # whatever an edit does, the cluster goes on
-            self._report(f"edit not taken, the last good policy stays: {type(e).__name__}: {e}; save the file to try again")
+            self._report(
+                f"edit not taken, the last good policy stays: {type(e).__name__}: {e}; save the "
+                "file to try again"
+            )
 
     def _take(self, edited: PDCluster) -> None:
         fixed = restart_fields(self._cluster, edited)
         if fixed:
-            self._report(f"edit refused, the last good policy stays: {', '.join(fixed)} changed; restart to apply")
+            self._report(
+                f"edit refused, the last good policy stays: {', '.join(fixed)} changed; restart to "
+                "apply"
+            )
             return
         before = self._cluster
         if policy_file(edited) != policy_file(before):
@@ -75,12 +87,18 @@ def restart_fields(running: PDCluster, edited: PDCluster) -> list[str]:
 
 def _fixed_part(cluster: PDCluster) -> dict[str, Any]:
     spec = cluster.spec.model_dump(by_alias=True)
-    for name, role in cluster.spec.roles.present().items():  # of a role's engine only what it was given counts
+    # of a role's engine only what it was given counts
+    for name, role in cluster.spec.roles.present().items():
         spec["roles"][name]["engine"] = role.engine.model_dump(by_alias=True, exclude_unset=True)
     for field in _POLICY_OF_SERVICE:
         del spec["service"][field]
     identity = {"name": cluster.metadata.name, "namespace": cluster.metadata.namespace}
-    return {"metadata": identity, "spec": {key: value for key, value in without_idle(spec).items() if key not in _POLICY_SECTIONS}}
+    return {
+        "metadata": identity,
+        "spec": {
+            key: value for key, value in without_idle(spec).items() if key not in _POLICY_SECTIONS
+        },
+    }
 
 
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:

@@ -44,13 +44,20 @@ class LifeLedger:
 
     def __init__(self, left_over: Mapping[str, WorkerRecord]) -> None:
         """left_over: records of an earlier run, found before any process was started."""
-        self._lives: dict[str, dict[str, int]] = {name: {record.engine_id: 0} for name, record in left_over.items()}
+        self._lives: dict[str, dict[str, int]] = {
+            name: {record.engine_id: 0} for name, record in left_over.items()
+        }
 
     def current(self, name: str, record: WorkerRecord | None, life: int) -> WorkerRecord | None:
         """The record if it was first seen in this life of its process, else None."""
-        if record is None or not record.engine_id:  # none, or one whose engine has not loaded: it says "starting" in any life
+        # none, or one whose engine has not loaded: it says "starting" in any life
+        if record is None or not record.engine_id:
             return record
-        return record if self._lives.setdefault(name, {}).setdefault(record.engine_id, life) == life else None
+        return (
+            record
+            if self._lives.setdefault(name, {}).setdefault(record.engine_id, life) == life
+            else None
+        )
 
     def has_announced(self, name: str, life: int) -> bool:
         """Return whether a loaded engine was ever announced in this life."""
@@ -63,10 +70,15 @@ def make_rows(
     ledger: LifeLedger,
 ) -> tuple[Row, ...]:
     """One row per (role, pool, keeper); `records` is by process name."""
-    return tuple(_row(role, pool, keeper, records.get(keeper.launch.name), ledger) for role, pool, keeper in workers)
+    return tuple(
+        _row(role, pool, keeper, records.get(keeper.launch.name), ledger)
+        for role, pool, keeper in workers
+    )
 
 
-def _row(role: str, pool: str, keeper: Keeper, found: WorkerRecord | None, ledger: LifeLedger) -> Row:
+def _row(
+    role: str, pool: str, keeper: Keeper, found: WorkerRecord | None, ledger: LifeLedger
+) -> Row:
     name = keeper.launch.name
     record = ledger.current(name, found, keeper.num_lives)
     return Row(

@@ -43,7 +43,10 @@ class RunDirectory:
             for folder in (run.config, run.certificates, run.logs):
                 folder.mkdir()
         except OSError as e:
-            raise StartError(f"cannot write {parent}: {e.strerror}; choose another folder with --state-dir", exit_code=1) from e
+            raise StartError(
+                f"cannot write {parent}: {e.strerror}; choose another folder with --state-dir",
+                exit_code=1,
+            ) from e
         return run
 
     @property
@@ -102,7 +105,10 @@ def default_state_dir() -> Path:
 
 def runs(state_dir: Path, name: str = "*") -> list[RunDirectory]:
     """Runs of a cluster (of every cluster), the newest last."""
-    return [RunDirectory(path) for path in sorted(state_dir.glob(f"{name}/run-*-*"), key=lambda path: path.stat().st_mtime)]
+    return [
+        RunDirectory(path)
+        for path in sorted(state_dir.glob(f"{name}/run-*-*"), key=lambda path: path.stat().st_mtime)
+    ]
 
 
 def write_yaml(path: Path, content: dict[str, Any]) -> None:

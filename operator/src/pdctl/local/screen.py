@@ -44,7 +44,12 @@ class PlainScreen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         return None
 
     def show(self, rows: Sequence[Row]) -> None:
@@ -70,7 +75,12 @@ class LiveScreen:
         self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._live.__exit__(kind, error, trace)
 
     def show(self, rows: Sequence[Row]) -> None:
@@ -89,12 +99,20 @@ def make_screen(*, progress: bool) -> PlainScreen | LiveScreen:
 
 def _where(row: Row) -> str:
     http = row.addresses.get("http")
-    return f" (http {http})" if http and row.is_ready else f" (log {row.log})" if row.state == "starting" else ""
+    return (
+        f" (http {http})"
+        if http and row.is_ready
+        else f" (log {row.log})"
+        if row.state == "starting"
+        else ""
+    )
 
 
 def _table(rows: Sequence[Row]) -> Table:
     table = Table("worker", "state", "http", "restarts", "log", box=None, header_style="dim")
     for row in rows:
         state = Text(row.state, style=_COLORS.get(row.state, ""))
-        table.add_row(row.name, state, row.addresses.get("http", ""), str(row.num_restarts), row.log.name)
+        table.add_row(
+            row.name, state, row.addresses.get("http", ""), str(row.num_restarts), row.log.name
+        )
     return table

@@ -15,7 +15,9 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Site:
-    """Settings to start the processes of one run.  command: the worker program, without its files."""
+    """Settings to start the processes of one run.  command: the worker program,
+    without its files.
+    """
 
     run: RunDirectory
     model_path: Path
@@ -32,7 +34,12 @@ def write_policy(cluster: PDCluster, site: Site) -> None:
 def write_process(cluster: PDCluster, process: ProcessSpec, site: Site) -> Launch:
     """Write the engine file of one process and return how to start it."""
     path = site.run.config / f"{process.name}.yaml"
-    write_yaml(path, engine_file(cluster, process.role, process.pool, process.engine, _worker_site(process, site)))
+    write_yaml(
+        path,
+        engine_file(
+            cluster, process.role, process.pool, process.engine, _worker_site(process, site)
+        ),
+    )
     return Launch(
         name=process.name,
         command=(*site.command, "--engine-config", str(path), "--policy", str(site.run.policy)),

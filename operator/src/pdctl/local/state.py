@@ -1,4 +1,7 @@
-"""The state file of a run: what `pdctl status` and tests read.  Its writer is `pdctl up`, at every change."""
+"""The state file of a run: what `pdctl status` and tests read.
+
+Its writer is `pdctl up`, at every change.
+"""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +14,9 @@ from pdctl.local.site import Site
 from pdctl.local.together import disaggregation_of
 
 
-def make_state(cluster: PDCluster, plan: LocalPlan, site: Site, etcd_pid: int | None, rows: Sequence[Row]) -> dict[str, Any]:
+def make_state(
+    cluster: PDCluster, plan: LocalPlan, site: Site, etcd_pid: int | None, rows: Sequence[Row]
+) -> dict[str, Any]:
     """State as JSON data.  etcd_pid: None when the etcd is not ours."""
     return {
         "name": cluster.metadata.name,

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pdctl.local.keeper import Keeper, Report
 from pdctl.local.processes import Launch
 
-DRAIN_SECONDS = 60.0  # longer than any answer of a small machine should take; then it is killed and said so
-CONFIGURATION_ERROR = 2  # a worker's exit code for a config file or a model that no restart can mend
+# longer than any answer of a small machine should take; then it is killed and said so
+DRAIN_SECONDS = 60.0
+# a worker's exit code for a config file or a model that no restart can mend
+CONFIGURATION_ERROR = 2
 
 
 class Supervisor:
@@ -25,14 +27,23 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keepers = tuple(
-            Keeper(launch, report, give_up_on=frozenset({CONFIGURATION_ERROR}), sleep=sleep, clock=clock) for launch in launches
+            Keeper(
+                launch,
+                report,
+                give_up_on=frozenset({CONFIGURATION_ERROR}),
+                sleep=sleep,
+                clock=clock,
+            )
+            for launch in launches
         )
         self._report = report
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     def start(self) -> None:
         """Start every process; they are kept until `stop`."""
-        self._tasks = tuple(asyncio.create_task(keeper.run(), name=keeper.launch.name) for keeper in self.keepers)
+        self._tasks = tuple(
+            asyncio.create_task(keeper.run(), name=keeper.launch.name) for keeper in self.keepers
+        )
 
     async def given_up(self) -> Keeper | None:
         """Return the first keeper that gives up, None when all were stopped.

@@ -47,7 +47,9 @@ def _said(rows: Sequence[Row]) -> Said:
     prefill = [row for row in rows if row.role == PREFILL]
     said = {row.name: row.disaggregation for row in rows if row.disaggregation is not None}
     return Said(
-        decode={row.name: said[row.name] for row in rows if row.role != PREFILL and row.name in said},
+        decode={
+            row.name: said[row.name] for row in rows if row.role != PREFILL and row.name in said
+        },
         prefill={row.name: said[row.name] for row in prefill if row.name in said},
         prefill_pods=frozenset(row.name for row in prefill),
         num_prefill_ready=sum(row.is_ready for row in prefill),

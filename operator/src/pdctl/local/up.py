@@ -106,9 +106,15 @@ def _check_port(port: int) -> None:
     try:
         free = port_is_free(port)
     except OSError as e:
-        raise StartError(f"port {port} cannot be used ({e.strerror}); choose another with --port or PDCLUSTER_PORT", exit_code=2) from e
+        raise StartError(
+            f"port {port} cannot be used ({e.strerror}); choose another with --port or "
+            "PDCLUSTER_PORT",
+            exit_code=2,
+        ) from e
     if not free:
-        raise StartError(f"port {port} is taken; choose another with --port or PDCLUSTER_PORT", exit_code=2)
+        raise StartError(
+            f"port {port} is taken; choose another with --port or PDCLUSTER_PORT", exit_code=2
+        )
 
 
 async def _serve(prepared: Prepared, screen: Screen) -> None:
@@ -116,13 +122,27 @@ async def _serve(prepared: Prepared, screen: Screen) -> None:
     cluster, plan = prepared.request.cluster, prepared.plan
     name, namespace = cluster.metadata.name, cluster.metadata.namespace
     run = RunDirectory.create(prepared.request.state_dir, name)
-    screen.say(f"{name}: starting revision {plan.revision}, one process per worker: {len(plan.processes)}; logs in {run.logs}")
-    for line in (f"model {prepared.model.path}, from {prepared.model.origin}", *idle_remarks(cluster)):
+    screen.say(
+        f"{name}: starting revision {plan.revision}, one process per worker: "
+        f"{len(plan.processes)}; logs in {run.logs}"
+    )
+    for line in (
+        f"model {prepared.model.path}, from {prepared.model.origin}",
+        *idle_remarks(cluster),
+    ):
         screen.say(line)
     async with _etcd(cluster, run, screen) as (endpoints, etcd):
-        site = Site(run, prepared.model.path, endpoints, make_certificates(run.certificates), prepared.request.command)
+        site = Site(
+            run,
+            prepared.model.path,
+            endpoints,
+            make_certificates(run.certificates),
+            prepared.request.command,
+        )
         write_policy(cluster, site)
-        supervisor = Supervisor([write_process(cluster, process, site) for process in plan.processes], screen.say)
+        supervisor = Supervisor(
+            [write_process(cluster, process, site) for process in plan.processes], screen.say
+        )
 
         together = TogetherNews(cluster, screen.say)
 
@@ -141,10 +161,14 @@ async def _serve(prepared: Prepared, screen: Screen) -> None:
 async def _run_workers(prepared: Prepared, crew: _Crew, signals: _Signals, screen: Screen) -> None:
     """Start the workers, announce them, serve until stopped, drain."""
     workers = [
-        (process.role, process.pool.name, keeper) for process, keeper in zip(prepared.plan.processes, crew.supervisor.keepers, strict=True)
+        (process.role, process.pool.name, keeper)
+        for process, keeper in zip(prepared.plan.processes, crew.supervisor.keepers, strict=True)
     ]
     crew.supervisor.start()
-    background = {asyncio.create_task(crew.watcher.run(workers)), asyncio.create_task(crew.policy.run())}
+    background = {
+        asyncio.create_task(crew.watcher.run(workers)),
+        asyncio.create_task(crew.policy.run()),
+    }
     stop = asyncio.create_task(signals.stop.wait())
     given_up = asyncio.create_task(crew.supervisor.given_up())
     ready = asyncio.create_task(crew.watcher.all_ready.wait())
@@ -153,7 +177,11 @@ async def _run_workers(prepared: Prepared, crew: _Crew, signals: _Signals, scree
         if given_up.done():
             raise _start_error(given_up)
         if ready.done() and not stop.done():
-            screen.say(_announcement(prepared.request.cluster, crew.watcher.http_address(prepared.plan.ingress.name)))
+            screen.say(
+                _announcement(
+                    prepared.request.cluster, crew.watcher.http_address(prepared.plan.ingress.name)
+                )
+            )
             await _first_of({stop} | background)
         screen.say("draining; once more ends it at once")
     finally:
@@ -168,7 +196,9 @@ async def _prime(watcher: Watcher) -> None:
     try:
         await watcher.prime()
     except EtcdUnreachableError as e:
-        raise StartError(f"{e}; it answered a moment ago: start it again and try once more", exit_code=1) from e
+        raise StartError(
+            f"{e}; it answered a moment ago: start it again and try once more", exit_code=1
+        ) from e
 
 
 async def _first_of(tasks: set[asyncio.Task[Any]]) -> None:
@@ -182,14 +212,20 @@ def _start_error(given_up: asyncio.Task[Keeper | None]) -> StartError:
     keeper = given_up.result()
     if keeper is None:
         return StartError("every worker was stopped", exit_code=1)
-    return StartError(f"{keeper.launch.name}: {keeper.last_error()} (log {keeper.launch.log})", exit_code=CONFIGURATION_ERROR)
+    return StartError(
+        f"{keeper.launch.name}: {keeper.last_error()} (log {keeper.launch.log})",
+        exit_code=CONFIGURATION_ERROR,
+    )
 
 
 def _announcement(cluster: PDCluster, address: str) -> str:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": cluster.spec.model.name, "messages": question, "temperature": 0})
     url = f"http://{address}/v1"
-    return f"ready: {url}\n\n  curl {url}/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n\nCtrl-C to stop"
+    return (
+        f"ready: {url}\n\n  curl {url}/chat/completions -H 'Content-Type: application/json' \\\n   "
+        f" -d '{body}'\n\nCtrl-C to stop"
+    )
 
 
 def _listen_to_signals() -> _Signals:
@@ -205,7 +241,9 @@ def _listen_to_signals() -> _Signals:
 
 
 @contextlib.asynccontextmanager
-async def _etcd(cluster: PDCluster, run: RunDirectory, screen: Screen) -> AsyncIterator[tuple[tuple[str, ...], Keeper | None]]:
+async def _etcd(
+    cluster: PDCluster, run: RunDirectory, screen: Screen
+) -> AsyncIterator[tuple[tuple[str, ...], Keeper | None]]:
     """Endpoints to use, and the keeper of our own etcd if none were given.
 
     Raises StartError when they do not answer.
@@ -213,10 +251,14 @@ async def _etcd(cluster: PDCluster, run: RunDirectory, screen: Screen) -> AsyncI
     given = cluster.spec.discovery.etcd.endpoints
     if given:
         try:
-            await check_reachable(given, records_prefix(cluster.metadata.namespace, cluster.metadata.name))
+            await check_reachable(
+                given, records_prefix(cluster.metadata.namespace, cluster.metadata.name)
+            )
         except EtcdUnreachableError as e:
             raise StartError(
-                f"spec.discovery.etcd.endpoints: {e}; start it, correct the address, or leave the field out for one of our own", exit_code=1
+                f"spec.discovery.etcd.endpoints: {e}; start it, correct the address, or leave the "
+                "field out for one of our own",
+                exit_code=1,
             ) from e
         yield given, None
         return

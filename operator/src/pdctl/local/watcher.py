@@ -21,7 +21,9 @@ class Watcher:
     has been ready at once.
     """
 
-    def __init__(self, endpoints: Sequence[str], prefix: str, changed: Callable[[Sequence[Row]], None]) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], prefix: str, changed: Callable[[Sequence[Row]], None]
+    ) -> None:
         self.all_ready = asyncio.Event()
         self._endpoints = endpoints
         self._prefix = prefix

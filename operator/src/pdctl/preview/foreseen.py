@@ -54,7 +54,10 @@ def coming_conflicts(spec: PDClusterSpec, now: str) -> Iterator[Problem]:
         for begin in _beginnings(schedule, wall):
             low, high, _ = bounds_of(schedule.role, pool, spec.autoscale.schedules, begin)
             if problem := conflict(f"{schedule.role}/{schedule.pool}", low, high):
-                text = f"when schedule {schedule.name} begins, {begin:%a %H:%M} {schedule.time_zone}: {problem.message}"
+                text = (
+                    f"when schedule {schedule.name} begins, {begin:%a %H:%M} {schedule.time_zone}: "
+                    f"{problem.message}"
+                )
                 yield Problem(problem.reason, text)
                 break
 
@@ -63,7 +66,9 @@ def _beginnings(schedule: ScheduleSpec, wall: datetime) -> Iterator[datetime]:
     zone = ZoneInfo(schedule.time_zone)
     today = wall.astimezone(zone).date()
     for day in range(8):
-        begin = datetime.combine(today + timedelta(days=day), time.fromisoformat(schedule.start), zone)
+        begin = datetime.combine(
+            today + timedelta(days=day), time.fromisoformat(schedule.start), zone
+        )
         if begin > wall and is_on(schedule, begin):
             yield begin
 
@@ -75,5 +80,7 @@ def why_resized(record: Decision | None, size: PoolSize) -> str | None:
     mine = [step for step in steps if step.subject == subject and step.before != step.after]
     if not mine or mine[0].before == mine[-1].after:
         return None
-    causes = [step for step in steps if step.subject in (subject, size.role) and step.before != step.after]
+    causes = [
+        step for step in steps if step.subject in (subject, size.role) and step.before != step.after
+    ]
     return "; ".join(f"{step.rule}: {step.why}" for step in causes)

@@ -16,16 +16,27 @@ def immutable_faults(old: PDCluster, new: PDCluster) -> tuple[Fault, ...]:
 def _etcd(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
     before, after = old.spec.discovery.etcd, new.spec.discovery.etcd
     if bool(before.endpoints) != bool(after.endpoints):
-        reason = "an etcd of your own and one that is run for the cluster cannot be exchanged for each other"
+        reason = (
+            "an etcd of your own and one that is run for the cluster cannot be exchanged for each "
+            "other"
+        )
         yield Fault("spec.discovery.etcd.endpoints", reason, _NEW_CLUSTER)
     if before.replicas != after.replicas:
-        yield Fault("spec.discovery.etcd.replicas", f"cannot change from {before.replicas} to {after.replicas}", _NEW_CLUSTER)
+        yield Fault(
+            "spec.discovery.etcd.replicas",
+            f"cannot change from {before.replicas} to {after.replicas}",
+            _NEW_CLUSTER,
+        )
     if before.storage != after.storage:
         yield Fault("spec.discovery.etcd.storage", "cannot change", _NEW_CLUSTER)
 
 
 def _pools(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
-    known = {(role, pool.name): pool for role, declared in old.spec.roles.present().items() for pool in declared.pools}
+    known = {
+        (role, pool.name): pool
+        for role, declared in old.spec.roles.present().items()
+        for pool in declared.pools
+    }
     for role, declared in new.spec.roles.present().items():
         for index, pool in enumerate(declared.pools):
             before = known.get((role, pool.name))
@@ -52,6 +63,8 @@ def identity_faults(old: PDCluster, new: PDCluster) -> tuple[Fault, ...]:
     for field in ("name", "namespace"):
         before, after = getattr(old.metadata, field), getattr(new.metadata, field)
         if before != after:
-            reason = f"is {after!r}, and {before!r} in the file to compare with: that is another object"
+            reason = (
+                f"is {after!r}, and {before!r} in the file to compare with: that is another object"
+            )
             found.append(Fault(f"metadata.{field}", reason, "compare two files of one object"))
     return tuple(found)

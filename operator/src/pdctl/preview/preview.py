@@ -147,9 +147,14 @@ def settled(cluster: PDCluster) -> Observed:
     return Observed(
         generation=1,
         status={"revision": revision, "servingRevision": revision},
-        discovery=DiscoveryState(managed=not cluster.spec.discovery.etcd.endpoints, ready=1, wanted=1),
+        discovery=DiscoveryState(
+            managed=not cluster.spec.discovery.etcd.endpoints, ready=1, wanted=1
+        ),
         workloads=states,
-        scalers=[ScalerState(role, name, pool.replicas, pool.replicas) for (role, name), pool in pools.items()],
+        scalers=[
+            ScalerState(role, name, pool.replicas, pool.replicas)
+            for (role, name), pool in pools.items()
+        ],
         service_revision=revision,
         records=[state.id for state in states],
     )
@@ -162,7 +167,11 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     observed: what runs; None = nothing does
     now:      RFC 3339 in UTC
     """
-    there = foreseen(new, observed or Observed(generation=0, status={}, discovery=DiscoveryState(managed=True)), now)
+    there = foreseen(
+        new,
+        observed or Observed(generation=0, status={}, discovery=DiscoveryState(managed=True)),
+        now,
+    )
     after = revision_of(new.spec)
     before = there.service_revision if old is None else revision_of(old.spec)
     running = _running(there, after)
@@ -175,8 +184,13 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
         mode=(None if old is None else old.spec.autoscale.mode, new.spec.autoscale.mode),
         changes=() if old is None else tuple(_changes(old, new, is_rollout=before != after)),
         pools=tuple(_pools(new.spec, sizes, running, known, there.decision)),
-        accelerators=tuple(_accelerators(plan_cluster(new, there, now).workloads, there, sizes, known)),
-        problems=(*(() if there.decision is None else there.decision.problems), *coming_conflicts(new.spec, now)),
+        accelerators=tuple(
+            _accelerators(plan_cluster(new, there, now).workloads, there, sizes, known)
+        ),
+        problems=(
+            *(() if there.decision is None else there.decision.problems),
+            *coming_conflicts(new.spec, now),
+        ),
         refused=() if old is None else immutable_faults(old, new),
     )
 
@@ -189,9 +203,16 @@ def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Ch
             effect = Effect.NONE
         elif effect is Effect.AUTOSCALER and new.spec.autoscale.mode == "Off":
             effect = Effect.ASLEEP
-        elif effect is Effect.POOLS and new.spec.autoscale.mode == "On" and before is not None and path.endswith("].replicas"):
+        elif (
+            effect is Effect.POOLS
+            and new.spec.autoscale.mode == "On"
+            and before is not None
+            and path.endswith("].replicas")
+        ):
             effect = Effect.OVERRULED
-        elif effect is Effect.ACCELERATORS and not any(path.startswith(f"spec.accelerators.{gpu}.") for gpu in named):
+        elif effect is Effect.ACCELERATORS and not any(
+            path.startswith(f"spec.accelerators.{gpu}.") for gpu in named
+        ):
             effect = Effect.UNUSED
         yield Change(path, before, after, effect)
 
@@ -204,7 +225,11 @@ def effect_of(path: str) -> Effect:
 
 
 def _declared(spec: PDClusterSpec) -> dict[PoolKey, PoolSpec]:
-    return {(role, pool.name): pool for role, declared in spec.roles.present().items() for pool in declared.pools}
+    return {
+        (role, pool.name): pool
+        for role, declared in spec.roles.present().items()
+        for pool in declared.pools
+    }
 
 
 def _running(observed: Observed, revision: str) -> dict[PoolKey, int]:
@@ -238,16 +263,24 @@ def _unheeded(spec: PDClusterSpec, size: PoolSize) -> str | None:
         return None
     if spec.autoscale.mode == "On":
         return f"the autoscaler decides, not the file's replicas ({size.pool.replicas})"
-    return f"it was scaled; the file's replicas ({size.pool.replicas}) is not new and asks for nothing"
+    return (
+        f"it was scaled; the file's replicas ({size.pool.replicas}) is not new and asks for nothing"
+    )
 
 
 def _accelerators(
-    planned: Iterable[Workload], observed: Observed, sizes: Iterable[PoolSize], known: Mapping[PoolKey, PoolSpec]
+    planned: Iterable[Workload],
+    observed: Observed,
+    sizes: Iterable[PoolSize],
+    known: Mapping[PoolKey, PoolSpec],
 ) -> Iterator[Accelerators]:
     """Accelerators by type: now, after the next reconcile (terminating pods keep theirs), and
     in the end.
     """
-    there = {state.id: state.current if state.gone else max(state.current, state.desired) for state in observed.workloads}
+    there = {
+        state.id: state.current if state.gone else max(state.current, state.desired)
+        for state in observed.workloads
+    }
     wanted = {workload.id: workload.replicas for workload in planned}
     beside = {each: max(there.get(each, 0), wanted.get(each, 0)) for each in {**there, **wanted}}
     now, meanwhile = _by_gpu(_keyed(there), known), _by_gpu(_keyed(beside), known)
@@ -260,7 +293,9 @@ def _keyed(workers: Mapping[WorkloadId, int]) -> list[tuple[PoolKey, int]]:
     return [((each.role, each.pool), number) for each, number in workers.items()]
 
 
-def _by_gpu(workers: Iterable[tuple[PoolKey, int]], known: Mapping[PoolKey, PoolSpec]) -> Counter[str]:
+def _by_gpu(
+    workers: Iterable[tuple[PoolKey, int]], known: Mapping[PoolKey, PoolSpec]
+) -> Counter[str]:
     sums = Counter[str]()
     for key, number in workers:
         pool = known.get(key)

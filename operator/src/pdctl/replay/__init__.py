@@ -1,1 +1,3 @@
-"""The autoscaler over a trace: a simulated cluster in place of a real one, and the decisions of `plan.autoscale` on it."""
+"""The autoscaler over a trace: a simulated cluster in place of a real one, and the decisions of
+`plan.autoscale` on it.
+"""

@@ -26,7 +26,10 @@ _LONG_HOURS = 3.0
 def require_matplotlib() -> None:
     """Raises StartError (exit code 1) when it is not installed."""
     if find_spec("matplotlib") is None:
-        message = "plots need matplotlib: pip install 'pdcluster-operator[replay]', or go without with --no-plot"
+        message = (
+            "plots need matplotlib: pip install 'pdcluster-operator[replay]', or go without with "
+            "--no-plot"
+        )
         raise StartError(message, exit_code=1)
 
 
@@ -39,7 +42,9 @@ def draw(moments: Sequence[Moment], spec: AutoscaleSpec, title: str, path: Path)
     figure = Figure(figsize=(10.0, 11.0), dpi=_DOTS_PER_INCH, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     figure.suptitle(title)
-    rows: list[Axes] = list(figure.subplots(5, 1, sharex=True, height_ratios=[1.0, 1.0, 1.0, 1.3, 1.3]))
+    rows: list[Axes] = list(
+        figure.subplots(5, 1, sharex=True, height_ratios=[1.0, 1.0, 1.0, 1.3, 1.3])
+    )
     is_long = moments[-1].load.seconds > _LONG_HOURS * 3600.0
     at = [moment.load.seconds / (3600.0 if is_long else 60.0) for moment in moments]
     _draw_demand(rows[0], at, moments)
@@ -60,24 +65,60 @@ def draw(moments: Sequence[Moment], spec: AutoscaleSpec, title: str, path: Path)
 
 def _draw_demand(axes: "Axes", at: Sequence[float], moments: Sequence[Moment]) -> None:
     loads = [moment.load for moment in moments]
-    axes.plot(at, [load.requests_per_second * load.input_tokens / 1000.0 for load in loads], color=_COLORS["prefill"], label="prompt")
-    axes.plot(at, [load.requests_per_second * load.output_tokens / 1000.0 for load in loads], color=_COLORS["decode"], label="answer")
+    axes.plot(
+        at,
+        [load.requests_per_second * load.input_tokens / 1000.0 for load in loads],
+        color=_COLORS["prefill"],
+        label="prompt",
+    )
+    axes.plot(
+        at,
+        [load.requests_per_second * load.output_tokens / 1000.0 for load in loads],
+        color=_COLORS["decode"],
+        label="answer",
+    )
     axes.set_ylabel("1000 tokens/s\nthat arrive")
     axes.legend(loc="upper right", fontsize="small", ncols=2)
 
 
-def _draw_queues(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], spec: AutoscaleSpec) -> None:
-    axes.plot(at, [moment.prefill_queue_requests for moment in moments], color=_COLORS["prefill"], label="prefill queue")
-    axes.plot(at, [moment.num_requests_waiting for moment in moments], color=_COLORS["decode"], label="waiting for decode")
+def _draw_queues(
+    axes: "Axes", at: Sequence[float], moments: Sequence[Moment], spec: AutoscaleSpec
+) -> None:
+    axes.plot(
+        at,
+        [moment.prefill_queue_requests for moment in moments],
+        color=_COLORS["prefill"],
+        label="prefill queue",
+    )
+    axes.plot(
+        at,
+        [moment.num_requests_waiting for moment in moments],
+        color=_COLORS["decode"],
+        label="waiting for decode",
+    )
     axes.axhline(spec.prefill.queue_up, color=_COLORS["prefill"], linestyle=":", linewidth=1.0)
     axes.axhline(spec.decode.queue_up, color=_COLORS["decode"], linestyle=":", linewidth=1.0)
     axes.set_ylabel("requests\nthat wait")
     axes.legend(loc="upper right", fontsize="small", ncols=2)
 
 
-def _draw_signals(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], spec: AutoscaleSpec) -> None:
-    axes.plot(at, [moment.engine_busy_ratio for moment in moments], color=_COLORS["prefill"], linewidth=1.0, label="prefill utilization")
-    axes.plot(at, [moment.kv_cache_usage_ratio for moment in moments], color=_COLORS["decode"], linewidth=1.0, label="decode KV usage")
+def _draw_signals(
+    axes: "Axes", at: Sequence[float], moments: Sequence[Moment], spec: AutoscaleSpec
+) -> None:
+    axes.plot(
+        at,
+        [moment.engine_busy_ratio for moment in moments],
+        color=_COLORS["prefill"],
+        linewidth=1.0,
+        label="prefill utilization",
+    )
+    axes.plot(
+        at,
+        [moment.kv_cache_usage_ratio for moment in moments],
+        color=_COLORS["decode"],
+        linewidth=1.0,
+        label="decode KV usage",
+    )
     for role, thresholds in (
         ("prefill", (spec.prefill.utilization_down, spec.prefill.utilization_up)),
         ("decode", (spec.decode.kv_usage_down, spec.decode.kv_usage_up)),
@@ -94,9 +135,18 @@ def _draw_workers(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], 
     ready = [sum(pool.ready for pool in each) for each in pools]
     ends = [sum(pool.ready + pool.draining for pool in each) for each in pools]
     axes.fill_between(at, ready, step="post", color=_COLORS[role], alpha=0.25, label="ready")
-    axes.fill_between(at, ready, ends, step="post", color="tab:red", linewidth=0.0, label="draining")
+    axes.fill_between(
+        at, ready, ends, step="post", color="tab:red", linewidth=0.0, label="draining"
+    )
     axes.step(at, replicas, where="post", color=_COLORS[role], label="asked for")
-    axes.plot(at, [moment.demand[role] for moment in moments], color="black", linestyle="--", linewidth=1.0, label="busy by the load")
+    axes.plot(
+        at,
+        [moment.demand[role] for moment in moments],
+        color="black",
+        linestyle="--",
+        linewidth=1.0,
+        label="busy by the load",
+    )
     axes.locator_params(axis="y", integer=True)
     axes.set_ylabel(f"{role} workers")
     axes.legend(loc="upper right", fontsize="small", ncols=4)

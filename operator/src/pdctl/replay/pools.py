@@ -72,7 +72,9 @@ class SimulatedPool:
     def facts(self) -> PoolFacts:
         """As the operator would see it."""
         ready, ending = len(self.ready()), len(self.having(State.DRAINING))
-        return PoolFacts(self.role, self.name, self.gpu, self.replicas, len(self.workers), ready, ending)
+        return PoolFacts(
+            self.role, self.name, self.gpu, self.replicas, len(self.workers), ready, ending
+        )
 
     def scale(self, replicas: int, now: float) -> None:
         """Carry out a decision: the highest ordinals drain; a worker that drains is taken back
@@ -91,7 +93,9 @@ class SimulatedPool:
                 worker.go(State.DRAINING, now)
         self.workers = [there[ordinal] for ordinal in sorted(there)]
 
-    def pass_time(self, now: float, start_seconds: float, drain_timeout_seconds: float | None) -> float:
+    def pass_time(
+        self, now: float, start_seconds: float, drain_timeout_seconds: float | None
+    ) -> float:
         """Let workers become ready, and drained ones go.
 
         Returns the streams that a time limit cut.
@@ -102,7 +106,10 @@ class SimulatedPool:
             if worker.state is State.STARTING and now - worker.since >= start_seconds:
                 worker.go(State.READY, now)
             if worker.state is State.DRAINING and now > worker.since:
-                is_late = drain_timeout_seconds is not None and now - worker.since >= drain_timeout_seconds
+                is_late = (
+                    drain_timeout_seconds is not None
+                    and now - worker.since >= drain_timeout_seconds
+                )
                 if is_late or worker.streams.is_done:
                     cut += 0.0 if worker.streams.is_done else worker.streams.number
                     continue

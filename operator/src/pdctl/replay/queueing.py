@@ -17,7 +17,8 @@ from pdctl.replay.speeds import Speeds
 from pdctl.replay.trace import Load
 
 _DUST = 1e-6  # of a request: less is none
-_MOMENT_SECONDS = 2.0  # between two looks at requests that may begin to decode; an engine looks at every step
+# between two looks at requests that may begin to decode; an engine looks at every step
+_MOMENT_SECONDS = 2.0
 
 
 @dataclass
@@ -59,7 +60,14 @@ class PrefillPhase:
         Returns the requests whose prompts are done.
         """
         if load.requests_per_second > 0.0:
-            self.queue.append(Batch(load.requests_per_second * seconds, load.input_tokens, load.output_tokens, load.seconds))
+            self.queue.append(
+                Batch(
+                    load.requests_per_second * seconds,
+                    load.input_tokens,
+                    load.output_tokens,
+                    load.seconds,
+                )
+            )
         rate = self.speeds.prefill_tokens_per_second
         capacity = left = sum(len(pool.ready()) * pool.speed for pool in pools) * rate * seconds
         done: list[Batch] = []
@@ -69,14 +77,21 @@ class PrefillPhase:
             done.append(part)
         self.tokens = capacity - left
         self.engine_busy_ratio = self.tokens / capacity if capacity else 0.0
-        self.ttft_seconds = _mean([(batch.number, load.seconds - batch.since + batch.input_tokens / rate) for batch in done])
+        self.ttft_seconds = _mean(
+            [
+                (batch.number, load.seconds - batch.since + batch.input_tokens / rate)
+                for batch in done
+            ]
+        )
         return done
 
 
 def _taken(queue: deque[Batch], tokens: float) -> Batch:
     """The first batch of the queue, or as much of it as the tokens are enough for."""
     first = queue[0]
-    number = first.number if first.number * first.input_tokens <= tokens else tokens / first.input_tokens
+    number = (
+        first.number if first.number * first.input_tokens <= tokens else tokens / first.input_tokens
+    )
     first.number -= number
     if first.number <= _DUST:
         queue.popleft()
@@ -100,14 +115,20 @@ class DecodePhase:
         """Requests that wait for room."""
         return sum(batch.number for batch in self.waiting)
 
-    def serve(self, arrived: Sequence[Batch], pools: Sequence[SimulatedPool], seconds: float) -> None:
+    def serve(
+        self, arrived: Sequence[Batch], pools: Sequence[SimulatedPool], seconds: float
+    ) -> None:
         """One interval, in a few moments: what arrived is given to ready workers as far as
         there is room, then all decode.
         """
         moments = math.ceil(seconds / _MOMENT_SECONDS)
         self.tokens = {}
         for _ in range(moments):
-            self.waiting.extend(replace(batch, number=batch.number / moments) for batch in arrived if batch.output_tokens > 1.0)
+            self.waiting.extend(
+                replace(batch, number=batch.number / moments)
+                for batch in arrived
+                if batch.output_tokens > 1.0
+            )
             self._admit([worker for pool in pools for worker in pool.ready()])
             for pool in pools:
                 for worker in pool.workers:
@@ -127,7 +148,10 @@ class DecodePhase:
 
     def step_seconds(self, worker: Worker, speed: float) -> float:
         """Seconds of one step with the streams that the worker has: the time per output token."""
-        return (self.speeds.step_seconds + self.speeds.stream_seconds * max(0.0, worker.streams.number - 1.0)) / speed
+        return (
+            self.speeds.step_seconds
+            + self.speeds.stream_seconds * max(0.0, worker.streams.number - 1.0)
+        ) / speed
 
     def _spread(self, batch: Batch, workers: Sequence[Worker]) -> float:
         """Give a batch to workers in proportion to their room.
@@ -149,12 +173,20 @@ class DecodePhase:
         counts as just as long.
         """
         need = min(batch.input_tokens + batch.output_tokens / 2.0, self.speeds.kv_tokens)
-        by_tokens = (self.speeds.kv_tokens - worker.streams.held_tokens) / need if need > 0.0 else float(self.max_sequences)
+        by_tokens = (
+            (self.speeds.kv_tokens - worker.streams.held_tokens) / need
+            if need > 0.0
+            else float(self.max_sequences)
+        )
         return max(0.0, min(by_tokens, self.max_sequences - worker.streams.number))
 
     def _decode(self, worker: Worker, speed: float, seconds: float) -> float:
         """Let a worker decode for an interval.  Returns the tokens that it wrote."""
-        return 0.0 if worker.state is State.STARTING else worker.streams.decode(seconds / self.step_seconds(worker, speed))
+        return (
+            0.0
+            if worker.state is State.STARTING
+            else worker.streams.decode(seconds / self.step_seconds(worker, speed))
+        )
 
 
 def _mean(weighted: Sequence[tuple[float, float]]) -> float | None:

@@ -1,4 +1,5 @@
-"""Run a trace through the autoscaler: an interval of load, a round of scrapes, a decision, and so on.
+"""Run a trace through the autoscaler: an interval of load, a round of scrapes, a decision, and so
+on.
 
 The decisions are those of `plan.autoscale.decide`, unchanged; only the cluster is
 simulated.  Second 0 is midnight in UTC between a Sunday and a Monday, for
@@ -87,17 +88,32 @@ class _Scene:
 
 
 def replay(spec: PDClusterSpec, trace: Trace, speeds: Speeds) -> Iterator[Moment]:
-    """Every interval of the trace, of `autoscale.intervalSeconds` each; `autoscale.mode` is not looked at.
+    """Every interval of the trace, of `autoscale.intervalSeconds` each; `autoscale.mode` is not
+    looked at.
 
-    Raises InvalidObjectError for the role mixed, InvalidTraceError for a trace of too many intervals.
+    Raises InvalidObjectError for the role mixed, InvalidTraceError for a trace of too many
+    intervals.
     """
     interval = float(spec.autoscale.interval_seconds)
     if spec.roles.mixed is not None:
         fix = "give the roles prefill and decode"
-        raise InvalidObjectError([Fault("spec.roles.mixed", "cannot be replayed: the simulated cluster has two phases", fix)])
+        raise InvalidObjectError(
+            [
+                Fault(
+                    "spec.roles.mixed",
+                    "cannot be replayed: the simulated cluster has two phases",
+                    fix,
+                )
+            ]
+        )
     if trace.duration_seconds > MAX_INTERVALS * interval:
-        reason = f"lasts {trace.duration_seconds:g} s: at most {MAX_INTERVALS} intervals of {interval:g} s are replayed"
-        raise InvalidTraceError([Fault("", reason, "cut the trace, or raise autoscale.intervalSeconds")])
+        reason = (
+            f"lasts {trace.duration_seconds:g} s: at most {MAX_INTERVALS} intervals of "
+            f"{interval:g} s are replayed"
+        )
+        raise InvalidTraceError(
+            [Fault("", reason, "cut the trace, or raise autoscale.intervalSeconds")]
+        )
     return _moments(_scene(spec, speeds), trace, interval)
 
 
@@ -108,7 +124,9 @@ def _moments(scene: _Scene, trace: Trace, interval: float) -> Iterator[Moment]:
 
 def _scene(spec: PDClusterSpec, speeds: Speeds) -> _Scene:
     pools = [
-        SimulatedPool(role, pool.name, pool.gpu, share_of_first(spec, role, pool.gpu), pool.replicas)
+        SimulatedPool(
+            role, pool.name, pool.gpu, share_of_first(spec, role, pool.gpu), pool.replicas
+        )
         for role, declared in spec.roles.present().items()
         for pool in declared.pools
     ]
@@ -118,7 +136,9 @@ def _scene(spec: PDClusterSpec, speeds: Speeds) -> _Scene:
 
 def _moment(scene: _Scene, load: Load, interval: float) -> Moment:
     limit = scene.spec.rollout.drain_timeout_seconds
-    cut = sum(pool.pass_time(load.seconds, scene.speeds.start_seconds, limit) for pool in scene.pools)
+    cut = sum(
+        pool.pass_time(load.seconds, scene.speeds.start_seconds, limit) for pool in scene.pools
+    )
     prompts = scene.prefill.serve(load, scene.of("prefill"), interval)
     scene.decode.serve(prompts, scene.of("decode"), interval)
     before = {pool.key: _pool_moment(pool) for pool in scene.pools}
@@ -156,18 +176,30 @@ def _decided(scene: _Scene, load: Load, interval: float) -> Outcome:
         scene.windows.setdefault(key, deque(maxlen=kept)).append(sample)
     now = load.seconds + interval
     clock = Clock(now, MIDNIGHT + timedelta(seconds=now))
-    outcome = decide(scene.spec, [pool.facts() for pool in scene.pools], scene.windows, scene.memory, clock)
+    outcome = decide(
+        scene.spec, [pool.facts() for pool in scene.pools], scene.windows, scene.memory, clock
+    )
     scene.memory = outcome.memory
     return outcome
 
 
 def _demand(scene: _Scene, load: Load) -> Mapping[str, float]:
-    """Prefill: prompt tokens per second over the speed; decode: of streams, by Little's law, the share of a KV cache or of a batch."""
+    """Prefill: prompt tokens per second over the speed; decode: of streams, by Little's law, the
+    share of a KV cache or of a batch.
+    """
     speeds = scene.speeds
     prefill = load.requests_per_second * load.input_tokens / speeds.prefill_tokens_per_second
-    full = min(scene.decode.max_sequences, speeds.kv_tokens / max(1.0, load.input_tokens + load.output_tokens / 2.0))
-    seconds = load.output_tokens * (speeds.step_seconds + speeds.stream_seconds * max(0.0, full - 1.0))
-    return {"prefill": prefill, "decode": load.requests_per_second * seconds / full if full > 0.0 else 0.0}
+    full = min(
+        scene.decode.max_sequences,
+        speeds.kv_tokens / max(1.0, load.input_tokens + load.output_tokens / 2.0),
+    )
+    seconds = load.output_tokens * (
+        speeds.step_seconds + speeds.stream_seconds * max(0.0, full - 1.0)
+    )
+    return {
+        "prefill": prefill,
+        "decode": load.requests_per_second * seconds / full if full > 0.0 else 0.0,
+    }
 
 
 def _kv_usage(scene: _Scene) -> float:

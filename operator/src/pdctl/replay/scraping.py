@@ -10,7 +10,11 @@ from pdctl.replay.trace import Load
 
 
 def scraped(
-    pools: Sequence[SimulatedPool], prefill: PrefillPhase, decode: DecodePhase, load: Load, seconds: float
+    pools: Sequence[SimulatedPool],
+    prefill: PrefillPhase,
+    decode: DecodePhase,
+    load: Load,
+    seconds: float,
 ) -> Mapping[PoolKey, Sample]:
     """The samples of an interval that has just ended.
 
@@ -24,10 +28,18 @@ def scraped(
     found = {}
     for pool in pools:
         if pool.role == "prefill":
-            workers = [_prefill(_name(pool, worker), pool.speed, prefill) for worker in pool.ready()]
+            workers = [
+                _prefill(_name(pool, worker), pool.speed, prefill) for worker in pool.ready()
+            ]
         else:
             workers = [
-                _decode(_name(pool, worker), (pool, worker), (prefill, decode), (load, seconds, num_ingress)) for worker in pool.ready()
+                _decode(
+                    _name(pool, worker),
+                    (pool, worker),
+                    (prefill, decode),
+                    (load, seconds, num_ingress),
+                )
+                for worker in pool.ready()
             ]
         found[pool.key] = Sample(now, tuple(sorted(workers, key=lambda worker: worker.pod)))
     return found
@@ -52,7 +64,10 @@ def _prefill(pod: str, speed: float, phase: PrefillPhase) -> WorkerSample:
 
 
 def _decode(
-    pod: str, of: tuple[SimulatedPool, Worker], phases: tuple[PrefillPhase, DecodePhase], arrived: tuple[Load, float, int]
+    pod: str,
+    of: tuple[SimulatedPool, Worker],
+    phases: tuple[PrefillPhase, DecodePhase],
+    arrived: tuple[Load, float, int],
 ) -> WorkerSample:
     (pool, worker), (prefill, decode), (load, seconds, num_ingress) = of, phases, arrived
     requests = load.requests_per_second / num_ingress
@@ -70,5 +85,7 @@ def _decode(
         prefill_busy_rate=0.0,
         generation_token_rate=decode.tokens.get(id(worker), 0.0) / seconds,
         time_to_first_token_seconds=prefill.ttft_seconds,
-        time_per_output_token_seconds=decode.step_seconds(worker, pool.speed) if not worker.streams.is_done else None,
+        time_per_output_token_seconds=decode.step_seconds(worker, pool.speed)
+        if not worker.streams.is_done
+        else None,
     )

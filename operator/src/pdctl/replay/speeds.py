@@ -36,10 +36,19 @@ class Speeds:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            number, may_be_zero = getattr(self, field.name), field.name in ("stream_seconds", "start_seconds")
+            number, may_be_zero = (
+                getattr(self, field.name),
+                field.name in ("stream_seconds", "start_seconds"),
+            )
             if not (0.0 < number < 1e12 or (may_be_zero and number == 0.0)):
-                fix = "give a finite number from 0 on" if may_be_zero else "give a finite number of more than 0"
-                raise InvalidTraceError([Fault("--" + field.name.replace("_", "-"), f"must not be {number:g}", fix)])
+                fix = (
+                    "give a finite number from 0 on"
+                    if may_be_zero
+                    else "give a finite number of more than 0"
+                )
+                raise InvalidTraceError(
+                    [Fault("--" + field.name.replace("_", "-"), f"must not be {number:g}", fix)]
+                )
 
 
 def share_of_first(spec: PDClusterSpec, role: str, gpu: str) -> float:

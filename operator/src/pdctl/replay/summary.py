@@ -56,14 +56,24 @@ def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
         hours=len(moments) * step_hours,
         accelerator_hours={gpu: number * step_hours for gpu, number in used.items()},
         fixed_hours={gpu: number * len(moments) * step_hours for gpu, number in fixed.items()},
-        over_ratio={role: sum(role in moment.over for moment in moments) / len(moments) for role in ROLES},
+        over_ratio={
+            role: sum(role in moment.over for moment in moments) / len(moments) for role in ROLES
+        },
         num_changes=sum(moment.record is not None for moment in moments),
         num_requests=sum(moment.load.requests_per_second for moment in moments) * interval_seconds,
         unserved=moments[-1].prefill_queue_requests + moments[-1].num_requests_waiting,
-        worst_ttft_seconds=max((moment.ttft_seconds for moment in moments if moment.ttft_seconds is not None), default=None),
-        worst_tpot_seconds=max((moment.tpot_seconds for moment in moments if moment.tpot_seconds is not None), default=None),
+        worst_ttft_seconds=max(
+            (moment.ttft_seconds for moment in moments if moment.ttft_seconds is not None),
+            default=None,
+        ),
+        worst_tpot_seconds=max(
+            (moment.tpot_seconds for moment in moments if moment.tpot_seconds is not None),
+            default=None,
+        ),
         num_cut=sum(moment.num_cut for moment in moments),
-        problem_ratios={reason: number / len(moments) for reason, number in sorted(problems.items())},
+        problem_ratios={
+            reason: number / len(moments) for reason, number in sorted(problems.items())
+        },
     )
 
 
@@ -73,19 +83,29 @@ def said(summary: Summary) -> list[str]:
         f"{summary.hours:.1f} hours, {summary.num_requests:.0f} requests",
         "accelerator hours    "
         + ", ".join(
-            f"{hours:.1f} {gpu} ({_share(hours, summary.fixed_hours[gpu])} of the greatest size kept all the time)"
+            f"{hours:.1f} {gpu} ({_share(hours, summary.fixed_hours[gpu])} of the greatest size "
+            "kept all the time)"
             for gpu, hours in summary.accelerator_hours.items()
         ),
-        "time over threshold  " + ", ".join(f"{role} {ratio:.1%}" for role, ratio in summary.over_ratio.items()),
+        "time over threshold  "
+        + ", ".join(f"{role} {ratio:.1%}" for role, ratio in summary.over_ratio.items()),
         f"changes              {summary.num_changes}, {summary.changes_per_hour:.1f} per hour",
-        f"worst latencies      TTFT {_seconds(summary.worst_ttft_seconds)}, TPOT {_seconds(summary.worst_tpot_seconds)}"
+        f"worst latencies      TTFT {_seconds(summary.worst_ttft_seconds)}, TPOT "
+        f"{_seconds(summary.worst_tpot_seconds)}"
         " (means of an interval)",
     ]
     if summary.unserved >= 1.0:
-        lines.append(f"left at the end      {summary.unserved:.0f} requests wait: the trace ends under load")
+        lines.append(
+            f"left at the end      {summary.unserved:.0f} requests wait: the trace ends under load"
+        )
     if summary.num_cut > 0.0:
-        lines.append(f"cut by the limit     {summary.num_cut:.1f} streams (rollout.drainTimeoutSeconds)")
-    lines += [f"stood in the way     {reason} for {ratio:.1%} of the time" for reason, ratio in summary.problem_ratios.items()]
+        lines.append(
+            f"cut by the limit     {summary.num_cut:.1f} streams (rollout.drainTimeoutSeconds)"
+        )
+    lines += [
+        f"stood in the way     {reason} for {ratio:.1%} of the time"
+        for reason, ratio in summary.problem_ratios.items()
+    ]
     return lines
 
 

@@ -24,10 +24,16 @@ _PLAIN = (
 
 
 def write_table(moments: Sequence[Moment], file: TextIO) -> None:
-    """Demand, queues, then replicas, ready and draining workers of each pool, the decision and what stood in its way."""
+    """Demand, queues, then replicas, ready and draining workers of each pool, the decision and what
+    stood in its way.
+    """
     pools = list(moments[0].pools)
     writer = csv.writer(file, lineterminator="\n")
-    of_pools = [f"{role}/{pool} {name}" for role, pool in pools for name in ("replicas", "ready", "draining")]
+    of_pools = [
+        f"{role}/{pool} {name}"
+        for role, pool in pools
+        for name in ("replicas", "ready", "draining")
+    ]
     writer.writerow([*_PLAIN, *of_pools, "decision", "problems"])
     writer.writerows(_rows(moments))
 
@@ -49,6 +55,15 @@ def _rows(moments: Sequence[Moment]) -> Iterator[list[str]]:
             moment.ttft_seconds,
             moment.tpot_seconds,
         )
-        sizes = [str(number) for pool in moment.pools.values() for number in (pool.replicas, pool.ready, pool.draining)]
+        sizes = [
+            str(number)
+            for pool in moment.pools.values()
+            for number in (pool.replicas, pool.ready, pool.draining)
+        ]
         decision = "" if moment.record is None else summary(moment.record)
-        yield [*("" if number is None else f"{number:.6g}" for number in numbers), *sizes, decision, " ".join(moment.problems)]
+        yield [
+            *("" if number is None else f"{number:.6g}" for number in numbers),
+            *sizes,
+            decision,
+            " ".join(moment.problems),
+        ]

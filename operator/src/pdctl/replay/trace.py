@@ -85,11 +85,21 @@ def read_trace(path: Path) -> Trace:
             finally:
                 lines = reader.line_num
     except OSError as e:
-        raise InvalidTraceError([Fault(_WHOLE_FILE, f"cannot be read: {e.strerror or e}", "give the path of a CSV file")]) from e
+        raise InvalidTraceError(
+            [
+                Fault(
+                    _WHOLE_FILE, f"cannot be read: {e.strerror or e}", "give the path of a CSV file"
+                )
+            ]
+        ) from e
     except UnicodeDecodeError as e:
-        raise InvalidTraceError([Fault(_WHOLE_FILE, "is not UTF-8 text", "save it as CSV in UTF-8")]) from e
+        raise InvalidTraceError(
+            [Fault(_WHOLE_FILE, "is not UTF-8 text", "save it as CSV in UTF-8")]
+        ) from e
     except csv.Error as e:
-        raise InvalidTraceError([Fault(f"line {lines}", f"is not CSV: {e}", "separate the values by commas")]) from e
+        raise InvalidTraceError(
+            [Fault(f"line {lines}", f"is not CSV: {e}", "separate the values by commas")]
+        ) from e
 
 
 class _Reader(Protocol):
@@ -106,7 +116,15 @@ class _Reader(Protocol):
 def _parse(reader: _Reader) -> Trace:
     header = next(reader, None)
     if header is None:
-        raise InvalidTraceError([Fault(_WHOLE_FILE, "is empty", f"write the line {','.join(COLUMNS)} and two rows or more")])
+        raise InvalidTraceError(
+            [
+                Fault(
+                    _WHOLE_FILE,
+                    "is empty",
+                    f"write the line {','.join(COLUMNS)} and two rows or more",
+                )
+            ]
+        )
     places = _places([name.strip() for name in header])
     loads: list[Load] = []
     faults: list[Fault] = []
@@ -115,19 +133,40 @@ def _parse(reader: _Reader) -> Trace:
         line, last = last + 1, reader.line_num  # a row may hold line breaks, in quotes
         if not any(cell.strip() for cell in cells):
             continue
-        numbers, wrong = _row(line, cells, places) if len(cells) <= len(header) else ({}, [_too_long(line, len(cells), len(header))])
+        numbers, wrong = (
+            _row(line, cells, places)
+            if len(cells) <= len(header)
+            else ({}, [_too_long(line, len(cells), len(header))])
+        )
         if not wrong and loads and numbers["seconds"] <= loads[-1].seconds:
-            reason = f"must be more than {loads[-1].seconds:g} of the row before, not {numbers['seconds']:g}"
-            wrong = [Fault(f"line {line}, column seconds", reason, "sort the rows by time, and give each time once")]
+            reason = (
+                f"must be more than {loads[-1].seconds:g} of the row before, not "
+                f"{numbers['seconds']:g}"
+            )
+            wrong = [
+                Fault(
+                    f"line {line}, column seconds",
+                    reason,
+                    "sort the rows by time, and give each time once",
+                )
+            ]
         faults += wrong
         if not wrong:
             loads.append(Load(**numbers))
         if len(faults) >= _MAX_FAULTS or len(loads) > MAX_ROWS:
             break
     if len(loads) > MAX_ROWS:
-        faults.append(Fault(f"line {MAX_ROWS + 2}", f"a trace holds at most {MAX_ROWS} rows", "take the mean of several rows"))
+        faults.append(
+            Fault(
+                f"line {MAX_ROWS + 2}",
+                f"a trace holds at most {MAX_ROWS} rows",
+                "take the mean of several rows",
+            )
+        )
     elif not faults and len(loads) < 2:
-        reason = f"needs two rows or more, not {len(loads)}: the last lasts as long as the one before it"
+        reason = (
+            f"needs two rows or more, not {len(loads)}: the last lasts as long as the one before it"
+        )
         faults.append(Fault(_WHOLE_FILE, reason, "add rows below the line of names"))
     if faults:
         raise InvalidTraceError(faults[:_MAX_FAULTS])
@@ -137,25 +176,45 @@ def _parse(reader: _Reader) -> Trace:
 def _too_long(line: int, cells: int, names: int) -> Fault:
     """Fault of a row with more values than there are names."""
     reason = f"has {cells} values, and line 1 has {names} names"
-    return Fault(f"line {line}", reason, "write decimals with a point, as in 12.5, and put text that holds a comma in quotes")
+    return Fault(
+        f"line {line}",
+        reason,
+        "write decimals with a point, as in 12.5, and put text that holds a comma in quotes",
+    )
 
 
 def _places(header: Sequence[str]) -> Mapping[str, int]:
-    if len(header) == 1 and (separator := next((each for each in ";\t|" if each in header[0]), None)):
+    if len(header) == 1 and (
+        separator := next((each for each in ";\t|" if each in header[0]), None)
+    ):
         reason = f"has its names separated by {_SEPARATORS[separator]}"
-        raise InvalidTraceError([Fault("line 1", reason, f"separate names and values by commas: {','.join(COLUMNS)}")])
+        raise InvalidTraceError(
+            [Fault("line 1", reason, f"separate names and values by commas: {','.join(COLUMNS)}")]
+        )
     missing = [name for name in COLUMNS if name not in header]
     if missing:
         found = ", ".join(header) or "nothing"
         fix = f"name the columns {', '.join(COLUMNS)}"
-        raise InvalidTraceError([Fault(f"line 1, column {name}", f"is missing; there are {found}", fix) for name in missing])
+        raise InvalidTraceError(
+            [
+                Fault(f"line 1, column {name}", f"is missing; there are {found}", fix)
+                for name in missing
+            ]
+        )
     repeated = [name for name in COLUMNS if header.count(name) > 1]
     if repeated:
-        raise InvalidTraceError([Fault(f"line 1, column {name}", "is given twice", "keep one of them") for name in repeated])
+        raise InvalidTraceError(
+            [
+                Fault(f"line 1, column {name}", "is given twice", "keep one of them")
+                for name in repeated
+            ]
+        )
     return {name: header.index(name) for name in COLUMNS}
 
 
-def _row(line: int, cells: Sequence[str], places: Mapping[str, int]) -> tuple[dict[str, float], list[Fault]]:
+def _row(
+    line: int, cells: Sequence[str], places: Mapping[str, int]
+) -> tuple[dict[str, float], list[Fault]]:
     numbers: dict[str, float] = {}
     faults = []
     for name, place in places.items():
@@ -164,7 +223,11 @@ def _row(line: int, cells: Sequence[str], places: Mapping[str, int]) -> tuple[di
         if reason is None:
             numbers[name] = float(text)
         else:
-            faults.append(Fault(f"line {line}, column {name}", reason, "write a number from 0 on, such as 12.5"))
+            faults.append(
+                Fault(
+                    f"line {line}, column {name}", reason, "write a number from 0 on, such as 12.5"
+                )
+            )
     return numbers, faults
 
 
@@ -185,4 +248,7 @@ def _wrong(text: str) -> str | None:
 
 def _from_zero(loads: Sequence[Load]) -> tuple[Load, ...]:
     first = loads[0].seconds
-    return tuple(Load(load.seconds - first, load.requests_per_second, load.input_tokens, load.output_tokens) for load in loads)
+    return tuple(
+        Load(load.seconds - first, load.requests_per_second, load.input_tokens, load.output_tokens)
+        for load in loads
+    )

@@ -1,4 +1,6 @@
-"""A small HTTP server that gives the answers which the real API server gives only under load or in failure: 429, 410, cut connections."""
+"""A small HTTP server that gives the answers which the real API server gives only under load or in
+failure: 429, 410, cut connections.
+"""
 
 import asyncio
 import json
@@ -39,7 +41,9 @@ class AnsweringServer:
         await site.start()
         configuration = Configuration()
         configuration.host = self.url
-        self.client = ApiClient(Transport(configuration), ApiMetrics(self.registry), self.limits, self._sleep)
+        self.client = ApiClient(
+            Transport(configuration), ApiMetrics(self.registry), self.limits, self._sleep
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

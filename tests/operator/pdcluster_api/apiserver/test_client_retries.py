@@ -1,11 +1,25 @@
-"""Retries of the client after answers that the real API server gives only under load or in failure."""
+"""Retries of the client after answers that the real API server gives only under load
+or in failure.
+"""
 
 import pytest
 
 from pdcluster_api.apiserver.client import Limits
-from pdcluster_api.apiserver.errors import ConflictError, GoneError, NotFoundError, RefusedError, UnavailableError
+from pdcluster_api.apiserver.errors import (
+    ConflictError,
+    GoneError,
+    NotFoundError,
+    RefusedError,
+    UnavailableError,
+)
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, SERVICE
-from tests.operator.pdcluster_api.apiserver.answering_server import AnsweringServer, hangs_up, never_answers, says, says_text
+from tests.operator.pdcluster_api.apiserver.answering_server import (
+    AnsweringServer,
+    hangs_up,
+    never_answers,
+    says,
+    says_text,
+)
 
 BODY = {"metadata": {"name": "chat", "namespace": "x"}}
 
@@ -20,7 +34,9 @@ async def test_client_tries_again_after_what_the_server_asks_for(code: int):
 
 
 async def test_client_waits_no_longer_than_its_limit():
-    async with AnsweringServer([says(429, **{"Retry-After": "3600"}), says(200, BODY)], Limits(max_delay_seconds=2.0)) as server:
+    async with AnsweringServer(
+        [says(429, **{"Retry-After": "3600"}), says(200, BODY)], Limits(max_delay_seconds=2.0)
+    ) as server:
         await server.client.get(SERVICE, "x", "chat")
         assert server.slept[0] <= 2.5
 
@@ -29,8 +45,14 @@ async def test_client_gives_up_after_its_tries_with_growing_delays():
     async with AnsweringServer([says(503)] * 4) as server:
         with pytest.raises(UnavailableError, match="answered 503"):
             await server.client.get(SERVICE, "x", "chat")
-        assert [round(seconds / base, 1) >= 1.0 for seconds, base in zip(server.slept, (0.2, 0.4, 0.8), strict=True)] == [True] * 3
-        assert server.count("api_errors_total", verb="get", kind="Service", error="UnavailableError") == 1
+        assert [
+            round(seconds / base, 1) >= 1.0
+            for seconds, base in zip(server.slept, (0.2, 0.4, 0.8), strict=True)
+        ] == [True] * 3
+        assert (
+            server.count("api_errors_total", verb="get", kind="Service", error="UnavailableError")
+            == 1
+        )
 
 
 async def test_client_tries_again_after_a_cut_connection():
@@ -60,15 +82,28 @@ async def test_client_does_not_repeat_what_is_refused():
         with pytest.raises(RefusedError):
             await server.client.apply(SERVICE, BODY)
         assert server.slept == []
-        assert server.count("api_errors_total", verb="create", kind="Service", error="ConflictError") == 0
-        assert server.count("api_errors_total", verb="apply", kind="Service", error="RefusedError") == 1
+        assert (
+            server.count("api_errors_total", verb="create", kind="Service", error="ConflictError")
+            == 0
+        )
+        assert (
+            server.count("api_errors_total", verb="apply", kind="Service", error="RefusedError")
+            == 1
+        )
 
 
 async def test_list_reads_pages_and_names_each_item_s_kind():
-    pages = [says(200, {"metadata": {"continue": "more"}, "items": [{"a": 1}]}), says(200, {"metadata": {}, "items": [{"a": 2}]})]
+    pages = [
+        says(200, {"metadata": {"continue": "more"}, "items": [{"a": 1}]}),
+        says(200, {"metadata": {}, "items": [{"a": 2}]}),
+    ]
     async with AnsweringServer(pages, Limits(page=1)) as server:
-        found = [body async for body in server.client.list(CONFIG_MAP, "x", labels="a=b", fields="c=d")]
-        assert found == [{"apiVersion": "v1", "kind": "ConfigMap", "a": number} for number in (1, 2)]
+        found = [
+            body async for body in server.client.list(CONFIG_MAP, "x", labels="a=b", fields="c=d")
+        ]
+        assert found == [
+            {"apiVersion": "v1", "kind": "ConfigMap", "a": number} for number in (1, 2)
+        ]
         assert [path for _, path, _ in server.seen] == [
             "/api/v1/namespaces/x/configmaps?limit=1&labelSelector=a%3Db&fieldSelector=c%3Dd",
             "/api/v1/namespaces/x/configmaps?limit=1&labelSelector=a%3Db&fieldSelector=c%3Dd&continue=more",
@@ -104,8 +139,14 @@ async def test_requests_say_what_is_meant():
         await server.client.merge_patch(SERVICE, "x", "chat", {"status": {}}, subresource="status")
         await server.client.delete(SERVICE, "x", "chat", uid="u")
         assert [(method, path) for method, path, _ in server.seen] == [
-            ("PATCH", "/api/v1/namespaces/x/services/chat?fieldManager=pdcluster-operator&force=true"),
-            ("PATCH", "/api/v1/namespaces/x/services/chat?fieldManager=pdcluster-operator&force=false"),
+            (
+                "PATCH",
+                "/api/v1/namespaces/x/services/chat?fieldManager=pdcluster-operator&force=true",
+            ),
+            (
+                "PATCH",
+                "/api/v1/namespaces/x/services/chat?fieldManager=pdcluster-operator&force=false",
+            ),
             ("POST", "/api/v1/namespaces/x/services?fieldManager=pdcluster-operator"),
             ("PATCH", "/api/v1/namespaces/x/services/chat/status?fieldManager=pdcluster-operator"),
             ("DELETE", "/api/v1/namespaces/x/services/chat"),

@@ -19,7 +19,12 @@ BODY = {"metadata": {"name": "chat", "namespace": "x"}}
 def kubeconfig(folder: Path, url: str) -> Path:
     context = {"name": "test", "context": {"cluster": "test", "user": "test"}}
     clusters = [{"name": "test", "cluster": {"server": url}}]
-    found = {"current-context": "test", "contexts": [context], "clusters": clusters, "users": [{"name": "test", "user": {}}]}
+    found = {
+        "current-context": "test",
+        "contexts": [context],
+        "clusters": clusters,
+        "users": [{"name": "test", "user": {}}],
+    }
     path = folder / "kubeconfig"
     path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **found}))
     return path

@@ -10,28 +10,60 @@ LATE = "2026-11-21 16:21:59,901 INFO uvicorn.error Finished server process [7]"
 
 
 def etcd(level: str, message: str, **more: str) -> str:
-    return json.dumps({"level": level, "ts": "2026-11-21T16:21:59.901Z", "caller": "etcdmain/etcd.go:180", "msg": message, **more})
+    return json.dumps(
+        {
+            "level": level,
+            "ts": "2026-11-21T16:21:59.901Z",
+            "caller": "etcdmain/etcd.go:180",
+            "msg": message,
+            **more,
+        }
+    )
 
 
 CASES = {
     "nothing": ("", ""),
     "blank lines": ("\n \n", ""),
-    "our own mark": (f"error: num_blocks: too many; lower it\n{LATE}", "num_blocks: too many; lower it"),
-    "a logged error": (f"2026-11-21 16:21:59,865 ERROR engine ended reason=x\n{LATE}", "engine ended reason=x"),
+    "our own mark": (
+        f"error: num_blocks: too many; lower it\n{LATE}",
+        "num_blocks: too many; lower it",
+    ),
+    "a logged error": (
+        f"2026-11-21 16:21:59,865 ERROR engine ended reason=x\n{LATE}",
+        "engine ended reason=x",
+    ),
     "a critical one": (f"2026-11-21 16:21:59,865 CRITICAL engine gone\n{LATE}", "engine gone"),
-    "the last of several": (f"error: first\n2026-11-21 16:21:59,865 ERROR second\nerror: third\n{LATE}", "third"),
+    "the last of several": (
+        f"error: first\n2026-11-21 16:21:59,865 ERROR second\nerror: third\n{LATE}",
+        "third",
+    ),
     "a traceback under a logged error": (
         "2026-11-21 16:21:59,865 ERROR ended\nTraceback\n  at x\nOSError: [Errno 28] full\n",
         "OSError: [Errno 28] full",
     ),
-    "a class of a package": ("Traceback\n  at x\nzmq.error.ZMQError: Address in use", "zmq.error.ZMQError: Address in use"),
+    "a class of a package": (
+        "Traceback\n  at x\nzmq.error.ZMQError: Address in use",
+        "zmq.error.ZMQError: Address in use",
+    ),
     "no error at all": ("starting\nbye", "bye"),
-    "nor a time that changes": (f"starting\n{LATE}", "INFO uvicorn.error Finished server process [7]"),
+    "nor a time that changes": (
+        f"starting\n{LATE}",
+        "INFO uvicorn.error Finished server process [7]",
+    ),
     "etcd": (
-        "\n".join([etcd("warn", "slow"), etcd("fatal", "discovery failed", error="member exists"), etcd("info", "closing")]),
+        "\n".join(
+            [
+                etcd("warn", "slow"),
+                etcd("fatal", "discovery failed", error="member exists"),
+                etcd("info", "closing"),
+            ]
+        ),
         "discovery failed: member exists",
     ),
-    "etcd without an error": ("\n".join([etcd("info", "opening"), etcd("warn", "closing")]), "closing"),
+    "etcd without an error": (
+        "\n".join([etcd("info", "opening"), etcd("warn", "closing")]),
+        "closing",
+    ),
     "the end of a cut line": ('{"level":"fatal","msg":"x\n{not json', "{not json"),
     "JSON that is no entry": ('{"a": 1}', '{"a": 1}'),
 }
@@ -43,5 +75,8 @@ def test_last_words_say_why(left: str, said: str):
 
 
 def test_last_words_are_the_same_whenever_it_ends():
-    early, late = (f"2026-11-21 {time} ERROR engine ended\n2026-11-21 {time} INFO bye" for time in ("16:21:59,865", "17:00:00,001"))
+    early, late = (
+        f"2026-11-21 {time} ERROR engine ended\n2026-11-21 {time} INFO bye"
+        for time in ("16:21:59,865", "17:00:00,001")
+    )
     assert last_words(early) == last_words(late)

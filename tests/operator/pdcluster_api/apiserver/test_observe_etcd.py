@@ -18,11 +18,26 @@ CRASHED = {"waiting": {"reason": "CrashLoopBackOff"}}
 
 def member(number: int = 0, state: dict[str, Any] | None = None, **status: Any) -> made.Body:
     """A pod of the etcd, as the cache keeps it: without its spec."""
-    entry = {"name": "etcd", "image": "etcd:none", "restartCount": 3, "state": state or {"running": {}}, "ready": state is None}
+    entry = {
+        "name": "etcd",
+        "image": "etcd:none",
+        "restartCount": 3,
+        "state": state or {"running": {}},
+        "ready": state is None,
+    }
     if state is CRASHED:
-        entry["lastState"] = {"terminated": {"exitCode": 1, "message": '{"level":"fatal","ts":"1","msg":"cannot listen"}'}}
+        entry["lastState"] = {
+            "terminated": {
+                "exitCode": 1,
+                "message": '{"level":"fatal","ts":"1","msg":"cannot listen"}',
+            }
+        }
     labels = {**cluster_labels(made.NAME, "etcd"), "app.kubernetes.io/name": "etcd"}
-    found = {"conditions": [{"type": "Ready", "status": str(state is None)}], "containerStatuses": [entry], **status}
+    found = {
+        "conditions": [{"type": "Ready", "status": str(state is None)}],
+        "containerStatuses": [entry],
+        **status,
+    }
     return pod_body(f"{NAME}-{number}", metadata={"labels": labels}, status=found)
 
 
@@ -31,7 +46,16 @@ def stateful_set(ready: int, wanted: int = 1, current: int | None = None) -> mad
     return made.child("StatefulSet", NAME, spec={"replicas": wanted}, status=status)
 
 
-UNPLACED = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no volume"}]}
+UNPLACED = {
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes: no volume",
+        }
+    ]
+}
 PROBLEMS = {
     "its image": (
         member(state=BAD_IMAGE),
@@ -43,13 +67,23 @@ PROBLEMS = {
         words.IMAGE_NOT_PULLED,
         ["correct spec.discovery.etcd.image"],
     ),
-    "it crashes": (member(state=CRASHED), words.CRASH_LOOPING, ["exit status 1: cannot listen", "kubectl logs -p -c etcd"]),
-    "no node": (member(state={"waiting": {}}, **UNPLACED), words.UNSCHEDULABLE, ["0/1 nodes: no volume", "discovery.etcd.storage"]),
+    "it crashes": (
+        member(state=CRASHED),
+        words.CRASH_LOOPING,
+        ["exit status 1: cannot listen", "kubectl logs -p -c etcd"],
+    ),
+    "no node": (
+        member(state={"waiting": {}}, **UNPLACED),
+        words.UNSCHEDULABLE,
+        ["0/1 nodes: no volume", "discovery.etcd.storage"],
+    ),
 }
 
 
 @pytest.mark.parametrize(("pod", "reason", "parts"), PROBLEMS.values(), ids=PROBLEMS)
-def test_a_member_that_cannot_start_is_a_problem_with_advice_for_an_etcd(pod: made.Body, reason: str, parts: list[str]):
+def test_a_member_that_cannot_start_is_a_problem_with_advice_for_an_etcd(
+    pod: made.Body, reason: str, parts: list[str]
+):
     found = managed_etcd(Live(made.cluster(), [stateful_set(0), pod]), NAME, 1, {}).problem
     assert found is not None
     assert found[0] == reason
@@ -69,18 +103,28 @@ def test_the_worst_member_counts_and_one_that_is_ready_does_not():
 
 def test_an_etcd_that_just_starts_or_is_ready_has_no_problem():
     assert managed_etcd(Live(made.cluster(), []), NAME, 1, {}).problem is None
-    assert managed_etcd(Live(made.cluster(), [stateful_set(1), member()]), NAME, 1, {}).problem is None
+    assert (
+        managed_etcd(Live(made.cluster(), [stateful_set(1), member()]), NAME, 1, {}).problem is None
+    )
 
 
 def test_a_workers_problem_is_not_the_etcds():
     worker = pod_body(
-        "chat-decode-cpu-0", metadata={"labels": cluster_labels(made.NAME, "decode")}, status=member(state=BAD_IMAGE)["status"]
+        "chat-decode-cpu-0",
+        metadata={"labels": cluster_labels(made.NAME, "decode")},
+        status=member(state=BAD_IMAGE)["status"],
     )
-    assert managed_etcd(Live(made.cluster(), [stateful_set(0), worker]), NAME, 1, {}).problem is None
+    assert (
+        managed_etcd(Live(made.cluster(), [stateful_set(0), worker]), NAME, 1, {}).problem is None
+    )
 
 
 @pytest.mark.parametrize(("current", "is_told"), [(0, True), (1, False)])
-def test_what_keeps_members_from_being_made_is_told_while_they_are_missing(current: int, is_told: bool):
+def test_what_keeps_members_from_being_made_is_told_while_they_are_missing(
+    current: int, is_told: bool
+):
     fault = Problem(words.QUOTA_EXCEEDED, "a pod is forbidden: exceeded quota")
-    state = managed_etcd(Live(made.cluster(), [stateful_set(0, 1, current)]), NAME, 1, {NAME: fault})
+    state = managed_etcd(
+        Live(made.cluster(), [stateful_set(0, 1, current)]), NAME, 1, {NAME: fault}
+    )
     assert state.problem == (fault if is_told else None)

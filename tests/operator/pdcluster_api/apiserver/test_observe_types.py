@@ -1,4 +1,6 @@
-"""The type of accelerator that a workload was made for: its record says it, and when that is gone its pods do."""
+"""The type of accelerator that a workload was made for: its record says it, and when that is gone
+its pods do.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,10 +32,15 @@ def record(data: Mapping[str, Any] | None) -> made.Body:
         ([of_type("H100"), record({"pool": {"gpu": "B200"}})], "B200"),
         ([of_type("H100")], "H100"),
         ([of_type("H100"), record({"pool": {}})], "H100"),
-        *(([of_type("an H100"), record(data)], "an H100") for data in (None, {}, {"pool": None}, {"pool": "B200"})),
+        *(
+            ([of_type("an H100"), record(data)], "an H100")
+            for data in (None, {}, {"pool": None}, {"pool": "B200"})
+        ),
         ([of_type(None)], ""),
     ],
 )
 def test_record_then_pods_say_it(children: list[made.Body], gpu: str):
-    (state,) = observe(Live(made.cluster(), children), discovery=DiscoveryState(managed=True), faults={}).workloads
+    (state,) = observe(
+        Live(made.cluster(), children), discovery=DiscoveryState(managed=True), faults={}
+    ).workloads
     assert (state.id, state.gone, state.gpu) == (DECODE, True, gpu)

@@ -1,4 +1,6 @@
-"""Mutual TLS in memory, by OpenSSL's strict rules, between two workers that each have the files of a Secret."""
+"""Mutual TLS in memory, by OpenSSL's strict rules, between two workers that each have the files of
+a Secret.
+"""
 
 import contextlib
 import ssl
@@ -24,7 +26,10 @@ def context(files: Stored, protocol: int, folder: Path) -> ssl.SSLContext:
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = WORKER_NAME) -> None:
     """One handshake, in which each side checks the other.  Raises ssl.SSLError."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (client.wrap_bio(to_client, to_server, server_hostname=name), server.wrap_bio(to_server, to_client, server_side=True))
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
     for end in ends * 3:  # as many turns as TLS 1.3 takes, and one to spare
         with contextlib.suppress(ssl.SSLWantReadError):
             end.do_handshake()
@@ -34,4 +39,7 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = WORKER
 def talk(one: Stored, other: Stored, folder: Path) -> None:
     """Both ways round.  Raises ssl.SSLError."""
     for server, client in ((one, other), (other, one)):
-        handshake(context(server, ssl.PROTOCOL_TLS_SERVER, folder), context(client, ssl.PROTOCOL_TLS_CLIENT, folder))
+        handshake(
+            context(server, ssl.PROTOCOL_TLS_SERVER, folder),
+            context(client, ssl.PROTOCOL_TLS_CLIENT, folder),
+        )

@@ -9,7 +9,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from pdcluster_api.certificates.authority import AUTHORITY_LIFE, LEAF_LIFE, WORKER_NAME, Pair, issue, make_authority
+from pdcluster_api.certificates.authority import (
+    AUTHORITY_LIFE,
+    LEAF_LIFE,
+    WORKER_NAME,
+    Pair,
+    issue,
+    make_authority,
+)
 from pdcluster_api.certificates.reading import Stored
 from tests.operator.pdcluster_api.certificates.handshakes import context, handshake, talk
 
@@ -17,7 +24,9 @@ NOW = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
 
 def files(authority: Pair, leaf: Pair) -> Stored:
-    return Stored({"ca.crt": authority.certificate, "tls.crt": leaf.certificate, "tls.key": leaf.key})
+    return Stored(
+        {"ca.crt": authority.certificate, "tls.crt": leaf.certificate, "tls.key": leaf.key}
+    )
 
 
 def test_an_authority_and_its_leaf_serve_mutual_tls(tmp_path: Path) -> None:
@@ -30,7 +39,10 @@ def test_an_authority_and_its_leaf_serve_mutual_tls(tmp_path: Path) -> None:
 def test_a_leaf_is_good_for_the_names_that_were_asked(name: str, tmp_path: Path) -> None:
     authority = make_authority(NOW)
     worker = files(authority, issue(authority, ["chat.example", "::1"], NOW))
-    ends = context(worker, ssl.PROTOCOL_TLS_SERVER, tmp_path), context(worker, ssl.PROTOCOL_TLS_CLIENT, tmp_path)
+    ends = (
+        context(worker, ssl.PROTOCOL_TLS_SERVER, tmp_path),
+        context(worker, ssl.PROTOCOL_TLS_CLIENT, tmp_path),
+    )
     handshake(*ends, name=name)
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         handshake(*ends, name=WORKER_NAME)
@@ -40,7 +52,10 @@ def test_lives_begin_before_now_and_last_ten_years_and_one() -> None:
     authority = make_authority(NOW)
     ca = x509.load_pem_x509_certificate(authority.certificate)
     leaf = x509.load_pem_x509_certificate(issue(authority, [WORKER_NAME], NOW).certificate)
-    assert (ca.not_valid_after_utc, leaf.not_valid_after_utc) == (NOW + AUTHORITY_LIFE, NOW + LEAF_LIFE)
+    assert (ca.not_valid_after_utc, leaf.not_valid_after_utc) == (
+        NOW + AUTHORITY_LIFE,
+        NOW + LEAF_LIFE,
+    )
     assert ca.not_valid_before_utc < NOW > leaf.not_valid_before_utc
 
 
@@ -52,12 +67,16 @@ def test_a_leaf_never_outlives_its_authority() -> None:
 
 
 def test_two_authorities_have_two_names() -> None:
-    subjects = {x509.load_pem_x509_certificate(make_authority(NOW).certificate).subject for _ in range(2)}
+    subjects = {
+        x509.load_pem_x509_certificate(make_authority(NOW).certificate).subject for _ in range(2)
+    }
     assert len(subjects) == 2
 
 
 def test_an_authority_of_another_kind_is_refused() -> None:
     key = rsa.generate_private_key(65537, 2048)
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     with pytest.raises(ValueError, match="not an elliptic curve key"):
         issue(Pair(make_authority(NOW).certificate, pem), [WORKER_NAME], NOW)

@@ -1,4 +1,5 @@
-"""The life of a cluster's certificates: from the first Secret through rotations, edits by hand and half-done writes.
+"""The life of a cluster's certificates: from the first Secret through rotations, edits by hand and
+half-done writes.
 
 Time is a value; the handshakes are real, between workers that have read the
 files before a step and those that have read them after it.
@@ -15,7 +16,14 @@ from cryptography import x509
 
 from pdcluster_api.certificates.authority import Pair, issue, make_authority
 from pdcluster_api.certificates.reading import Stored, read_secrets
-from pdcluster_api.certificates.rotation import SETTLE, Decision, Secrets, Step, carry_out, next_step
+from pdcluster_api.certificates.rotation import (
+    SETTLE,
+    Decision,
+    Secrets,
+    Step,
+    carry_out,
+    next_step,
+)
 from pdcluster_api.schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
 from tests.operator.pdcluster_api.certificates.handshakes import talk
 
@@ -74,7 +82,10 @@ def cluster() -> Cluster:
 
 def edited(stored: Stored | None, **values: bytes) -> Stored:
     assert stored is not None
-    return replace(stored, data={**stored.data, **{key.replace("_", "."): value for key, value in values.items()}})
+    return replace(
+        stored,
+        data={**stored.data, **{key.replace("_", "."): value for key, value in values.items()}},
+    )
 
 
 def without(stored: Stored | None, key: str) -> Stored:
@@ -100,7 +111,8 @@ def test_the_first_look_makes_both_secrets(tmp_path: Path) -> None:
     assert set(cluster.secrets.tls.data) == {"ca.crt", "tls.crt", "tls.key"}
     assert cluster.secrets.ca.data["tls.crt"] == cluster.secrets.tls.data["ca.crt"]
     talk(cluster.secrets.tls, cluster.secrets.tls, tmp_path)
-    assert cluster.decide() == Decision(Step.KEEP)  # what was asked before there was anything asks for nothing
+    # what was asked before there was anything asks for nothing
+    assert cluster.decide() == Decision(Step.KEEP)
 
 
 def test_keeping_gives_back_what_was_there(cluster: Cluster) -> None:
@@ -109,7 +121,9 @@ def test_keeping_gives_back_what_was_there(cluster: Cluster) -> None:
     assert cluster.secrets == before
 
 
-def test_a_rotation_never_lets_two_workers_refuse_each_other(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_rotation_never_lets_two_workers_refuse_each_other(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     old, cluster.asked = cluster.secrets, "2026-11"
     assert cluster.steps() == ROTATION
     check_pairs(cluster.seen, tmp_path)
@@ -117,14 +131,17 @@ def test_a_rotation_never_lets_two_workers_refuse_each_other(cluster: Cluster, t
     assert new.ca.data["tls.crt"] not in old.tls.data["ca.crt"]
     assert new.tls.data["ca.crt"] == new.ca.data["tls.crt"]
     assert cluster.now == START + 2 * SETTLE
-    with pytest.raises(OSError, match="certificate verify failed"):  # ssl.SSLError: the old authority is out
+    # ssl.SSLError: the old authority is out
+    with pytest.raises(OSError, match="certificate verify failed"):
         talk(old.tls, new.tls, tmp_path)
 
 
 def test_a_rotation_waits_for_workers_to_read(cluster: Cluster) -> None:
     cluster.asked = "1"
     assert cluster.step() == Decision(
-        Step.START_ROTATION, "moving to a new certificate authority, as asked", requeue_after_seconds=SETTLE.total_seconds()
+        Step.START_ROTATION,
+        "moving to a new certificate authority, as asked",
+        requeue_after_seconds=SETTLE.total_seconds(),
     )
     cluster.now += SETTLE - MINUTE
     assert cluster.decide() == Decision(Step.KEEP, requeue_after_seconds=60.0)
@@ -152,7 +169,9 @@ def test_a_request_during_a_rotation_waits_for_its_end(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.parametrize("half", ["ca", "tls"])
-def test_a_start_of_which_one_write_failed_is_gone_on_with(half: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_start_of_which_one_write_failed_is_gone_on_with(
+    half: str, cluster: Cluster, tmp_path: Path
+) -> None:
     before, cluster.asked = cluster.secrets, "1"
     cluster.step()
     if half == "ca":
@@ -195,10 +214,14 @@ def test_a_leaf_that_ended_is_replaced_at_once(cluster: Cluster) -> None:
     [None, "soon", "2026-11-21T00:00:00", (START + 9 * DAY).isoformat()],
     ids=["none", "no time", "no zone", "far ahead"],
 )
-def test_an_unusable_time_of_change_settles_anew(stamp: str | None, cluster: Cluster, tmp_path: Path) -> None:
+def test_an_unusable_time_of_change_settles_anew(
+    stamp: str | None, cluster: Cluster, tmp_path: Path
+) -> None:
     cluster.asked = "1"
     cluster.step()
-    cluster.tls = replace(cluster.secrets.tls, annotations={CERTIFICATES_CHANGED: stamp} if stamp else {})
+    cluster.tls = replace(
+        cluster.secrets.tls, annotations={CERTIFICATES_CHANGED: stamp} if stamp else {}
+    )
     assert cluster.steps() == [Step.ACCEPT_BOTH, *ROTATION[1:]]
     check_pairs(cluster.seen, tmp_path)
 
@@ -215,7 +238,9 @@ BROKEN_PAIRS = {
 
 
 @pytest.mark.parametrize("case", BROKEN_PAIRS)
-def test_a_broken_authority_is_replaced_without_a_break(case: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_broken_authority_is_replaced_without_a_break(
+    case: str, cluster: Cluster, tmp_path: Path
+) -> None:
     values, fault = BROKEN_PAIRS[case]
     cluster.ca = edited(cluster.ca, **values)
     assert fault in cluster.decide().reason
@@ -231,12 +256,18 @@ def test_a_deleted_authority_is_replaced_without_a_break(cluster: Cluster, tmp_p
 
 
 def test_a_leaf_in_the_authoritys_place_is_none(cluster: Cluster) -> None:
-    cluster.ca = edited(cluster.ca, tls_crt=cluster.secrets.tls.data["tls.crt"], tls_key=cluster.secrets.tls.data["tls.key"])
+    cluster.ca = edited(
+        cluster.ca,
+        tls_crt=cluster.secrets.tls.data["tls.crt"],
+        tls_key=cluster.secrets.tls.data["tls.key"],
+    )
     assert "not the certificate of an authority" in cluster.decide().reason
 
 
 @pytest.mark.parametrize("case", BROKEN_PAIRS)
-def test_a_broken_leaf_is_made_anew_by_the_same_authority(case: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_broken_leaf_is_made_anew_by_the_same_authority(
+    case: str, cluster: Cluster, tmp_path: Path
+) -> None:
     values, fault = BROKEN_PAIRS[case]
     cluster.tls = edited(cluster.tls, **values)
     assert fault in cluster.decide().reason
@@ -250,8 +281,12 @@ def test_a_deleted_workers_secret_is_made_anew(cluster: Cluster, tmp_path: Path)
     talk(cluster.seen[0], cluster.secrets.tls, tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_a_broken_list_of_authorities_is_put_right(content: bytes, cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+)
+def test_a_broken_list_of_authorities_is_put_right(
+    content: bytes, cluster: Cluster, tmp_path: Path
+) -> None:
     cluster.tls = edited(cluster.tls, ca_crt=content)
     assert cluster.steps() == [Step.ACCEPT_BOTH]
     talk(cluster.seen[0], cluster.secrets.tls, tmp_path)
@@ -277,7 +312,9 @@ def test_a_leaf_of_a_stranger_is_replaced(cluster: Cluster) -> None:
 
 def test_a_leaf_for_another_name_is_replaced(cluster: Cluster) -> None:
     ca = cluster.secrets.ca.data
-    cluster.tls = edited(cluster.tls, **worker_of(Pair(ca["tls.crt"], ca["tls.key"]), ["other.pdcluster"]))
+    cluster.tls = edited(
+        cluster.tls, **worker_of(Pair(ca["tls.crt"], ca["tls.key"]), ["other.pdcluster"])
+    )
     assert "not for worker.pdcluster" in cluster.decide().reason
     assert cluster.steps() == [Step.RENEW_LEAF]
 

@@ -1,4 +1,6 @@
-"""Commands and records in a real etcd: read together, written in order, removed only as they were read."""
+"""Commands and records in a real etcd: read together, written in order, removed only as they were
+read.
+"""
 
 import json
 from collections.abc import Iterator
@@ -7,13 +9,27 @@ from datetime import UTC, datetime
 import pytest
 
 from pdcluster_api.discovery import keys
-from pdcluster_api.discovery.commands import MAX_OPERATIONS, Registered, read_registered, remove_records, write_commands
+from pdcluster_api.discovery.commands import (
+    MAX_OPERATIONS,
+    Registered,
+    read_registered,
+    remove_records,
+    write_commands,
+)
 from pdcluster_api.errors import EtcdUnreachableError
 from tests.ports import free_port
 from tests.system.etcd_server import EtcdServer
 
 PREFIX = keys.cluster_prefix("default", "chat")
-RECORD = json.dumps({"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3"})
+RECORD = json.dumps(
+    {
+        "engine_id": "e1",
+        "state": "ready",
+        "http_address": "h:1",
+        "grpc_address": "h:2",
+        "kv_address": "h:3",
+    }
+)
 SINCE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 DEAD = f"127.0.0.1:{free_port()}"
 
@@ -42,27 +58,51 @@ async def read(etcd: EtcdServer) -> Registered:
     return await read_registered([DEAD, etcd.endpoint], "default", "chat")
 
 
-async def test_records_of_all_revisions_and_commands_are_read_at_once_and_strangers_ignored(etcd: EtcdServer):
+async def test_records_of_all_revisions_and_commands_are_read_at_once_and_strangers_ignored(
+    etcd: EtcdServer,
+):
     etcd.put(key_of("pod-0"), RECORD)
     etcd.put(key_of("pod-1", "r2"), RECORD)
     etcd.put(key_of("broken"), "{")
     etcd.put(f"{PREFIX}stray", RECORD)
     etcd.put(keys.command_key("default", "chat-2", "pod-9"), "{}")
-    etcd.put(keys.worker_key(keys.workers_prefix("default", "chat-2", "r1"), "decode", "cpu", "pod-9"), RECORD)
+    etcd.put(
+        keys.worker_key(keys.workers_prefix("default", "chat-2", "r1"), "decode", "cpu", "pod-9"),
+        RECORD,
+    )
     etcd.put(keys.command_key("default", "chat", "pod-0"), json.dumps({"since": SINCE.isoformat()}))
-    for pod, value in {"by-hand": "drain", "a-list": "[]", "local": '{"since": "2026-01-02T03:04:05"}', "number": '{"since": 5}'}.items():
+    for pod, value in {
+        "by-hand": "drain",
+        "a-list": "[]",
+        "local": '{"since": "2026-01-02T03:04:05"}',
+        "number": '{"since": 5}',
+    }.items():
         etcd.put(keys.command_key("default", "chat", pod), value)
     found = await read(etcd)
     assert {pod: (stored.key, stored.record.state) for pod, stored in found.records.items()} == {
         "pod-0": (key_of("pod-0"), "ready"),
         "pod-1": (key_of("pod-1", "r2"), "ready"),
     }
-    assert found.commands == {"pod-0": SINCE, "by-hand": None, "a-list": None, "local": None, "number": None}
+    assert found.commands == {
+        "pod-0": SINCE,
+        "by-hand": None,
+        "a-list": None,
+        "local": None,
+        "number": None,
+    }
 
 
 async def test_commands_are_written_with_their_time_and_taken_back(etcd: EtcdServer):
-    await write_commands([DEAD, etcd.endpoint], "default", "chat", drain={"pod-1": SINCE, "pod-2": SINCE})
-    await write_commands([etcd.endpoint], "default", "chat", drain={"pod-3": SINCE}, serve=["pod-1", "pod-3", "no-such-pod"])
+    await write_commands(
+        [DEAD, etcd.endpoint], "default", "chat", drain={"pod-1": SINCE, "pod-2": SINCE}
+    )
+    await write_commands(
+        [etcd.endpoint],
+        "default",
+        "chat",
+        drain={"pod-3": SINCE},
+        serve=["pod-1", "pod-3", "no-such-pod"],
+    )
     assert (await read(etcd)).commands == {"pod-2": SINCE, "pod-3": SINCE}
 
 

@@ -1,4 +1,6 @@
-"""Disaggregation in a record is read with care: nonsense hides neither the worker nor the others."""
+"""Disaggregation in a record is read with care: nonsense hides neither the worker nor
+the others.
+"""
 
 import json
 from typing import Any
@@ -9,7 +11,11 @@ from pdcluster_api.discovery.disaggregation import read_disaggregation
 from pdcluster_api.discovery.etcd import parse_record
 from pdcluster_api.plan.observed.state import Disaggregation
 
-RECORD = {"engine_id": "e", "state": "ready", **{f"{kind}_address": "h:1" for kind in ("http", "grpc", "kv")}}
+RECORD = {
+    "engine_id": "e",
+    "state": "ready",
+    **{f"{kind}_address": "h:1" for kind in ("http", "grpc", "kv")},
+}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +52,15 @@ def test_an_older_workers_record_has_none() -> None:
 
 def test_what_would_fill_the_status_is_cut() -> None:
     refused = [{"pod": "p" * 100, "reason": "x" * 10_000}] * 50
-    found = read_disaggregation({"disaggregation": {"transport": "t" * 100, "refused": refused, "num_refused": 50, "more": 1}})
+    found = read_disaggregation(
+        {
+            "disaggregation": {
+                "transport": "t" * 100,
+                "refused": refused,
+                "num_refused": 50,
+                "more": 1,
+            }
+        }
+    )
 
     assert found == Disaggregation("t" * 63, (("p" * 63, "x" * 397 + "..."),) * 8, 50)

@@ -23,7 +23,11 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsEtcd]:
 
 
 def secret(etcd: TlsEtcd) -> dict[str, bytes]:
-    return {"ca.crt": etcd.authority.certificate, "tls.crt": etcd.client.certificate, "tls.key": etcd.client.key}
+    return {
+        "ca.crt": etcd.authority.certificate,
+        "tls.crt": etcd.client.certificate,
+        "tls.key": etcd.client.key,
+    }
 
 
 async def test_a_client_certificate_opens_it(etcd: TlsEtcd) -> None:
@@ -33,7 +37,9 @@ async def test_a_client_certificate_opens_it(etcd: TlsEtcd) -> None:
 
 
 @pytest.mark.parametrize("left", [("ca.crt",), ()])
-async def test_without_a_client_certificate_or_tls_it_is_unreachable(left: tuple[str, ...], etcd: TlsEtcd) -> None:
+async def test_without_a_client_certificate_or_tls_it_is_unreachable(
+    left: tuple[str, ...], etcd: TlsEtcd
+) -> None:
     tls = EtcdTLS.of_secret("etcd", {key: secret(etcd)[key] for key in left}) if left else None
     with pytest.raises(EtcdUnreachableError, match=f"etcd does not answer at {etcd.endpoint} "):
         await check_reachable([etcd.endpoint], OWN, tls)
@@ -46,7 +52,10 @@ async def test_another_authority_is_named_as_the_reason(etcd: TlsEtcd) -> None:
 
 
 async def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
-    with tls_etcd(tmp_path, asks_clients=False, host="etcd.example") as etcd, pytest.raises(EtcdUnreachableError, match=r"(?i)hostname"):
+    with (
+        tls_etcd(tmp_path, asks_clients=False, host="etcd.example") as etcd,
+        pytest.raises(EtcdUnreachableError, match=r"(?i)hostname"),
+    ):
         await check_reachable([etcd.endpoint], OWN, EtcdTLS(etcd.authority.certificate))
 
 
@@ -60,6 +69,8 @@ async def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None
         ({"tls.key": STRANGER.key}, "tls.key does not belong to tls.crt"),
     ],
 )
-def test_a_secret_that_cannot_be_used_is_said(change: dict[str, bytes], reason: str, etcd: TlsEtcd) -> None:
+def test_a_secret_that_cannot_be_used_is_said(
+    change: dict[str, bytes], reason: str, etcd: TlsEtcd
+) -> None:
     with pytest.raises(EtcdUnreachableError, match=reason):
         EtcdTLS.of_secret("etcd", {**secret(etcd), **change})

@@ -4,7 +4,14 @@ from typing import Any
 
 import yaml
 
-from pdcluster_api.manifests.render import Manifest, Owner, Site, render_record, render_shared, render_workload
+from pdcluster_api.manifests.render import (
+    Manifest,
+    Owner,
+    Site,
+    render_record,
+    render_shared,
+    render_workload,
+)
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -32,12 +39,16 @@ def workload_of(cluster: PDCluster, role: str = "decode", pool: str = "cpu") -> 
 def record_of(*changes: Change, role: str = "decode", pool: str = "cpu", **more: Any) -> Manifest:
     """The record of one workload."""
     cluster = cluster_of(*changes)
-    return render_record(cluster, workload_of(cluster, role, pool), OWNER, SITE.worker_image, **more)
+    return render_record(
+        cluster, workload_of(cluster, role, pool), OWNER, SITE.worker_image, **more
+    )
 
 
 def pod_of(*changes: Change, role: str = "decode", pool: str = "cpu") -> Manifest:
     """The pod template of one workload."""
-    template: Manifest = record_of(*changes, role=role, pool=pool)["data"]["statefulSet"]["spec"]["template"]
+    template: Manifest = record_of(*changes, role=role, pool=pool)["data"]["statefulSet"]["spec"][
+        "template"
+    ]
     return template
 
 
@@ -66,7 +77,13 @@ def by_name(items: list[Manifest]) -> dict[str, Manifest]:
 
 def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
     """Return whether a label selector, or a Service's plain one, selects these labels."""
-    wanted = selector.get("matchLabels", {}) if "matchLabels" in selector or "matchExpressions" in selector else selector
+    wanted = (
+        selector.get("matchLabels", {})
+        if "matchLabels" in selector or "matchExpressions" in selector
+        else selector
+    )
     expressions = selector.get("matchExpressions", [])
     assert all(expression["operator"] == "Exists" for expression in expressions)
-    return wanted.items() <= labels.items() and all(expression["key"] in labels for expression in expressions)
+    return wanted.items() <= labels.items() and all(
+        expression["key"] in labels for expression in expressions
+    )

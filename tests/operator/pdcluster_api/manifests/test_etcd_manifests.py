@@ -1,4 +1,6 @@
-"""A managed etcd: one or three members, in memory or on volumes, never restarted by a newer operator."""
+"""A managed etcd: one or three members, in memory or on volumes, never restarted by a newer
+operator.
+"""
 
 import copy
 import json
@@ -11,7 +13,13 @@ from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.manifests.render import Manifest, Site, etcd_record_name, render_shared
 from pdcluster_api.schema.sections import EtcdSpec
 from tests.operator.object_cases import Change, at
-from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, matches, shared_of
+from tests.operator.pdcluster_api.manifests.rendering import (
+    OWNER,
+    SITE,
+    cluster_of,
+    matches,
+    shared_of,
+)
 
 THREE = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "2Gi", "className": "fast"}})
 KEPT = at("spec.discovery.etcd", {"storage": {"size": "2Gi", "retain": True}})
@@ -28,7 +36,9 @@ def flags(*changes: Change) -> dict[str, str]:
     return dict(flag.removeprefix("--").split("=", 1) for flag in command[1:])
 
 
-def rendered(site: Site, *changes: Change, records: tuple[Manifest, ...] = ()) -> dict[tuple[str, str], Manifest]:
+def rendered(
+    site: Site, *changes: Change, records: tuple[Manifest, ...] = ()
+) -> dict[tuple[str, str], Manifest]:
     manifests = render_shared(cluster_of(*changes), OWNER, site, "0a1b2c3d", records=records)
     return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
 
@@ -41,12 +51,18 @@ def test_one_member_keeps_its_data_in_memory() -> None:
     assert "volumeClaimTemplates" not in spec
     assert pod["volumes"][0]["emptyDir"]["medium"] == "Memory"
     assert pod["volumes"][0]["name"] == pod["containers"][0]["volumeMounts"][0]["name"]
-    assert flags()["initial-cluster"] == "chat-etcd-0=http://chat-etcd-0.chat-etcd-peers.serving.svc.cluster.local:2380"
+    assert (
+        flags()["initial-cluster"]
+        == "chat-etcd-0=http://chat-etcd-0.chat-etcd-peers.serving.svc.cluster.local:2380"
+    )
 
 
 def test_memory_of_the_volume_leaves_room_for_the_process() -> None:
     pod = stateful_set()["template"]["spec"]
-    sizes = [pod["volumes"][0]["emptyDir"]["sizeLimit"], pod["containers"][0]["resources"]["limits"]["memory"]]
+    sizes = [
+        pod["volumes"][0]["emptyDir"]["sizeLimit"],
+        pod["containers"][0]["resources"]["limits"]["memory"],
+    ]
     volume, limit = (int(size.removesuffix("Mi")) for size in sizes)
 
     assert int(flags()["quota-backend-bytes"]) >> 20 < volume < limit
@@ -63,25 +79,43 @@ def test_three_members_find_each_other_on_volumes() -> None:
     (claim,) = spec["volumeClaimTemplates"]
 
     assert spec["replicas"] == 3
-    assert [member.split("=")[0] for member in flags(THREE)["initial-cluster"].split(",")] == ["chat-etcd-0", "chat-etcd-1", "chat-etcd-2"]
-    assert flags(THREE)["initial-advertise-peer-urls"].startswith("http://$(POD_NAME).chat-etcd-peers.serving.svc.")
+    assert [member.split("=")[0] for member in flags(THREE)["initial-cluster"].split(",")] == [
+        "chat-etcd-0",
+        "chat-etcd-1",
+        "chat-etcd-2",
+    ]
+    assert flags(THREE)["initial-advertise-peer-urls"].startswith(
+        "http://$(POD_NAME).chat-etcd-peers.serving.svc."
+    )
     assert claim["spec"] == {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": str(2 << 30)}},
         "storageClassName": "fast",
     }
-    assert claim["metadata"]["name"] == spec["template"]["spec"]["containers"][0]["volumeMounts"][0]["name"]
+    assert (
+        claim["metadata"]["name"]
+        == spec["template"]["spec"]["containers"][0]["volumeMounts"][0]["name"]
+    )
     assert "volumes" not in spec["template"]["spec"]
 
 
 def test_three_members_without_volumes_are_refused() -> None:
-    with pytest.raises(InvalidObjectError, match=r"etcd\.storage: 3 members need storage.*give storage, or replicas: 1"):
+    with pytest.raises(
+        InvalidObjectError,
+        match=r"etcd\.storage: 3 members need storage.*give storage, or replicas: 1",
+    ):
         cluster_of(at("spec.discovery.etcd", {"replicas": 3}))
 
 
-@pytest.mark.parametrize(("change", "when_deleted"), [(THREE, "Delete"), (KEPT, "Retain")], ids=["removed", "retained"])
-def test_volumes_go_with_the_cluster_unless_they_are_to_be_kept(change: Change, when_deleted: str) -> None:
-    assert stateful_set(change)["persistentVolumeClaimRetentionPolicy"]["whenDeleted"] == when_deleted
+@pytest.mark.parametrize(
+    ("change", "when_deleted"), [(THREE, "Delete"), (KEPT, "Retain")], ids=["removed", "retained"]
+)
+def test_volumes_go_with_the_cluster_unless_they_are_to_be_kept(
+    change: Change, when_deleted: str
+) -> None:
+    assert (
+        stateful_set(change)["persistentVolumeClaimRetentionPolicy"]["whenDeleted"] == when_deleted
+    )
 
 
 def test_storage_class_is_left_to_the_cluster_when_none_is_named() -> None:
@@ -90,7 +124,10 @@ def test_storage_class_is_left_to_the_cluster_when_none_is_named() -> None:
 
 def test_clients_get_ready_members_and_peers_all_of_them() -> None:
     shared = shared_of()
-    clients, peers = shared["Service", "chat-etcd"]["spec"], shared["Service", "chat-etcd-peers"]["spec"]
+    clients, peers = (
+        shared["Service", "chat-etcd"]["spec"],
+        shared["Service", "chat-etcd-peers"]["spec"],
+    )
     labels = stateful_set()["template"]["metadata"]["labels"]
 
     assert [port["port"] for port in clients["ports"]] == [2379]
@@ -155,7 +192,9 @@ def test_operator_that_knows_one_more_field_finds_the_record_again() -> None:
     cluster = cluster_of(THREE)
     etcd = NewerEtcdSpec.model_construct(**dict(cluster.spec.discovery.etcd))
     discovery = cluster.spec.discovery.model_copy(update={"etcd": etcd})
-    newer = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"discovery": discovery})})
+    newer = cluster.model_copy(
+        update={"spec": cluster.spec.model_copy(update={"discovery": discovery})}
+    )
 
     assert newer.spec.discovery.etcd.model_dump()["newest"] == 7
     assert etcd_record_name(newer) == etcd_record_name(cluster)

@@ -25,8 +25,13 @@ CLAIM = at("spec.model", {"name": "tiny", "path": "tiny", "pvc": {"claimName": "
 OWN_ETCD = at("spec.discovery.etcd", {"endpoints": ["a:1"]})
 STORED = at("spec.discovery.etcd.storage", {"size": "1Gi"})
 SARATHI = at("spec.engine.scheduler", "sarathi")
-CHUNKS = both(SARATHI, at("spec.engine.chunkSchedule", {"low": 32, "high": 128, "stages": 4, "maxTokens": 512}))
-ONE_CLASS = at("spec.routing.prefillQueue.latencyClasses", [{"priority": 1, "windowMilliseconds": 1}])
+CHUNKS = both(
+    SARATHI,
+    at("spec.engine.chunkSchedule", {"low": 32, "high": 128, "stages": 4, "maxTokens": 512}),
+)
+ONE_CLASS = at(
+    "spec.routing.prefillQueue.latencyClasses", [{"priority": 1, "windowMilliseconds": 1}]
+)
 PLACED = at("spec.placement", {"domainLabel": "rack"})
 NOTHING: Change = lambda content: None  # noqa: E731 - a change like the others
 POOL = "spec.roles.decode.pools.0"
@@ -76,7 +81,12 @@ SECTIONS = ("prefillDelayer", "speculation")
 
 SMALLER = at("spec.qos.degradation.smallerModel", {"name": "small"})
 KEYS = at("spec.service.apiKeySecret", "keys")
-TENANT: dict[str, Any] = {"priority": "low", "requestsPerSecond": 2.5, "maxConcurrentRequests": 4, "tokensPerMinute": 1000}
+TENANT: dict[str, Any] = {
+    "priority": "low",
+    "requestsPerSecond": 2.5,
+    "maxConcurrentRequests": 4,
+    "tokensPerMinute": 1000,
+}
 
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
     "model.name": (NOTHING, at("spec.model.name", "other")),
@@ -92,22 +102,41 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "model.nodeCache": (HUB, at("spec.model.nodeCache", "/cache")),
     "image.pullPolicy": (NOTHING, at("spec.image.pullPolicy", "Never")),
     "image.pullSecrets": (NOTHING, at("spec.image.pullSecrets", ["a"])),
-    "accelerators.resource": (at(f"{POOL}.gpu", "H100"), at("spec.accelerators", {"H100": {"resource": "x.io/gpu"}})),
-    "accelerators.nodeLabels": (at(f"{POOL}.gpu", "H100"), at("spec.accelerators", {"H100": {"nodeLabels": {"a": "b"}}})),
+    "accelerators.resource": (
+        at(f"{POOL}.gpu", "H100"),
+        at("spec.accelerators", {"H100": {"resource": "x.io/gpu"}}),
+    ),
+    "accelerators.nodeLabels": (
+        at(f"{POOL}.gpu", "H100"),
+        at("spec.accelerators", {"H100": {"nodeLabels": {"a": "b"}}}),
+    ),
     "roles.pools.name": (NOTHING, at(f"{POOL}.name", "other")),
     "roles.pools.gpu": (NOTHING, at(f"{POOL}.gpu", "B200")),
     "roles.pools.gpusPerReplica": (at(f"{POOL}.gpu", "B200"), at(f"{POOL}.gpusPerReplica", 4)),
     "roles.resources.requests": (NOTHING, at("spec.roles.decode.resources.requests", {"cpu": 1})),
     "roles.resources.limits": (NOTHING, at("spec.roles.decode.resources.limits", {"cpu": 1})),
-    "roles.podTemplate": (NOTHING, at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}})),
+    "roles.podTemplate": (
+        NOTHING,
+        at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}}),
+    ),
     "podTemplate": (NOTHING, at("spec.podTemplate", {"spec": {"priorityClassName": "high"}})),
-    **{f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value)) for name, value in ENGINE_VALUES.items() if name not in SECTIONS},
     **{
-        f"engine.speculation.{name}": (NOTHING, at("spec.engine.speculation", {"method": "Off", name: value}))
+        f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value))
+        for name, value in ENGINE_VALUES.items()
+        if name not in SECTIONS
+    },
+    **{
+        f"engine.speculation.{name}": (
+            NOTHING,
+            at("spec.engine.speculation", {"method": "Off", name: value}),
+        )
         for name, value in SPECULATION.items()
     },
     **{
-        f"engine.prefillDelayer.{name}": (NOTHING, at("spec.engine.prefillDelayer", {"enabled": False, name: value}))
+        f"engine.prefillDelayer.{name}": (
+            NOTHING,
+            at("spec.engine.prefillDelayer", {"enabled": False, name: value}),
+        )
         for name, value in DELAYER.items()
     },
     "engine.scheduler": (NOTHING, SARATHI),
@@ -119,9 +148,15 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "engine.chunkSchedule.stages": (CHUNKS, at("spec.engine.chunkSchedule.stages", 2)),
     "engine.chunkSchedule.maxTokens": (CHUNKS, at("spec.engine.chunkSchedule.maxTokens", 1024)),
     "roles.engine": (NOTHING, at("spec.roles.decode.engine.maxSequences", 5)),
-    "routing.offload.prefillLengthThreshold": (NOTHING, at("spec.routing.offload.prefillLengthThreshold", 1)),
+    "routing.offload.prefillLengthThreshold": (
+        NOTHING,
+        at("spec.routing.offload.prefillLengthThreshold", 1),
+    ),
     "routing.offload.prefillQueueMax": (NOTHING, at("spec.routing.offload.prefillQueueMax", 1)),
-    "routing.offload.decodeLoadThreshold": (NOTHING, at("spec.routing.offload.decodeLoadThreshold", 1)),
+    "routing.offload.decodeLoadThreshold": (
+        NOTHING,
+        at("spec.routing.offload.decodeLoadThreshold", 1),
+    ),
     "routing.offload.minOffloadLength": (NOTHING, at("spec.routing.offload.minOffloadLength", 1)),
     **{
         f"routing.offload.{name}": (NOTHING, at(f"spec.routing.offload.{name}", value))
@@ -157,12 +192,18 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
             "fastLaneTokens": 16,
         }.items()
     },
-    "routing.prefillQueue.latencyClasses.priority": (ONE_CLASS, at("spec.routing.prefillQueue.latencyClasses.0.priority", 2)),
+    "routing.prefillQueue.latencyClasses.priority": (
+        ONE_CLASS,
+        at("spec.routing.prefillQueue.latencyClasses.0.priority", 2),
+    ),
     "routing.prefillQueue.latencyClasses.windowMilliseconds": (
         ONE_CLASS,
         at("spec.routing.prefillQueue.latencyClasses.0.windowMilliseconds", 2),
     ),
-    "routing.prefillScore.transferWeight": (NOTHING, at("spec.routing.prefillScore.transferWeight", 2)),
+    "routing.prefillScore.transferWeight": (
+        NOTHING,
+        at("spec.routing.prefillScore.transferWeight", 2),
+    ),
     "routing.prefillScore.prefixWeight": (NOTHING, at("spec.routing.prefillScore.prefixWeight", 2)),
     "routing.prefillScore.loadWeight": (NOTHING, at("spec.routing.prefillScore.loadWeight", 2)),
     "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
@@ -172,7 +213,10 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "routing.moving.enabled": (NOTHING, at("spec.routing.moving.enabled", False)),
     "routing.moving.afterPreemptions": (NOTHING, at("spec.routing.moving.afterPreemptions", 3)),
     "routing.moving.maxMoves": (NOTHING, at("spec.routing.moving.maxMoves", 3)),
-    **{f"routing.decodeScore.{path}": (NOTHING, at(f"spec.routing.decodeScore.{path}", value)) for path, value in DECODE_SCORE.items()},
+    **{
+        f"routing.decodeScore.{path}": (NOTHING, at(f"spec.routing.decodeScore.{path}", value))
+        for path, value in DECODE_SCORE.items()
+    },
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
     "qos.admission.maxQueuedTokens": (NOTHING, at("spec.qos.admission.maxQueuedTokens", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
@@ -180,27 +224,60 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "qos.slo.ttftMilliseconds": (NOTHING, at("spec.qos.slo.ttftMilliseconds", 300)),
     "qos.slo.tpotMilliseconds": (NOTHING, at("spec.qos.slo.tpotMilliseconds", 50)),
     "qos.earlyRejection.enabled": (NOTHING, at("spec.qos.earlyRejection.enabled", True)),
-    "qos.earlyRejection.rejectOnSloViolation": (NOTHING, at("spec.qos.earlyRejection.rejectOnSloViolation", False)),
+    "qos.earlyRejection.rejectOnSloViolation": (
+        NOTHING,
+        at("spec.qos.earlyRejection.rejectOnSloViolation", False),
+    ),
     "qos.highPriority.offloadAtOnce": (NOTHING, at("spec.qos.highPriority.offloadAtOnce", True)),
-    "qos.lowPriority.thresholdMilliseconds": (NOTHING, at("spec.qos.lowPriority.thresholdMilliseconds", 500)),
+    "qos.lowPriority.thresholdMilliseconds": (
+        NOTHING,
+        at("spec.qos.lowPriority.thresholdMilliseconds", 500),
+    ),
     "qos.lowPriority.pastThreshold": (NOTHING, at("spec.qos.lowPriority.pastThreshold", "Demote")),
-    "qos.lowPriority.prefillWorkers": (NOTHING, at("spec.qos.lowPriority.prefillWorkers", "Barred")),
+    "qos.lowPriority.prefillWorkers": (
+        NOTHING,
+        at("spec.qos.lowPriority.prefillWorkers", "Barred"),
+    ),
     "qos.degradation.atPressure": (NOTHING, at("spec.qos.degradation.atPressure", 0.5)),
     "qos.degradation.maxTokens": (NOTHING, at("spec.qos.degradation.maxTokens", 200)),
     "qos.degradation.maxPromptTokens": (NOTHING, at("spec.qos.degradation.maxPromptTokens", 1000)),
-    "qos.degradation.smallerModel.name": (SMALLER, at("spec.qos.degradation.smallerModel.name", "tiny")),
-    "qos.degradation.smallerModel.url": (SMALLER, at("spec.qos.degradation.smallerModel.url", "http://tiny")),
-    **{f"qos.tenantDefaults.{name}": (NOTHING, at(f"spec.qos.tenantDefaults.{name}", value)) for name, value in TENANT.items()},
-    **{f"qos.tenants.{name}": (KEYS, at("spec.qos.tenants", {"alice": {name: value}})) for name, value in TENANT.items()},
+    "qos.degradation.smallerModel.name": (
+        SMALLER,
+        at("spec.qos.degradation.smallerModel.name", "tiny"),
+    ),
+    "qos.degradation.smallerModel.url": (
+        SMALLER,
+        at("spec.qos.degradation.smallerModel.url", "http://tiny"),
+    ),
+    **{
+        f"qos.tenantDefaults.{name}": (NOTHING, at(f"spec.qos.tenantDefaults.{name}", value))
+        for name, value in TENANT.items()
+    },
+    **{
+        f"qos.tenants.{name}": (KEYS, at("spec.qos.tenants", {"alice": {name: value}}))
+        for name, value in TENANT.items()
+    },
     "qos.estimation.estimator": (NOTHING, at("spec.qos.estimation.estimator", "loadAware")),
-    "qos.estimation.allowClientDeadline": (NOTHING, at("spec.qos.estimation.allowClientDeadline", True)),
+    "qos.estimation.allowClientDeadline": (
+        NOTHING,
+        at("spec.qos.estimation.allowClientDeadline", True),
+    ),
     "qos.estimation.rejectUnmeetable": (
         at("spec.qos.estimation.estimator", "rwt"),
         at("spec.qos.estimation.rejectUnmeetable", True),
     ),
-    "qos.estimation.sloGranularitySeconds": (NOTHING, at("spec.qos.estimation.sloGranularitySeconds", 5)),
-    "qos.estimation.presetTokenMilliseconds": (NOTHING, at("spec.qos.estimation.presetTokenMilliseconds", 9.5)),
-    "qos.estimation.presetOutputTokens": (NOTHING, at("spec.qos.estimation.presetOutputTokens", 100)),
+    "qos.estimation.sloGranularitySeconds": (
+        NOTHING,
+        at("spec.qos.estimation.sloGranularitySeconds", 5),
+    ),
+    "qos.estimation.presetTokenMilliseconds": (
+        NOTHING,
+        at("spec.qos.estimation.presetTokenMilliseconds", 9.5),
+    ),
+    "qos.estimation.presetOutputTokens": (
+        NOTHING,
+        at("spec.qos.estimation.presetOutputTokens", 100),
+    ),
     "qos.stallSeconds": (NOTHING, at("spec.qos.stallSeconds", 120)),
     "qos.allowClientPriority": (NOTHING, at("spec.qos.allowClientPriority", True)),
     "discovery.etcd.endpoints": (NOTHING, OWN_ETCD),
@@ -208,7 +285,10 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "discovery.etcd.replicas": (STORED, at("spec.discovery.etcd.replicas", 3)),
     "discovery.etcd.image": (NOTHING, at("spec.discovery.etcd.image", "etcd:2")),
     "discovery.etcd.storage.size": (STORED, at("spec.discovery.etcd.storage.size", "2Gi")),
-    "discovery.etcd.storage.className": (STORED, at("spec.discovery.etcd.storage.className", "fast")),
+    "discovery.etcd.storage.className": (
+        STORED,
+        at("spec.discovery.etcd.storage.className", "fast"),
+    ),
     "discovery.etcd.storage.retain": (STORED, at("spec.discovery.etcd.storage.retain", True)),
     "service.port": (NOTHING, at("spec.service.port", 80)),
     "service.type": (NOTHING, at("spec.service.type", "NodePort")),
@@ -243,18 +323,28 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
 
 
 def rendered(*changes: Change) -> str:
-    """Everything of a cluster as text, with the names of revisions taken out: they change with anything."""
+    """Everything of a cluster as text, with the names of revisions taken out: they change with
+    anything.
+    """
     cluster = cluster_of(*changes)
     pool = cluster.spec.roles.present()["decode"].pools[0].name
     workload = workload_of(cluster, "decode", pool)
     record = render_record(cluster, workload, OWNER, SITE.worker_image)
-    return str((record, render_shared(cluster, OWNER, SITE, workload.revision))).replace(workload.revision, "REVISION")
+    return str((record, render_shared(cluster, OWNER, SITE, workload.revision))).replace(
+        workload.revision, "REVISION"
+    )
 
 
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
-    """Paths of all fields as YAML names them; the roles are one, and so are entries of lists and maps, and the autoscaler."""
+    """Paths of all fields as YAML names them; the roles are one, and so are entries of lists and
+    maps, and the autoscaler.
+    """
     for name, field in model.model_fields.items():
-        at_field = path if name in ("prefill", "decode", "mixed", "router") else f"{path}.{field.alias}".lstrip(".")
+        at_field = (
+            path
+            if name in ("prefill", "decode", "mixed", "router")
+            else f"{path}.{field.alias}".lstrip(".")
+        )
         below = next(_models(field.annotation), None)
         if below in (None, AutoscaleSpec) or (below is EngineSpec and model is RoleSpec):
             yield at_field
@@ -308,10 +398,20 @@ def test_a_field_with_one_value_is_no_field() -> None:
 
 
 def test_every_reason_for_a_field_is_one_that_the_planner_reads() -> None:
-    text = "".join(path.read_text() for room in (plan, manifests, reconcile) for path in Path(room.__file__).parent.rglob("*.py"))
-    names = {str(field.alias): name for section in sections_of(PDClusterSpec) for name, field in section.model_fields.items()}
+    text = "".join(
+        path.read_text()
+        for room in (plan, manifests, reconcile)
+        for path in Path(room.__file__).parent.rglob("*.py")
+    )
+    names = {
+        str(field.alias): name
+        for section in sections_of(PDClusterSpec)
+        for name, field in section.model_fields.items()
+    }
 
-    assert [path for path in PLANNED if not re.search(rf"\.{names[path.rpartition('.')[2]]}\b", text)] == []
+    assert [
+        path for path in PLANNED if not re.search(rf"\.{names[path.rpartition('.')[2]]}\b", text)
+    ] == []
 
 
 def fields_of(model: type[BaseModel]) -> Iterator[str]:
@@ -323,19 +423,28 @@ def fields_of(model: type[BaseModel]) -> Iterator[str]:
 
 
 def test_every_field_of_the_autoscaler_is_read_outside_of_the_api() -> None:
-    text = "".join(path.read_text() for room in (plan, reconcile) for path in Path(room.__file__).parent.rglob("*.py"))
+    text = "".join(
+        path.read_text()
+        for room in (plan, reconcile)
+        for path in Path(room.__file__).parent.rglob("*.py")
+    )
 
     assert [name for name in fields_of(AutoscaleSpec) if not re.search(rf"\.{name}\b", text)] == []
 
 
 def test_image_is_what_the_caller_resolved() -> None:
     cluster = cluster_of()
-    one, two = (render_record(cluster, workload_of(cluster), OWNER, image) for image in ("a:1", "a:2"))
+    one, two = (
+        render_record(cluster, workload_of(cluster), OWNER, image) for image in ("a:1", "a:2")
+    )
 
     assert one != two
 
 
 def test_objects_of_another_owner_differ_in_the_reference() -> None:
-    mine, theirs = (render_shared(cluster_of(), owner, SITE, "0a1b2c3d") for owner in (OWNER, replace(OWNER, uid="other")))
+    mine, theirs = (
+        render_shared(cluster_of(), owner, SITE, "0a1b2c3d")
+        for owner in (OWNER, replace(OWNER, uid="other"))
+    )
 
     assert all(one != other for one, other in zip(mine, theirs, strict=True))

@@ -3,7 +3,13 @@
 from tests.operator.object_cases import Change, at, both
 from tests.operator.pdcluster_api.manifests.rendering import by_name, engine_of, pod_of
 
-HUB = at("spec.model", {"name": "m", "huggingFace": {"repo": "org/model", "revision": "refs/pr/1", "tokenSecret": "hub"}})
+HUB = at(
+    "spec.model",
+    {
+        "name": "m",
+        "huggingFace": {"repo": "org/model", "revision": "refs/pr/1", "tokenSecret": "hub"},
+    },
+)
 FOLDER = "/models/org--model--refs--pr--1"
 CACHE = both(HUB, at("spec.model.nodeCache", "/var/cache/models"))
 RESOURCES = at("spec.roles.decode.resources", {"limits": {"cpu": 2, "memory": "4Gi"}})
@@ -25,17 +31,27 @@ def test_claimed_volume_is_mounted_read_only_and_the_path_is_below_it() -> None:
     claim = at("spec.model", {"name": "m", "path": "/llama/70b/", "pvc": {"claimName": "models"}})
     pod = pod_of(claim)["spec"]
 
-    assert models_volume(claim) == {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
-    assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+    assert models_volume(claim) == {
+        "name": "models",
+        "persistentVolumeClaim": {"claimName": "models", "readOnly": True},
+    }
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0][
+        "volumeMounts"
+    ]
     assert engine_of(claim)["model"]["path"] == "/models/llama/70b"
     assert "initContainers" not in pod
 
 
 def test_draft_model_is_in_the_image_or_on_the_claimed_volume() -> None:
-    drafts = at("spec.roles.decode.engine.speculation", {"method": "draft", "draftModel": "/llama/1b"})
+    drafts = at(
+        "spec.roles.decode.engine.speculation", {"method": "draft", "draftModel": "/llama/1b"}
+    )
     claim = at("spec.model", {"name": "m", "path": "llama/70b", "pvc": {"claimName": "models"}})
 
-    assert engine_of(drafts)["engine"]["speculation"] == {"method": "draft", "draftModel": "/llama/1b"}
+    assert engine_of(drafts)["engine"]["speculation"] == {
+        "method": "draft",
+        "draftModel": "/llama/1b",
+    }
     assert engine_of(claim, drafts)["engine"]["speculation"]["draftModel"] == "/models/llama/1b"
 
 
@@ -48,9 +64,13 @@ def test_hub_model_is_fetched_before_the_worker_starts() -> None:
         *("python", "-m", "pdcluster_worker.fetch"),
         *("--repo=org/model", "--revision=refs/pr/1", f"--target={FOLDER}"),
     ]
-    assert by_name(fetch["env"])["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert by_name(fetch["env"])["HF_TOKEN"]["valueFrom"] == {
+        "secretKeyRef": {"name": "hub", "key": "token"}
+    }
     assert {"name": "models", "mountPath": "/models"} in fetch["volumeMounts"]
-    assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0][
+        "volumeMounts"
+    ]
     assert models_volume(HUB) == {"name": "models", "emptyDir": {}}
     assert engine_of(HUB)["model"]["path"] == FOLDER
 
@@ -66,7 +86,9 @@ def test_fetch_has_the_workers_resources_and_rights_but_not_its_accelerator() ->
 
 
 def test_public_repository_needs_no_token() -> None:
-    (fetch,) = pod_of(at("spec.model", {"name": "m", "huggingFace": {"repo": "org/model"}}))["spec"]["initContainers"]
+    (fetch,) = pod_of(at("spec.model", {"name": "m", "huggingFace": {"repo": "org/model"}}))[
+        "spec"
+    ]["initContainers"]
 
     assert "HF_TOKEN" not in by_name(fetch["env"])
     assert fetch["command"][-1] == "--target=/models/org--model--main"
@@ -80,7 +102,10 @@ def test_node_cache_is_a_folder_of_the_node_that_the_fetch_may_write() -> None:
     pod = pod_of(CACHE)["spec"]
     own, fetch = pod["initContainers"]
 
-    assert models_volume(CACHE) == {"name": "models", "hostPath": {"path": "/var/cache/models", "type": "DirectoryOrCreate"}}
+    assert models_volume(CACHE) == {
+        "name": "models",
+        "hostPath": {"path": "/var/cache/models", "type": "DirectoryOrCreate"},
+    }
     assert (own["name"], fetch["name"]) == ("own-node-cache", "fetch-model")
     assert own["command"] == ["python", "-c", "import os; os.chown('/models', 65532, 65532)"]
     assert own["securityContext"]["runAsUser"] == 0

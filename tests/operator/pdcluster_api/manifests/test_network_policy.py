@@ -15,7 +15,10 @@ Peer = tuple[str, dict[str, str]]  # namespace and labels
 
 DECODE: Peer = ("serving", pod_of()["metadata"]["labels"])
 PREFILL: Peer = ("serving", pod_of(role="prefill")["metadata"]["labels"])
-ETCD: Peer = ("serving", shared_of()["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"])
+ETCD: Peer = (
+    "serving",
+    shared_of()["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
+)
 NAMESAKE: Peer = ("elsewhere", DECODE[1])
 OTHER_CLUSTER: Peer = ("serving", {**DECODE[1], "pdcluster.io/cluster": "other"})
 STRANGER: Peer = ("serving", {"app": "client"})
@@ -25,7 +28,8 @@ CASES = [
     (STRANGER, DECODE, HTTP, True),
     (NAMESAKE, PREFILL, HTTP, True),
     (PREFILL, DECODE, KV, True),
-    (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS - 1, True),  # each rank of each engine has a port
+    # each rank of each engine has a port
+    (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS - 1, True),
     (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS, False),
     (STRANGER, DECODE, KV + 1, False),
     (DECODE, PREFILL, GRPC, True),
@@ -55,7 +59,11 @@ def policies() -> list[Manifest]:
 
 def is_open(source: Peer, target: Peer, port: int) -> bool:
     """Kubernetes' rule: a pod that policies select is reached only as one of them allows."""
-    selecting = [policy["spec"] for policy in policies() if target[0] == "serving" and matches(policy["spec"]["podSelector"], target[1])]
+    selecting = [
+        policy["spec"]
+        for policy in policies()
+        if target[0] == "serving" and matches(policy["spec"]["podSelector"], target[1])
+    ]
     rules = [rule for spec in selecting for rule in spec["ingress"]]
     return not selecting or any(
         any(each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"])
@@ -65,7 +73,9 @@ def is_open(source: Peer, target: Peer, port: int) -> bool:
 
 
 def allows(peer: dict[str, Any], source: Peer) -> bool:
-    """Return whether one `from` matches: pods of the policy's namespace, or all pods of selected namespaces."""
+    """Return whether one `from` matches: pods of the policy's namespace, or all pods of selected
+    namespaces.
+    """
     if "namespaceSelector" in peer:
         assert "podSelector" not in peer
         return matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": source[0]})
@@ -73,7 +83,9 @@ def allows(peer: dict[str, Any], source: Peer) -> bool:
 
 
 @pytest.mark.parametrize(("source", "target", "port", "expected"), CASES)
-def test_port_is_open_to_whom_it_must_be(source: Peer, target: Peer, port: int, expected: bool) -> None:
+def test_port_is_open_to_whom_it_must_be(
+    source: Peer, target: Peer, port: int, expected: bool
+) -> None:
     assert is_open(source, target, port) is expected
 
 
@@ -82,7 +94,11 @@ def test_policies_restrict_ingress_only() -> None:
 
 
 def test_policies_can_be_left_out() -> None:
-    assert not [kind for kind, _ in shared_of(at("spec.networkPolicy.enabled", False)) if kind == "NetworkPolicy"]
+    assert not [
+        kind
+        for kind, _ in shared_of(at("spec.networkPolicy.enabled", False))
+        if kind == "NetworkPolicy"
+    ]
 
 
 def test_external_etcd_has_no_policy() -> None:

@@ -8,7 +8,10 @@ from tests.operator.object_cases import Change, at
 from tests.operator.pdcluster_api.manifests.rendering import matches, pod_of
 
 GPU = at("spec.roles.decode.pools.0.gpu", "B300")
-OWN = at("spec.accelerators", {"B300": {"resource": "example.com/b300", "nodeLabels": {"zone": "a", "gpu": "b300"}}})
+OWN = at(
+    "spec.accelerators",
+    {"B300": {"resource": "example.com/b300", "nodeLabels": {"zone": "a", "gpu": "b300"}}},
+)
 RACK = {"domainLabel": "topology.kubernetes.io/rack"}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -24,15 +27,24 @@ def test_gpu_pool_runs_on_nodes_with_that_gpu_and_tolerates_their_taint() -> Non
     spec = pod_of(GPU)["spec"]
 
     (term,) = spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
-    assert term == {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-B300-SXM6-AC"]}]}
-    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert term == {
+        "matchExpressions": [
+            {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-B300-SXM6-AC"]}
+        ]
+    }
+    assert spec["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    ]
 
 
 def test_definition_in_the_object_comes_first() -> None:
     spec = pod_of(GPU, OWN)["spec"]
 
     (term,) = spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
-    assert {expression["key"]: expression["values"] for expression in term["matchExpressions"]} == {"zone": ["a"], "gpu": ["b300"]}
+    assert {expression["key"]: expression["values"] for expression in term["matchExpressions"]} == {
+        "zone": ["a"],
+        "gpu": ["b300"],
+    }
     assert spec["containers"][0]["resources"]["limits"] == {"example.com/b300": "1"}
 
 
@@ -50,37 +62,59 @@ def test_template_narrows_the_nodes_of_an_accelerator_and_widens_nothing() -> No
 
     terms = node_terms({"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": given}}}})
 
-    assert terms == [{"matchExpressions": [*mine, *ours]}, {"matchFields": [field], "matchExpressions": ours}, {}]
+    assert terms == [
+        {"matchExpressions": [*mine, *ours]},
+        {"matchFields": [field], "matchExpressions": ours},
+        {},
+    ]
 
 
 def test_template_that_prefers_nodes_leaves_the_required_ones() -> None:
-    preferred = [{"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}}]
-    template = {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
+    preferred = [
+        {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}}
+    ]
+    template = {
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    }
 
     assert node_terms(template) == node_terms({})
 
 
 def test_template_may_take_the_node_affinity_away() -> None:
-    spec = pod_of(GPU, at("spec.podTemplate", {"spec": {"affinity": {"nodeAffinity": None}}}))["spec"]
+    spec = pod_of(GPU, at("spec.podTemplate", {"spec": {"affinity": {"nodeAffinity": None}}}))[
+        "spec"
+    ]
 
     assert spec["affinity"] == {}
 
 
 @pytest.mark.parametrize("given", [[{"key": "mine", "operator": "Exists"}], [], None])
-def test_tolerations_of_a_template_come_beside_the_accelerators(given: list[dict[str, str]] | None) -> None:
+def test_tolerations_of_a_template_come_beside_the_accelerators(
+    given: list[dict[str, str]] | None,
+) -> None:
     ours = pod_of(GPU)["spec"]["tolerations"]
 
-    assert pod_of(GPU, at("spec.podTemplate", {"spec": {"tolerations": given}}))["spec"]["tolerations"] == [*(given or []), *ours]
+    assert pod_of(GPU, at("spec.podTemplate", {"spec": {"tolerations": given}}))["spec"][
+        "tolerations"
+    ] == [*(given or []), *ours]
 
 
 def test_template_that_names_the_accelerators_toleration_gets_it_once() -> None:
     ours = pod_of(GPU)["spec"]["tolerations"]
 
-    assert pod_of(GPU, at("spec.podTemplate", {"spec": {"tolerations": ours}}))["spec"]["tolerations"] == ours
+    assert (
+        pod_of(GPU, at("spec.podTemplate", {"spec": {"tolerations": ours}}))["spec"]["tolerations"]
+        == ours
+    )
 
 
 @pytest.mark.parametrize(
-    "nonsense", [{"affinity": 1}, {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [1]}}}}, {"tolerations": 1}]
+    "nonsense",
+    [
+        {"affinity": 1},
+        {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [1]}}}},
+        {"tolerations": 1},
+    ],
 )
 def test_template_that_makes_no_sense_is_left_to_the_api_server(nonsense: dict[str, Any]) -> None:
     spec = pod_of(GPU, at("spec.podTemplate", {"spec": nonsense}))["spec"]
@@ -92,7 +126,11 @@ def test_workers_are_spread_over_nodes_where_possible() -> None:
     pod = pod_of()
     (spread,) = pod["spec"]["topologySpreadConstraints"]
 
-    assert (spread["topologyKey"], spread["maxSkew"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", 1, "ScheduleAnyway")
+    assert (spread["topologyKey"], spread["maxSkew"], spread["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        1,
+        "ScheduleAnyway",
+    )
     assert matches(spread["labelSelector"], pod["metadata"]["labels"])
 
 
@@ -105,7 +143,9 @@ def test_required_placement_keeps_both_roles_of_a_revision_in_one_domain() -> No
     assert term["topologyKey"] == RACK["domainLabel"]
     assert matches(term["labelSelector"], prefill["metadata"]["labels"])
     assert matches(term["labelSelector"], decode["metadata"]["labels"])
-    assert not matches(term["labelSelector"], {**decode["metadata"]["labels"], "pdcluster.io/revision": "ffffffff"})
+    assert not matches(
+        term["labelSelector"], {**decode["metadata"]["labels"], "pdcluster.io/revision": "ffffffff"}
+    )
 
 
 def test_preferred_placement_is_beside_the_accelerators_nodes() -> None:

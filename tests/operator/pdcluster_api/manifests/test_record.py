@@ -10,7 +10,15 @@ from pdcluster_api.manifests.render import image_of_record, render_record, rende
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.revision import revision_of
 from tests.operator.object_cases import FULL, GOOD, Change, at, minimal
-from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, engine_of, pod_of, record_of, workload_of
+from tests.operator.pdcluster_api.manifests.rendering import (
+    OWNER,
+    SITE,
+    cluster_of,
+    engine_of,
+    pod_of,
+    record_of,
+    workload_of,
+)
 
 TLS_FILES = {"ca": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}
 OWN_ETCD = {"endpoints": ["etcd.example:2379"], "tlsSecret": "etcd-client"}
@@ -36,9 +44,18 @@ def test_record_is_named_and_labelled_as_its_workload() -> None:
     record = record_of()
     stateful_set, config = render_workload(record, 2, OWNER)
     name = f"chat-decode-cpu-{revision_of(cluster_of().spec)}"
-    labels = {"pdcluster.io/cluster": "chat", "pdcluster.io/role": "decode", "pdcluster.io/pool": "cpu", "pdcluster.io/revision": name[-8:]}
+    labels = {
+        "pdcluster.io/cluster": "chat",
+        "pdcluster.io/role": "decode",
+        "pdcluster.io/pool": "cpu",
+        "pdcluster.io/revision": name[-8:],
+    }
 
-    assert (record["apiVersion"], record["kind"], record["revision"]) == ("apps/v1", "ControllerRevision", 1)
+    assert (record["apiVersion"], record["kind"], record["revision"]) == (
+        "apps/v1",
+        "ControllerRevision",
+        1,
+    )
     assert [each["kind"] for each in (stateful_set, config)] == ["StatefulSet", "ConfigMap"]
     for each in (record, stateful_set, config):
         assert each["metadata"]["name"] == name
@@ -69,7 +86,10 @@ def test_record_has_no_replicas_and_is_not_changed_by_its_use() -> None:
 
 
 def test_image_of_record_is_the_resolved_one_under_any_template() -> None:
-    other = at("spec.roles.decode.podTemplate", {"spec": {"containers": [{"name": "worker", "image": "mine:2"}]}})
+    other = at(
+        "spec.roles.decode.podTemplate",
+        {"spec": {"containers": [{"name": "worker", "image": "mine:2"}]}},
+    )
 
     assert image_of_record(record_of(other)) == SITE.worker_image
     assert pod_of(other)["spec"]["containers"][0]["image"] == "mine:2"
@@ -78,7 +98,9 @@ def test_image_of_record_is_the_resolved_one_under_any_template() -> None:
 def test_record_of_an_older_revision_is_not_rendered() -> None:
     cluster = cluster_of()
     with pytest.raises(AssertionError, match="newest spec"):
-        render_record(cluster, replace(workload_of(cluster), revision="00000000"), OWNER, "worker:1")
+        render_record(
+            cluster, replace(workload_of(cluster), revision="00000000"), OWNER, "worker:1"
+        )
 
 
 def test_stateful_set_starts_all_at_once_and_rolls_nothing_by_itself() -> None:
@@ -93,7 +115,9 @@ def test_stateful_set_starts_all_at_once_and_rolls_nothing_by_itself() -> None:
 def test_engine_file_names_the_mounted_files_and_the_contract_ports() -> None:
     engine = engine_of()
 
-    assert engine["tls"] == {f"{name}": f"/etc/pdcluster/tls/{file}" for name, file in TLS_FILES.items()}
+    assert engine["tls"] == {
+        f"{name}": f"/etc/pdcluster/tls/{file}" for name, file in TLS_FILES.items()
+    }
     assert engine["listen"] == {}  # the defaults are the contract's
     assert engine["discovery"] == {"endpoints": ["chat-etcd.serving.svc:2379"]}
     assert engine["model"]["path"] == "/models/tiny"
@@ -119,4 +143,9 @@ def test_engine_file_asks_for_api_keys_at_the_ingress_only() -> None:
 
 
 def test_engine_file_has_the_role_values_over_the_shared_ones() -> None:
-    assert engine_of(FULL, at("spec.roles.decode.engine", {"maxSequences": 8}))["engine"]["maxSequences"] == 8
+    assert (
+        engine_of(FULL, at("spec.roles.decode.engine", {"maxSequences": 8}))["engine"][
+            "maxSequences"
+        ]
+        == 8
+    )

@@ -18,7 +18,9 @@ def everything(change: Change) -> list[Manifest]:
     manifests = list(render_shared(cluster, owner, SITE, "0a1b2c3d"))
     for role, spec in cluster.spec.roles.present().items():
         for pool in spec.pools:
-            record = render_record(cluster, workload_of(cluster, role, pool.name), owner, "worker:1")
+            record = render_record(
+                cluster, workload_of(cluster, role, pool.name), owner, "worker:1"
+            )
             manifests += [record, *render_workload(record, pool.replicas, owner)]
     return manifests
 
@@ -50,6 +52,10 @@ def test_rendering_twice_is_equal_and_shares_nothing() -> None:
 
 def test_traffic_moves_last() -> None:
     manifests = everything(GOOD["minimum"])
-    shared = [manifest for manifest in manifests if "pdcluster.io/revision" not in manifest["metadata"]["labels"]]
+    shared = [
+        manifest
+        for manifest in manifests
+        if "pdcluster.io/revision" not in manifest["metadata"]["labels"]
+    ]
 
     assert (shared[-1]["kind"], shared[-1]["metadata"]["name"]) == ("Service", "chat")

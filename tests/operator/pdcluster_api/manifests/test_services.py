@@ -1,4 +1,6 @@
-"""Services, ServiceAccount, policy file, budgets, scaler and Secrets: their selectors and contents."""
+"""Services, ServiceAccount, policy file, budgets, scaler and Secrets: their selectors
+and contents.
+"""
 
 import base64
 
@@ -9,10 +11,19 @@ from pdcluster_api.manifests.render import render_scaler, render_shared, render_
 from pdcluster_api.schema.labels import SEEN_REPLICAS
 from pdcluster_api.schema.workload import WorkloadId
 from tests.operator.object_cases import at
-from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, matches, pod_of, shared_of
+from tests.operator.pdcluster_api.manifests.rendering import (
+    OWNER,
+    SITE,
+    cluster_of,
+    matches,
+    pod_of,
+    shared_of,
+)
 
 SERVING = "0a1b2c3d"
-TWO_POOLS = at("spec.roles.decode.pools", [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}])
+TWO_POOLS = at(
+    "spec.roles.decode.pools", [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}]
+)
 
 
 def test_ingress_serves_the_decode_workers_of_one_revision() -> None:
@@ -21,12 +32,17 @@ def test_ingress_serves_the_decode_workers_of_one_revision() -> None:
 
     assert matches(spec["selector"], decode)
     assert not matches(spec["selector"], {**decode, "pdcluster.io/revision": "ffffffff"})
-    assert not matches(spec["selector"], {**pod_of(role="prefill")["metadata"]["labels"], "pdcluster.io/revision": SERVING})
+    assert not matches(
+        spec["selector"],
+        {**pod_of(role="prefill")["metadata"]["labels"], "pdcluster.io/revision": SERVING},
+    )
     assert "publishNotReadyAddresses" not in spec
 
 
 def test_ingress_of_a_mixed_cluster_serves_its_mixed_workers() -> None:
-    spec = shared_of(at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}))["Service", "chat"]["spec"]
+    spec = shared_of(at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}))[
+        "Service", "chat"
+    ]["spec"]
 
     assert spec["selector"]["pdcluster.io/role"] == "mixed"
 
@@ -42,12 +58,17 @@ def test_ingress_of_an_older_revision_serves_the_role_that_it_had() -> None:
 
 
 def test_ingress_is_as_its_section_says() -> None:
-    service = at("spec.service", {"port": 80, "type": "LoadBalancer", "annotations": {"example.com/internal": "true"}})
+    service = at(
+        "spec.service",
+        {"port": 80, "type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
+    )
     ingress = shared_of(service)["Service", "chat"]
 
     assert ingress["metadata"]["annotations"] == {"example.com/internal": "true"}
     assert ingress["spec"]["type"] == "LoadBalancer"
-    assert [(port["port"], port["targetPort"]) for port in ingress["spec"]["ports"]] == [(80, "http")]
+    assert [(port["port"], port["targetPort"]) for port in ingress["spec"]["ports"]] == [
+        (80, "http")
+    ]
 
 
 def test_headless_service_names_all_workers_and_no_etcd() -> None:
@@ -58,7 +79,10 @@ def test_headless_service_names_all_workers_and_no_etcd() -> None:
     assert spec["publishNotReadyAddresses"] is True
     assert matches(spec["selector"], pod_of()["metadata"]["labels"])
     assert matches(spec["selector"], pod_of(role="prefill")["metadata"]["labels"])
-    assert not matches(spec["selector"], shared["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"])
+    assert not matches(
+        spec["selector"],
+        shared["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
+    )
 
 
 def test_service_account_has_pull_secrets_and_no_token() -> None:
@@ -70,9 +94,9 @@ def test_service_account_has_pull_secrets_and_no_token() -> None:
 
 
 def test_policy_file_follows_the_spec() -> None:
-    data = shared_of(at("spec.routing.offload.prefillQueueMax", 3), at("spec.qos.admission.maxQueuedRequests", 7))[
-        "ConfigMap", "chat-policy"
-    ]["data"]
+    data = shared_of(
+        at("spec.routing.offload.prefillQueueMax", 3), at("spec.qos.admission.maxQueuedRequests", 7)
+    )["ConfigMap", "chat-policy"]["data"]
     policy = yaml.safe_load(data["policy.yaml"])
 
     assert policy["offload"]["prefillQueueMax"] == 3
@@ -113,6 +137,16 @@ def test_tls_secrets_hold_the_given_bytes_and_annotations() -> None:
     )
 
     assert (ca["metadata"]["name"], tls["metadata"]["name"]) == ("chat-pdc-ca", "chat-pdc-tls")
-    assert {key: base64.b64decode(value) for key, value in ca["data"].items()} == {"tls.crt": b"CA", "tls.key": b"KEY"}
-    assert {key: base64.b64decode(value) for key, value in tls["data"].items()} == {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"}
-    assert (ca["metadata"]["annotations"], tls["metadata"]["annotations"]) == ({"a": "1"}, {"b": "2"})
+    assert {key: base64.b64decode(value) for key, value in ca["data"].items()} == {
+        "tls.crt": b"CA",
+        "tls.key": b"KEY",
+    }
+    assert {key: base64.b64decode(value) for key, value in tls["data"].items()} == {
+        "ca.crt": b"CA",
+        "tls.crt": b"W",
+        "tls.key": b"K",
+    }
+    assert (ca["metadata"]["annotations"], tls["metadata"]["annotations"]) == (
+        {"a": "1"},
+        {"b": "2"},
+    )

@@ -26,20 +26,38 @@ BASE: dict[str, Any] = {
             }
         ],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
-        "topologySpreadConstraints": [{"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}],
+        "topologySpreadConstraints": [
+            {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}
+        ],
     },
 }
 
 CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
-    "a map is merged": ({"metadata": {"labels": {"b": "2"}}}, "metadata.labels", {"a": "1", "b": "2"}),
-    "a value is replaced": ({"spec": {"serviceAccountName": "mine"}}, "spec.serviceAccountName", "mine"),
+    "a map is merged": (
+        {"metadata": {"labels": {"b": "2"}}},
+        "metadata.labels",
+        {"a": "1", "b": "2"},
+    ),
+    "a value is replaced": (
+        {"spec": {"serviceAccountName": "mine"}},
+        "spec.serviceAccountName",
+        "mine",
+    ),
     "null removes": (
         {"spec": {"serviceAccountName": None}},
         "spec",
         {key: BASE["spec"][key] for key in BASE["spec"] if key != "serviceAccountName"},
     ),
-    "a plain list is replaced": ({"spec": {"tolerations": [{"key": "x"}]}}, "spec.tolerations", [{"key": "x"}]),
-    "a command is replaced": ({"spec": {"containers": [{"name": "worker", "command": ["sh"]}]}}, "spec.containers.0.command", ["sh"]),
+    "a plain list is replaced": (
+        {"spec": {"tolerations": [{"key": "x"}]}},
+        "spec.tolerations",
+        [{"key": "x"}],
+    ),
+    "a command is replaced": (
+        {"spec": {"containers": [{"name": "worker", "command": ["sh"]}]}},
+        "spec.containers.0.command",
+        ["sh"],
+    ),
     "a container is merged by name": (
         {"spec": {"containers": [{"name": "worker", "image": "w:2"}]}},
         "spec.containers.0.env",
@@ -51,27 +69,67 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
         {"name": "side", "image": "s:1"},
     ),
     "a variable by name": (
-        {"spec": {"containers": [{"name": "worker", "env": [{"name": "A", "value": "2"}, {"name": "B", "value": "3"}]}]}},
+        {
+            "spec": {
+                "containers": [
+                    {
+                        "name": "worker",
+                        "env": [{"name": "A", "value": "2"}, {"name": "B", "value": "3"}],
+                    }
+                ]
+            }
+        },
         "spec.containers.0.env",
-        [{"name": "HOME", "value": "/tmp"}, {"name": "A", "value": "2"}, {"name": "B", "value": "3"}],
+        [
+            {"name": "HOME", "value": "/tmp"},
+            {"name": "A", "value": "2"},
+            {"name": "B", "value": "3"},
+        ],
     ),
     "a mount by its path": (
-        {"spec": {"containers": [{"name": "worker", "volumeMounts": [{"name": "fast", "mountPath": "/tmp"}]}]}},
+        {
+            "spec": {
+                "containers": [
+                    {"name": "worker", "volumeMounts": [{"name": "fast", "mountPath": "/tmp"}]}
+                ]
+            }
+        },
         "spec.containers.0.volumeMounts",
         [{"name": "fast", "mountPath": "/tmp"}],
     ),
     "a port by its number": (
-        {"spec": {"containers": [{"name": "worker", "ports": [{"containerPort": 8000, "hostPort": 80}]}]}},
+        {
+            "spec": {
+                "containers": [
+                    {"name": "worker", "ports": [{"containerPort": 8000, "hostPort": 80}]}
+                ]
+            }
+        },
         "spec.containers.0.ports",
         [{"name": "http", "containerPort": 8000, "hostPort": 80}],
     ),
     "a spread by key and mode": (
-        {"spec": {"topologySpreadConstraints": [{"topologyKey": "host", "whenUnsatisfiable": "DoNotSchedule"}]}},
+        {
+            "spec": {
+                "topologySpreadConstraints": [
+                    {"topologyKey": "host", "whenUnsatisfiable": "DoNotSchedule"}
+                ]
+            }
+        },
         "spec.topologySpreadConstraints",
-        [*BASE["spec"]["topologySpreadConstraints"], {"topologyKey": "host", "whenUnsatisfiable": "DoNotSchedule"}],
+        [
+            *BASE["spec"]["topologySpreadConstraints"],
+            {"topologyKey": "host", "whenUnsatisfiable": "DoNotSchedule"},
+        ],
     ),
     "the same spread": (
-        {"spec": {"topologySpreadConstraints": [{"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 2}]}},
+        {
+            "spec": {
+                "topologySpreadConstraints": [
+                    {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 2}
+                ]
+            }
+        },
         "spec.topologySpreadConstraints",
         [{"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 2}],
     ),
@@ -86,7 +144,11 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
         [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}],
     ),
     "another action of a probe": (
-        {"spec": {"containers": [{"name": "worker", "livenessProbe": {"exec": {"command": ["true"]}}}]}},
+        {
+            "spec": {
+                "containers": [{"name": "worker", "livenessProbe": {"exec": {"command": ["true"]}}}]
+            }
+        },
         "spec.containers.0.livenessProbe",
         {"exec": {"command": ["true"]}, "periodSeconds": 10},
     ),
@@ -100,8 +162,16 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
         "spec.containers.0.env",
         [{"name": "HOME", "value": "/tmp"}],
     ),
-    "delete what is not there": ({"spec": {"volumes": [{"name": "no", "$patch": "delete"}]}}, "spec.volumes", BASE["spec"]["volumes"]),
-    "replace a map": ({"metadata": {"labels": {"$patch": "replace", "b": "2"}}}, "metadata.labels", {"b": "2"}),
+    "delete what is not there": (
+        {"spec": {"volumes": [{"name": "no", "$patch": "delete"}]}},
+        "spec.volumes",
+        BASE["spec"]["volumes"],
+    ),
+    "replace a map": (
+        {"metadata": {"labels": {"$patch": "replace", "b": "2"}}},
+        "metadata.labels",
+        {"b": "2"},
+    ),
     "delete a map": ({"metadata": {"labels": {"$patch": "delete"}}}, "metadata.labels", {}),
     "replace a list": (
         {"spec": {"volumes": [{"$patch": "replace"}, {"name": "b", "emptyDir": {}}]}},
@@ -109,13 +179,31 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
         [{"name": "b", "emptyDir": {}}],
     ),
     "replace an item": (
-        {"spec": {"containers": [{"name": "worker", "livenessProbe": {"$patch": "replace", "periodSeconds": 1}}]}},
+        {
+            "spec": {
+                "containers": [
+                    {"name": "worker", "livenessProbe": {"$patch": "replace", "periodSeconds": 1}}
+                ]
+            }
+        },
         "spec.containers.0.livenessProbe",
         {"periodSeconds": 1},
     ),
-    "an item without its key is left to the API server": ({"spec": {"volumes": [{"emptyDir": {}}]}}, "spec.volumes.1", {"emptyDir": {}}),
-    "no object is left to the API server": ({"spec": {"volumes": ["tmp"]}}, "spec.volumes.1", "tmp"),
-    "a wrong type is left to the API server": ({"spec": {"containers": "worker"}}, "spec.containers", "worker"),
+    "an item without its key is left to the API server": (
+        {"spec": {"volumes": [{"emptyDir": {}}]}},
+        "spec.volumes.1",
+        {"emptyDir": {}},
+    ),
+    "no object is left to the API server": (
+        {"spec": {"volumes": ["tmp"]}},
+        "spec.volumes.1",
+        "tmp",
+    ),
+    "a wrong type is left to the API server": (
+        {"spec": {"containers": "worker"}},
+        "spec.containers",
+        "worker",
+    ),
     "new maps lose their nulls and directives": (
         {"spec": {"affinity": {"a": None, "b": {"$patch": "replace", "c": 1}}}},
         "spec.affinity",
@@ -147,7 +235,11 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["name", "containers", "env", "volumes", "ports", "$patch", "spec", "exec", "x"]), inner, max_size=4
+            st.sampled_from(
+                ["name", "containers", "env", "volumes", "ports", "$patch", "spec", "exec", "x"]
+            ),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=20,

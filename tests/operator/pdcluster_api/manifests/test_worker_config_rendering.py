@@ -1,4 +1,6 @@
-"""The worker's two files: the engine file without what is the default anyway, the policy file in full."""
+"""The worker's two files: the engine file without what is the default anyway, the policy file in
+full.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -41,13 +43,23 @@ def test_engine_file_has_what_differs_from_the_defaults(document: dict[str, Any]
     }
 
 
-def test_engine_file_names_what_an_etcd_with_tls_and_api_keys_need(document: dict[str, Any]) -> None:
+def test_engine_file_names_what_an_etcd_with_tls_and_api_keys_need(
+    document: dict[str, Any],
+) -> None:
     cluster = parse(document)
     pool = cluster.spec.roles.present()["decode"].pools[0]
-    site = replace(SITE, etcd_tls=EtcdTls(ca="/e/ca.crt", certificate="/e/tls.crt", key="/e/tls.key"), api_keys="/keys")
+    site = replace(
+        SITE,
+        etcd_tls=EtcdTls(ca="/e/ca.crt", certificate="/e/tls.crt", key="/e/tls.key"),
+        api_keys="/keys",
+    )
     made = engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), site)
 
-    assert made["discovery"]["tls"] == {"ca": "/e/ca.crt", "certificate": "/e/tls.crt", "key": "/e/tls.key"}
+    assert made["discovery"]["tls"] == {
+        "ca": "/e/ca.crt",
+        "certificate": "/e/tls.crt",
+        "key": "/e/tls.key",
+    }
     assert made["listen"]["apiKeys"] == "/keys"
 
 
@@ -115,12 +127,26 @@ def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
                 "recentPrefixWeight": 1.0,
             },
         },
-        "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304, "workerWaitSeconds": 0.0},
+        "admission": {
+            "maxQueuedRequests": 1024,
+            "maxQueuedTokens": 0,
+            "maxBodyBytes": 4194304,
+            "workerWaitSeconds": 0.0,
+        },
         "slo": {"ttftMilliseconds": 500.0, "tpotMilliseconds": None},
         "earlyRejection": {"enabled": False, "rejectOnSloViolation": True},
         "highPriority": {"offloadAtOnce": False},
-        "lowPriority": {"thresholdMilliseconds": None, "pastThreshold": "Shed", "prefillWorkers": "Allowed"},
-        "degradation": {"atPressure": 0.8, "maxTokens": None, "maxPromptTokens": None, "smallerModel": None},
+        "lowPriority": {
+            "thresholdMilliseconds": None,
+            "pastThreshold": "Shed",
+            "prefillWorkers": "Allowed",
+        },
+        "degradation": {
+            "atPressure": 0.8,
+            "maxTokens": None,
+            "maxPromptTokens": None,
+            "smallerModel": None,
+        },
         "estimation": {
             "estimator": "ema",
             "allowClientDeadline": False,
@@ -129,13 +155,20 @@ def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
             "presetTokenMilliseconds": None,
             "presetOutputTokens": 256,
         },
-        "tenantDefaults": {"priority": None, "requestsPerSecond": None, "maxConcurrentRequests": None, "tokensPerMinute": None},
+        "tenantDefaults": {
+            "priority": None,
+            "requestsPerSecond": None,
+            "maxConcurrentRequests": None,
+            "tokensPerMinute": None,
+        },
         "tenants": {},
         "stallSeconds": 20,
         "allowClientPriority": False,
         "sharedPrefixCache": False,
     }
-    assert {name: value for name, value in policy_file(parse(document)).items() if name in expected} == expected
+    assert {
+        name: value for name, value in policy_file(parse(document)).items() if name in expected
+    } == expected
 
 
 @pytest.mark.parametrize(
@@ -149,16 +182,24 @@ def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
     ],
 )
 def test_length_threshold_is_the_break_even_of_the_decode_pools(
-    document: dict[str, Any], gpus: list[str], given: int | None, threshold: int, by_type: dict[str, int]
+    document: dict[str, Any],
+    gpus: list[str],
+    given: int | None,
+    threshold: int,
+    by_type: dict[str, int],
 ) -> None:
-    document["spec"]["roles"]["decode"]["pools"] = [{"name": gpu.lower(), "gpu": gpu, "replicas": 1} for gpu in gpus]
+    document["spec"]["roles"]["decode"]["pools"] = [
+        {"name": gpu.lower(), "gpu": gpu, "replicas": 1} for gpu in gpus
+    ]
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": given}}
     offload = policy_file(parse(document))["offload"]
 
     assert (offload["prefillLengthThreshold"], offload["lengthThresholds"]) == (threshold, by_type)
 
 
-def test_length_threshold_of_an_accelerator_that_the_object_defines_is_256(document: dict[str, Any]) -> None:
+def test_length_threshold_of_an_accelerator_that_the_object_defines_is_256(
+    document: dict[str, Any],
+) -> None:
     document["spec"]["accelerators"] = {"H100": {"resource": "my/gpu"}}
     document["spec"]["roles"]["decode"]["pools"] = [{"name": "a", "gpu": "H100", "replicas": 1}]
 

@@ -15,16 +15,28 @@ def test_worker_is_started_with_its_two_files() -> None:
 
     assert worker["command"] == [
         *("python", "-m", "pdcluster_worker"),
-        *("--engine-config", "/etc/pdcluster/engine/engine.yaml", "--policy", "/etc/pdcluster/policy/policy.yaml"),
+        *(
+            "--engine-config",
+            "/etc/pdcluster/engine/engine.yaml",
+            "--policy",
+            "/etc/pdcluster/policy/policy.yaml",
+        ),
     ]
     assert "args" not in worker
-    assert {port["name"]: port["containerPort"] for port in worker["ports"]} == {"http": 8000, "grpc": 9000, "kv": 9100}
+    assert {port["name"]: port["containerPort"] for port in worker["ports"]} == {
+        "http": 8000,
+        "grpc": 9000,
+        "kv": 9100,
+    }
 
 
 def test_worker_knows_itself_by_the_downward_api() -> None:
     env = by_name(worker_of()["env"])
 
-    assert {name: env[name]["valueFrom"]["fieldRef"]["fieldPath"] for name in ("POD_NAME", "POD_NAMESPACE", "POD_IP")} == {
+    assert {
+        name: env[name]["valueFrom"]["fieldRef"]["fieldPath"]
+        for name in ("POD_NAME", "POD_NAMESPACE", "POD_IP")
+    } == {
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
         "POD_IP": "status.podIP",
@@ -33,7 +45,8 @@ def test_worker_knows_itself_by_the_downward_api() -> None:
 
 def test_every_mount_has_its_volume_and_files_are_folders_that_follow_changes() -> None:
     secrets = both(
-        at("spec.discovery.etcd", {"endpoints": ["etcd:2379"], "tlsSecret": "etcd-client"}), at("spec.service.apiKeySecret", "keys")
+        at("spec.discovery.etcd", {"endpoints": ["etcd:2379"], "tlsSecret": "etcd-client"}),
+        at("spec.service.apiKeySecret", "keys"),
     )
     pod = pod_of(secrets)["spec"]
     volumes = by_name(pod["volumes"])
@@ -45,7 +58,11 @@ def test_every_mount_has_its_volume_and_files_are_folders_that_follow_changes() 
     assert sources["/etc/pdcluster/policy"]["configMap"]["name"] == "chat-policy"
     assert sources["/etc/pdcluster/tls"]["secret"]["secretName"] == "chat-pdc-tls"
     assert sources["/etc/pdcluster/etcd-tls"]["secret"]["secretName"] == "etcd-client"
-    assert sources["/etc/pdcluster/api-keys"]["secret"] == {"secretName": "keys", "defaultMode": 0o440, "optional": True}
+    assert sources["/etc/pdcluster/api-keys"]["secret"] == {
+        "secretName": "keys",
+        "defaultMode": 0o440,
+        "optional": True,
+    }
     assert "optional" not in sources["/etc/pdcluster/tls"]["secret"]
     assert sources["/dev/shm"]["emptyDir"]["medium"] == "Memory"
     assert "emptyDir" in sources["/tmp"]
@@ -54,7 +71,9 @@ def test_every_mount_has_its_volume_and_files_are_folders_that_follow_changes() 
 
 
 def test_prefill_workers_get_no_api_keys() -> None:
-    volumes = by_name(pod_of(at("spec.service.apiKeySecret", "keys"), role="prefill")["spec"]["volumes"])
+    volumes = by_name(
+        pod_of(at("spec.service.apiKeySecret", "keys"), role="prefill")["spec"]["volumes"]
+    )
 
     assert "api-keys" not in volumes
 
@@ -85,7 +104,9 @@ def test_probes_leave_an_hour_for_a_big_model() -> None:
     startup = worker["startupProbe"]
 
     assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
-    assert [worker[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")] == [
+    assert [
+        worker[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")
+    ] == [
         {"path": "/ready", "port": "http"},
         {"path": "/ready", "port": "http"},
         {"path": "/health", "port": "http"},
@@ -93,7 +114,9 @@ def test_probes_leave_an_hour_for_a_big_model() -> None:
 
 
 def test_liveness_leaves_a_stalled_engine_time_to_get_on_again_or_its_worker_to_end() -> None:
-    """A worker whose engine stalls ends by itself after 20 s; the kubelet is for a server process that hangs."""
+    """A worker whose engine stalls ends by itself after 20 s; the kubelet is for a server process
+    that hangs.
+    """
     probe = worker_of()["livenessProbe"]
 
     assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) > 20
@@ -108,10 +131,19 @@ def test_pod_ends_after_its_streams() -> None:
 
 
 def test_accelerator_is_a_limit_beside_the_given_resources() -> None:
-    resources = at("spec.roles.decode.resources", {"requests": {"cpu": 4, "memory": "64Gi"}, "limits": {"memory": "64Gi"}})
+    resources = at(
+        "spec.roles.decode.resources",
+        {"requests": {"cpu": 4, "memory": "64Gi"}, "limits": {"memory": "64Gi"}},
+    )
 
-    assert worker_of(resources)["resources"] == {"requests": {"cpu": "4", "memory": "64Gi"}, "limits": {"memory": "64Gi"}}
-    assert worker_of(resources, GPU)["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "1"}
+    assert worker_of(resources)["resources"] == {
+        "requests": {"cpu": "4", "memory": "64Gi"},
+        "limits": {"memory": "64Gi"},
+    }
+    assert worker_of(resources, GPU)["resources"]["limits"] == {
+        "memory": "64Gi",
+        "nvidia.com/gpu": "1",
+    }
     assert worker_of()["resources"] == {}
 
 
@@ -119,14 +151,21 @@ def test_a_worker_has_an_accelerator_for_each_rank_unless_given_otherwise() -> N
     sizes = at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 2})
     assert worker_of(sizes, GPU)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
     more = at("spec.roles.decode.pools.0.gpusPerReplica", 4)
-    assert worker_of(at("spec.engine.tensorParallelSize", 2), GPU, more)["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+    assert worker_of(at("spec.engine.tensorParallelSize", 2), GPU, more)["resources"]["limits"] == {
+        "nvidia.com/gpu": "4"
+    }
 
 
 def test_image_policy_and_pull_secrets() -> None:
-    image = at("spec.image", {"name": "ignored:here", "pullPolicy": "Always", "pullSecrets": ["a", "b"]})
+    image = at(
+        "spec.image", {"name": "ignored:here", "pullPolicy": "Always", "pullSecrets": ["a", "b"]}
+    )
     pod = pod_of(image)["spec"]
 
-    assert (pod["containers"][0]["image"], pod["containers"][0]["imagePullPolicy"]) == ("worker:1", "Always")
+    assert (pod["containers"][0]["image"], pod["containers"][0]["imagePullPolicy"]) == (
+        "worker:1",
+        "Always",
+    )
     assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
 
 
@@ -136,18 +175,36 @@ def template(content: dict[str, Any], role: str | None = None) -> Change:
 
 def test_role_template_comes_over_the_shared_one() -> None:
     changes = (
-        template({"metadata": {"annotations": {"a": "all", "b": "all"}}, "spec": {"priorityClassName": "low"}}),
-        template({"metadata": {"annotations": {"a": "decode"}}, "spec": {"priorityClassName": "high"}}, "decode"),
+        template(
+            {
+                "metadata": {"annotations": {"a": "all", "b": "all"}},
+                "spec": {"priorityClassName": "low"},
+            }
+        ),
+        template(
+            {"metadata": {"annotations": {"a": "decode"}}, "spec": {"priorityClassName": "high"}},
+            "decode",
+        ),
     )
 
     decode, prefill = pod_of(*changes), pod_of(*changes, role="prefill")
-    assert (decode["spec"]["priorityClassName"], prefill["spec"]["priorityClassName"]) == ("high", "low")
-    assert (decode["metadata"]["annotations"]["a"], decode["metadata"]["annotations"]["b"]) == ("decode", "all")
+    assert (decode["spec"]["priorityClassName"], prefill["spec"]["priorityClassName"]) == (
+        "high",
+        "low",
+    )
+    assert (decode["metadata"]["annotations"]["a"], decode["metadata"]["annotations"]["b"]) == (
+        "decode",
+        "all",
+    )
 
 
 @pytest.mark.parametrize(
     "labels",
-    [{"pdcluster.io/role": "prefill", "team": "x"}, {"$patch": "replace", "team": "x"}, {"pdcluster.io/cluster": None, "team": "x"}],
+    [
+        {"pdcluster.io/role": "prefill", "team": "x"},
+        {"$patch": "replace", "team": "x"},
+        {"pdcluster.io/cluster": None, "team": "x"},
+    ],
     ids=["overridden", "replaced", "removed"],
 )
 def test_template_cannot_take_the_labels_that_the_pods_are_found_by(labels: dict[str, Any]) -> None:
@@ -159,16 +216,35 @@ def test_template_cannot_take_the_labels_that_the_pods_are_found_by(labels: dict
 
 
 def test_template_without_any_labels_still_has_ours() -> None:
-    for content in ({"metadata": {"$patch": "delete"}}, {"metadata": {"labels": None}}, {"metadata": {"labels": "x"}}):
+    for content in (
+        {"metadata": {"$patch": "delete"}},
+        {"metadata": {"labels": None}},
+        {"metadata": {"labels": "x"}},
+    ):
         assert pod_of(template(content))["metadata"]["labels"]["pdcluster.io/pool"] == "cpu"
 
 
 def test_template_reaches_into_the_worker_container() -> None:
-    worker = worker_of(template({"spec": {"containers": [{"name": "worker", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}]}}))
+    worker = worker_of(
+        template(
+            {
+                "spec": {
+                    "containers": [
+                        {"name": "worker", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}
+                    ]
+                }
+            }
+        )
+    )
 
     assert by_name(worker["env"])["NCCL_DEBUG"] == {"name": "NCCL_DEBUG", "value": "INFO"}
     assert "POD_IP" in by_name(worker["env"])
 
 
 def test_pods_tell_the_type_that_they_were_made_for() -> None:
-    assert pod_of(at("spec.roles.decode.pools.0.gpu", "H200"))["metadata"]["annotations"]["pdcluster.io/gpu"] == "H200"
+    assert (
+        pod_of(at("spec.roles.decode.pools.0.gpu", "H200"))["metadata"]["annotations"][
+            "pdcluster.io/gpu"
+        ]
+        == "H200"
+    )

@@ -4,7 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed, PodState, ScalerState, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    DiscoveryState,
+    Observed,
+    PodState,
+    ScalerState,
+    WorkloadState,
+)
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -27,9 +33,16 @@ TWO = (pool(2),)
 
 
 def make_cluster(
-    *, prefill: Pools = ONE, decode: Pools = TWO, mixed: Pools = (), engine: int = 64, strategy: str = "BlueGreen"
+    *,
+    prefill: Pools = ONE,
+    decode: Pools = TWO,
+    mixed: Pools = (),
+    engine: int = 64,
+    strategy: str = "BlueGreen",
 ) -> PDCluster:
-    """A cluster called chat.  engine: its maxSequences, so that another number is another revision; mixed: instead of the other roles."""
+    """A cluster called chat.  engine: its maxSequences, so that another number is another revision;
+    mixed: instead of the other roles.
+    """
     roles = {"mixed": mixed} if mixed else {"prefill": prefill, "decode": decode}
     spec = {
         "model": {"name": "tiny", "path": "/models/tiny"},
@@ -37,14 +50,23 @@ def make_cluster(
         "engine": {"maxSequences": engine},
         "rollout": {"strategy": strategy},
     }
-    return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": spec})
+    return parse(
+        {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": "chat"},
+            "spec": spec,
+        }
+    )
 
 
 def identity(revision: str, role: str = "decode", name: str = "cpu") -> WorkloadId:
     return WorkloadId("chat", role, name, revision)
 
 
-def workload(of: WorkloadId, desired: int, ready: int | None = None, **fields: Any) -> WorkloadState:
+def workload(
+    of: WorkloadId, desired: int, ready: int | None = None, **fields: Any
+) -> WorkloadState:
     """A StatefulSet with all its pods; ready: None = every one."""
     fields = {"current": desired, "updated": desired, **fields}
     return WorkloadState(of, desired, ready=desired if ready is None else ready, **fields)
@@ -58,14 +80,20 @@ def failing_pod(of: WorkloadId, ordinal: int, reason: str, message: str = "it fa
 def running(cluster: PDCluster, **fields: Any) -> Observed:
     """All as declared, on the first look after a status was never written."""
     revision = revision_of(cluster.spec)
-    pools = [(role, each) for role, spec in cluster.spec.roles.present().items() for each in spec.pools]
+    pools = [
+        (role, each) for role, spec in cluster.spec.roles.present().items() for each in spec.pools
+    ]
     return Observed(
         **{
             "generation": 1,
             "status": {},
             "discovery": ETCD_READY,
-            "workloads": [workload(identity(revision, role, each.name), each.replicas) for role, each in pools],
-            "scalers": [ScalerState(role, each.name, each.replicas, each.replicas) for role, each in pools],
+            "workloads": [
+                workload(identity(revision, role, each.name), each.replicas) for role, each in pools
+            ],
+            "scalers": [
+                ScalerState(role, each.name, each.replicas, each.replicas) for role, each in pools
+            ],
             "service_revision": revision,
             **fields,
         }

@@ -1,4 +1,5 @@
-"""A small Kubernetes: it carries out plans as `reconcile` does, and runs the pods of StatefulSets step by step.
+"""A small Kubernetes: it carries out plans as `reconcile` does, and runs the pods of StatefulSets
+step by step.
 
 It has no time.  Pods of a StatefulSet that is deleted end one by one, and those
 that a spec breaks never become ready.
@@ -8,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdcluster_api.plan.cluster import plan_cluster
-from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed, ScalerState, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    DiscoveryState,
+    Failure,
+    Observed,
+    ScalerState,
+    WorkloadState,
+)
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.conditions import IMAGE_NOT_PULLED
 from pdcluster_api.schema.pdcluster import PDCluster
@@ -52,7 +59,9 @@ class SimulatedCluster:
     failures: tuple[Failure, ...] = ()
 
     def observe(self) -> Observed:
-        known = sorted({*self.sets, *(each for each, pods in self.pods.items() if pods.living + pods.ending)})
+        known = sorted(
+            {*self.sets, *(each for each, pods in self.pods.items() if pods.living + pods.ending)}
+        )
         return Observed(
             generation=self.generation,
             status=self.status,
@@ -74,7 +83,10 @@ class SimulatedCluster:
             ready=pods.ready,
             updated=pods.living,
             gone=workload not in self.sets,
-            pods=tuple(failing_pod(workload, ordinal, IMAGE_NOT_PULLED) for ordinal in range(pods.starting if is_broken else 0)),
+            pods=tuple(
+                failing_pod(workload, ordinal, IMAGE_NOT_PULLED)
+                for ordinal in range(pods.starting if is_broken else 0)
+            ),
         )
 
     def plan(self, cluster: PDCluster, now: str = NOW) -> ClusterPlan:
@@ -112,7 +124,9 @@ class SimulatedCluster:
         self.pods[workload] = Pods(ending=pods.living + pods.ending)
 
     def step(self, workload: WorkloadId) -> None:
-        """One pod goes on: an ending one ends, or a surplus one begins to, or a missing one starts, or a started one gets ready."""
+        """One pod goes on: an ending one ends, or a surplus one begins to, or a missing one starts,
+        or a started one gets ready.
+        """
         pods, desired = self.pods.setdefault(workload, Pods()), self.sets.get(workload, 0)
         if pods.ending:
             pods.ending -= 1
@@ -142,7 +156,9 @@ class SimulatedCluster:
         self.scalers[place] = replace(self.scalers[place], replicas=replicas)
 
     def settle(self, cluster: PDCluster, rounds: int = 100) -> ClusterPlan:
-        """Carry out plans and let pods go on until nothing changes any more; returns the last plan."""
+        """Carry out plans and let pods go on until nothing changes any more; returns
+        the last plan.
+        """
         for _ in range(rounds):
             before = repr(self)
             plan = self.plan(cluster)

@@ -1,4 +1,5 @@
-"""A random walk over roll outs, load, limits and pods that start, fail and end in any order, with every decision carried out.
+"""A random walk over roll outs, load, limits and pods that start, fail and end in any order, with
+every decision carried out.
 
 Checked on every decision: what all StatefulSets may hold as it is carried out is
 within each limit, or no more than they would hold without it.  So a roll out
@@ -39,7 +40,9 @@ STARTING, READY, ENDING = "starting", "ready", "ending"
 
 @dataclass
 class Kubernetes:
-    """StatefulSets, pods by ordinal, the Service, scalers and the status of one PDCluster.  commands: pods with a drain command"""
+    """StatefulSets, pods by ordinal, the Service, scalers and the status of one PDCluster.
+    commands: pods with a drain command
+    """
 
     sets: dict[WorkloadId, int] = field(default_factory=dict)
     pods: dict[WorkloadId, dict[int, str]] = field(default_factory=dict)
@@ -49,7 +52,10 @@ class Kubernetes:
     commands: frozenset[str] = frozenset()
 
     def observe(self) -> Observed:
-        states = [self._state(each) for each in sorted({*self.sets, *(each for each, pods in self.pods.items() if pods)})]
+        states = [
+            self._state(each)
+            for each in sorted({*self.sets, *(each for each, pods in self.pods.items() if pods)})
+        ]
         names = [pod.name for state in states for pod in state.pods if pod.ready]
         said = {name: "drained" if name in self.commands else "ready" for name in names}
         return Observed(
@@ -65,23 +71,40 @@ class Kubernetes:
 
     def _state(self, of: WorkloadId) -> WorkloadState:
         pods = tuple(
-            pod_state(of, ordinal, ready=how == READY, terminating=how == ENDING) for ordinal, how in sorted(self.pods.get(of, {}).items())
+            pod_state(of, ordinal, ready=how == READY, terminating=how == ENDING)
+            for ordinal, how in sorted(self.pods.get(of, {}).items())
         )
         ready = sum(pod.ready for pod in pods)
-        return WorkloadState(of, self.sets.get(of, 0), len(pods), ready, len(pods), gone=of not in self.sets, pods=pods)
+        return WorkloadState(
+            of,
+            self.sets.get(of, 0),
+            len(pods),
+            ready,
+            len(pods),
+            gone=of not in self.sets,
+            pods=pods,
+        )
 
     def carry_out(self, plan: ClusterPlan) -> None:
         for scaler in plan.scalers:
             if scaler.request is not None:
-                self.scalers[scaler.role, scaler.pool] = ScalerState(scaler.role, scaler.pool, scaler.request, scaler.seen)
+                self.scalers[scaler.role, scaler.pool] = ScalerState(
+                    scaler.role, scaler.pool, scaler.request, scaler.seen
+                )
         self.service, self.commands, self.status = plan.serving, plan.commands, dict(plan.status)
         self.sets = {workload.id: workload.replicas for workload in plan.workloads}
         for of, pods in self.pods.items():
             pods.update({ordinal: ENDING for ordinal in pods if ordinal >= self.sets.get(of, 0)})
 
     def at_most(self, before: "Kubernetes", pools: set[tuple[str, str]]) -> int:
-        """Pods of these pools that there can be until the next plan: those that there are, and what StatefulSets make or had to make."""
-        known = [each for each in {*before.sets, *self.sets, *self.pods} if (each.role, each.pool) in pools]
+        """Pods of these pools that there can be until the next plan: those that there are, and what
+        StatefulSets make or had to make.
+        """
+        known = [
+            each
+            for each in {*before.sets, *self.sets, *self.pods}
+            if (each.role, each.pool) in pools
+        ]
         sizes = {each: max(before.sets.get(each, 0), self.sets.get(each, 0)) for each in known}
         return sum(len({*range(size), *self.pods.get(each, {})}) for each, size in sizes.items())
 
@@ -91,23 +114,52 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        self.there, self.engine, self.strategy, self.budget = Kubernetes(), 64, "BlueGreen", dict[str, Any]()
-        self.load = {role: data.draw(st.sampled_from(sorted(LOADS))) for role in ("prefill", "decode")}
+        self.there, self.engine, self.strategy, self.budget = (
+            Kubernetes(),
+            64,
+            "BlueGreen",
+            dict[str, Any](),
+        )
+        self.load = {
+            role: data.draw(st.sampled_from(sorted(LOADS))) for role in ("prefill", "decode")
+        }
         sizes = data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3))
         self.pools = {
             "prefill": [pool(max(1, sizes[0]), "a", gpu="H100")],
             "decode": [pool(max(1, sizes[1]), "a", gpu="H100"), pool(sizes[2], "b", gpu="cpu")],
         }
         self.change_the_budget(
-            *data.draw(st.tuples(st.sampled_from([None, 0, 1, 3]), st.sampled_from(TYPES), st.none(), st.integers(1, 2)))
+            *data.draw(
+                st.tuples(
+                    st.sampled_from([None, 0, 1, 3]),
+                    st.sampled_from(TYPES),
+                    st.none(),
+                    st.integers(1, 2),
+                )
+            )
         )
         self.reconcile()
         self.settle()
 
     def cluster(self) -> PDCluster:
-        found = make_cluster(prefill=self.pools["prefill"], decode=self.pools["decode"], engine=self.engine, strategy=self.strategy)
-        fields = {"mode": "On", "budget": self.budget, "scaleDown": {"windowSeconds": 0, "maxStep": 0}}
-        return found.model_copy(update={"spec": found.spec.model_copy(update={"autoscale": AutoscaleSpec.model_validate(fields)})})
+        found = make_cluster(
+            prefill=self.pools["prefill"],
+            decode=self.pools["decode"],
+            engine=self.engine,
+            strategy=self.strategy,
+        )
+        fields = {
+            "mode": "On",
+            "budget": self.budget,
+            "scaleDown": {"windowSeconds": 0, "maxStep": 0},
+        }
+        return found.model_copy(
+            update={
+                "spec": found.spec.model_copy(
+                    update={"autoscale": AutoscaleSpec.model_validate(fields)}
+                )
+            }
+        )
 
     # Users.
 
@@ -120,13 +172,27 @@ class BudgetMachine(RuleBasedStateMachine):
     def change_the_strategy(self, strategy: str) -> None:
         self.strategy = strategy
 
-    @rule(room=st.sampled_from([None, 0, 1, 3]), gpu=st.sampled_from(TYPES), more=st.sampled_from([None, 0, 1, 3]), times=st.integers(1, 2))
+    @rule(
+        room=st.sampled_from([None, 0, 1, 3]),
+        gpu=st.sampled_from(TYPES),
+        more=st.sampled_from([None, 0, 1, 3]),
+        times=st.integers(1, 2),
+    )
     def change_the_budget(self, room: int | None, gpu: str, more: int | None, times: int) -> None:
         """To what the pools began with, or to twice that, and some more; of one type, too."""
         declared = [each for pools in self.pools.values() for each in pools]
-        self.budget = {} if room is None else {"total": times * sum(each["replicas"] for each in declared) + room}
+        self.budget = (
+            {}
+            if room is None
+            else {"total": times * sum(each["replicas"] for each in declared) + room}
+        )
         if more is not None:
-            self.budget["perGpu"] = {gpu: max(1, times * sum(each["replicas"] for each in declared if each["gpu"] == gpu) + more)}
+            self.budget["perGpu"] = {
+                gpu: max(
+                    1,
+                    times * sum(each["replicas"] for each in declared if each["gpu"] == gpu) + more,
+                )
+            }
 
     @rule(index=st.integers(0, 2), low=st.integers(0, 3))
     def change_a_minimum(self, index: int, low: int) -> None:
@@ -145,7 +211,9 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def edit_the_service(self, data: st.DataObject) -> None:
-        self.there.service = data.draw(st.sampled_from([revision_of(self.cluster().spec), "edited", None]))
+        self.there.service = data.draw(
+            st.sampled_from([revision_of(self.cluster().spec), "edited", None])
+        )
 
     @rule(role=st.sampled_from(["prefill", "decode"]), load=st.sampled_from(sorted(LOADS)))
     def change_the_load(self, role: str, load: str) -> None:
@@ -156,11 +224,24 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), times=st.integers(1, 4))
     def pods_go_on(self, data: st.DataObject, times: int) -> None:
-        """One after the other, whichever: a missing one comes, one that starts gets ready, one that ends is gone."""
+        """One after the other, whichever: a missing one comes, one that starts gets ready, one that
+        ends is gone.
+        """
         for _ in range(times):
-            places = [(of, ordinal) for of, size in self.there.sets.items() for ordinal in range(size)]
-            places += [(of, ordinal) for of, pods in self.there.pods.items() for ordinal, how in pods.items() if how == ENDING]
-            places = [(of, ordinal) for of, ordinal in places if self.there.pods.get(of, {}).get(ordinal) != READY]
+            places = [
+                (of, ordinal) for of, size in self.there.sets.items() for ordinal in range(size)
+            ]
+            places += [
+                (of, ordinal)
+                for of, pods in self.there.pods.items()
+                for ordinal, how in pods.items()
+                if how == ENDING
+            ]
+            places = [
+                (of, ordinal)
+                for of, ordinal in places
+                if self.there.pods.get(of, {}).get(ordinal) != READY
+            ]
             if places:
                 self.go_on(*data.draw(st.sampled_from(sorted(set(places)))))
         self.decide(1)
@@ -174,7 +255,11 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_pod_ends(self, data: st.DataObject) -> None:
-        found = [(of, ordinal) for of, pods in sorted(self.there.pods.items()) for ordinal in sorted(pods)]
+        found = [
+            (of, ordinal)
+            for of, pods in sorted(self.there.pods.items())
+            for ordinal in sorted(pods)
+        ]
         if found:
             of, ordinal = data.draw(st.sampled_from(found))
             self.there.pods[of][ordinal] = ENDING
@@ -208,17 +293,28 @@ class BudgetMachine(RuleBasedStateMachine):
     def decision(self, cluster: PDCluster, observed: Observed) -> Decision:
         seen = Seen([pod.name for state in observed.workloads for pod in state.pods])
         facts = pool_facts(asked_of(cluster, observed), observed, seen)
-        return see(cluster.spec, facts, Memory(), **{role: LOADS[load] for role, load in self.load.items()}).decision
+        return see(
+            cluster.spec, facts, Memory(), **{role: LOADS[load] for role, load in self.load.items()}
+        ).decision
 
     def check(self, without: Kubernetes, then: Kubernetes) -> None:
-        types = {(role, each["name"]): each["gpu"] for role, pools in self.pools.items() for each in pools}
+        types = {
+            (role, each["name"]): each["gpu"]
+            for role, pools in self.pools.items()
+            for each in pools
+        }
         for gpu, limit in {None: self.budget.get("total"), **self.budget.get("perGpu", {})}.items():
             places = {place for place, each in types.items() if gpu in (None, each)}
-            assert limit is None or then.at_most(self.there, places) <= max(limit, without.at_most(self.there, places)), (gpu, limit)
+            assert limit is None or then.at_most(self.there, places) <= max(
+                limit, without.at_most(self.there, places)
+            ), (gpu, limit)
 
 
 def entries(decision: Decision) -> list[dict[str, Any]]:
-    return [{"role": role, "pool": name, "replicas": size} for (role, name), size in decision.replicas.items()]
+    return [
+        {"role": role, "pool": name, "replicas": size}
+        for (role, name), size in decision.replicas.items()
+    ]
 
 
 TestBudget = BudgetMachine.TestCase

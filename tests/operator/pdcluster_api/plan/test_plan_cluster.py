@@ -7,7 +7,15 @@ import pytest
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState
 from pdcluster_api.schema.revision import revision_of
-from tests.operator.pdcluster_api.plan.clusters import NOW, condition_of, identity, make_cluster, pool, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    NOW,
+    condition_of,
+    identity,
+    make_cluster,
+    pool,
+    running,
+    workload,
+)
 from tests.operator.pdcluster_api.plan.simulated import SimulatedCluster
 
 CLUSTER, NEXT = make_cluster(), make_cluster(engine=65)
@@ -15,14 +23,19 @@ A, B = revision_of(CLUSTER.spec), revision_of(NEXT.spec)
 
 
 def sizes(plan):
-    return {(each.id.role, each.id.pool, each.id.revision): each.replicas for each in plan.workloads}
+    return {
+        (each.id.role, each.id.pool, each.id.revision): each.replicas for each in plan.workloads
+    }
 
 
 def test_the_first_plan_makes_everything_at_once():
     plan = plan_cluster(CLUSTER, Observed(1, {}, DiscoveryState(managed=True, wanted=1)), NOW)
     assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "cpu", A): 2}
     assert (plan.serving, plan.serving_role) == (A, "decode")
-    assert [(each.role, each.pool, each.seen, each.request) for each in plan.scalers] == [("prefill", "cpu", 1, 1), ("decode", "cpu", 2, 2)]
+    assert [(each.role, each.pool, each.seen, each.request) for each in plan.scalers] == [
+        ("prefill", "cpu", 1, 1),
+        ("decode", "cpu", 2, 2),
+    ]
 
 
 def test_status_of_a_running_cluster():
@@ -38,8 +51,18 @@ def test_status_of_a_running_cluster():
         "prefill": "1/1",
         "decode": "2/2",
         "roles": [
-            {"name": "prefill", "desired": 1, "ready": 1, "pools": [{**numbers, "desired": 1, "current": 1, "ready": 1, "updated": 1}]},
-            {"name": "decode", "desired": 2, "ready": 2, "pools": [{**numbers, "desired": 2, "current": 2, "ready": 2, "updated": 2}]},
+            {
+                "name": "prefill",
+                "desired": 1,
+                "ready": 1,
+                "pools": [{**numbers, "desired": 1, "current": 1, "ready": 1, "updated": 1}],
+            },
+            {
+                "name": "decode",
+                "desired": 2,
+                "ready": 2,
+                "pools": [{**numbers, "desired": 2, "current": 2, "ready": 2, "updated": 2}],
+            },
         ],
     }
 
@@ -67,13 +90,23 @@ def test_a_scaled_pool_keeps_its_size_through_a_roll_out():
     scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 5, 2)]
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5)]
     plan = plan_cluster(NEXT, running(CLUSTER, scalers=scalers, workloads=live), NOW)
-    assert sizes(plan) == {("prefill", "cpu", B): 1, ("decode", "cpu", B): 5, ("prefill", "cpu", A): 1, ("decode", "cpu", A): 5}
+    assert sizes(plan) == {
+        ("prefill", "cpu", B): 1,
+        ("decode", "cpu", B): 5,
+        ("prefill", "cpu", A): 1,
+        ("decode", "cpu", A): 5,
+    }
 
 
 def test_scaling_up_in_a_roll_out_is_for_both_and_scaling_down_waits_for_the_switch():
     scalers = [ScalerState("prefill", "cpu", 0, 1), ScalerState("decode", "cpu", 7, 2)]
     plan = plan_cluster(NEXT, running(CLUSTER, scalers=scalers), NOW)
-    assert sizes(plan) == {("prefill", "cpu", B): 0, ("decode", "cpu", B): 7, ("prefill", "cpu", A): 1, ("decode", "cpu", A): 7}
+    assert sizes(plan) == {
+        ("prefill", "cpu", B): 0,
+        ("decode", "cpu", B): 7,
+        ("prefill", "cpu", A): 1,
+        ("decode", "cpu", A): 7,
+    }
 
 
 def test_in_a_roll_out_what_serves_is_put_back_when_it_is_scaled_down_by_hand():
@@ -87,7 +120,10 @@ def test_a_lower_replicas_that_comes_with_a_new_revision_takes_no_worker_from_wh
     there = SimulatedCluster(broken={revision_of(smaller.spec)})
     there.settle(CLUSTER)
     plan = there.settle(smaller)
-    assert (sizes(plan)[("decode", "cpu", A)], sizes(plan)[("decode", "cpu", revision_of(smaller.spec))]) == (2, 1)
+    assert (
+        sizes(plan)[("decode", "cpu", A)],
+        sizes(plan)[("decode", "cpu", revision_of(smaller.spec))],
+    ) == (2, 1)
     there.broken.clear()
     assert sizes(there.settle(smaller)) == {("prefill", "cpu", B): 1, ("decode", "cpu", B): 1}
 
@@ -98,7 +134,10 @@ def test_what_serves_on_is_put_back_when_it_is_scaled_by_hand(by_hand):
     there = SimulatedCluster(broken={revision_of(smaller.spec)})
     there.settle(CLUSTER)
     plan = there.settle(smaller)
-    assert plan.status["kept"] == [{"name": identity(A).name, "replicas": 2}, {"name": identity(A, "prefill").name, "replicas": 1}]
+    assert plan.status["kept"] == [
+        {"name": identity(A).name, "replicas": 2},
+        {"name": identity(A, "prefill").name, "replicas": 1},
+    ]
     there.sets[identity(A)] = by_hand
     assert sizes(there.settle(smaller))[("decode", "cpu", A)] == 2
     there.broken.clear()
@@ -126,7 +165,10 @@ def test_a_pool_that_is_replaced_stays_until_the_one_in_its_place_is_ready():
 
 def test_a_pool_that_is_replaced_keeps_the_size_that_it_has():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5)]
-    assert sizes(plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)] == 5
+    assert (
+        sizes(plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)]
+        == 5
+    )
 
 
 @pytest.mark.parametrize("by_hand", [1, 9])
@@ -144,60 +186,86 @@ def test_a_pool_that_is_replaced_and_answers_nothing_goes_at_once():
     plan = plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW)
     assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "new", A): 2}
     live[1] = workload(identity(A), 4, ready=1)
-    assert sizes(plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)] == 4
+    assert (
+        sizes(plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)]
+        == 4
+    )
 
 
 def test_with_recreate_a_pool_that_is_replaced_goes_at_once():
-    plan = plan_cluster(make_cluster(decode=[pool(2, "new")], strategy="Recreate"), running(CLUSTER), NOW)
+    plan = plan_cluster(
+        make_cluster(decode=[pool(2, "new")], strategy="Recreate"), running(CLUSTER), NOW
+    )
     assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "new", A): 2}
 
 
 def test_a_pool_of_a_role_that_is_whole_goes_though_another_role_is_not():
     grown = make_cluster(decode=[pool(2), pool(1, "more")])
-    live = [each if each.id.role == "decode" else replace(each, ready=0) for each in running(grown).workloads]
+    live = [
+        each if each.id.role == "decode" else replace(each, ready=0)
+        for each in running(grown).workloads
+    ]
     plan = plan_cluster(CLUSTER, running(grown, workloads=live), NOW)
     assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "cpu", A): 2}
 
 
 def test_a_selector_that_was_edited_to_an_unfinished_target_ends_nothing_that_serves():
     status = plan_cluster(CLUSTER, running(CLUSTER), NOW).status
-    both = [*running(CLUSTER).workloads, workload(identity(B, "prefill"), 1), workload(identity(B), 2, ready=1)]
-    plan = plan_cluster(NEXT, running(CLUSTER, workloads=both, status=status, service_revision=B), NOW)
+    both = [
+        *running(CLUSTER).workloads,
+        workload(identity(B, "prefill"), 1),
+        workload(identity(B), 2, ready=1),
+    ]
+    plan = plan_cluster(
+        NEXT, running(CLUSTER, workloads=both, status=status, service_revision=B), NOW
+    )
     assert (plan.serving, plan.status["servingRevision"]) == (A, A)
     assert {("prefill", "cpu", A), ("decode", "cpu", A)} <= set(sizes(plan))
 
 
 def test_a_lost_scaler_is_seeded_from_the_workload_that_serves():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5), workload(identity(B), 3)]
-    plan = plan_cluster(NEXT, running(CLUSTER, scalers=[ScalerState("prefill", "cpu", 1, 1)], workloads=live), NOW)
+    plan = plan_cluster(
+        NEXT, running(CLUSTER, scalers=[ScalerState("prefill", "cpu", 1, 1)], workloads=live), NOW
+    )
     assert next(scaler.request for scaler in plan.scalers if scaler.role == "decode") == 5
 
 
 def test_a_scaler_that_is_lost_in_mid_drain_asks_for_what_was_asked():
     four = make_cluster(decode=(pool(4),))
     asked = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 1, 4)]
-    status = plan_cluster(four, running(four, scalers=asked), NOW).status  # the StatefulSet still has all four
+    # the StatefulSet still has all four
+    status = plan_cluster(four, running(four, scalers=asked), NOW).status
     plan = plan_cluster(four, running(four, scalers=asked[:1], status=status), NOW)
     assert next(scaler.request for scaler in plan.scalers if scaler.role == "decode") == 1
 
 
 def test_a_pool_that_is_declared_again_while_it_drains_begins_anew():
     both = make_cluster(decode=(pool(2), pool(3, name="b")))
-    status = plan_cluster(CLUSTER, running(CLUSTER), NOW).status  # which knows of no pool b any more
+    # which knows of no pool b any more
+    status = plan_cluster(CLUSTER, running(CLUSTER), NOW).status
     left = [*running(CLUSTER).workloads, workload(identity(revision_of(both.spec), name="b"), 1)]
     plan = plan_cluster(both, running(CLUSTER, workloads=left, status=status), NOW)
     assert next(scaler.request for scaler in plan.scalers if scaler.pool == "b") == 3
 
 
 def test_a_lost_workload_of_the_serving_revision_comes_back_in_a_roll_out():
-    observed = running(CLUSTER, workloads=[workload(identity(A, "prefill"), 1)], records=[identity(A, "prefill"), identity(A)])
+    observed = running(
+        CLUSTER,
+        workloads=[workload(identity(A, "prefill"), 1)],
+        records=[identity(A, "prefill"), identity(A)],
+    )
     plan = plan_cluster(NEXT, observed, NOW)
     assert sizes(plan)[("decode", "cpu", A)] == 2
     assert (plan.serving, plan.serving_role) == (A, "decode")
 
 
 def test_a_lost_workload_of_a_pool_that_is_no_longer_declared_comes_back_with_one_worker():
-    observed = running(CLUSTER, workloads=[workload(identity(A), 2)], records=[identity(A), identity(A, name="gone")])
+    observed = running(
+        CLUSTER,
+        workloads=[workload(identity(A), 2)],
+        records=[identity(A), identity(A, name="gone")],
+    )
     assert sizes(plan_cluster(NEXT, observed, NOW))[("decode", "gone", A)] == 1
 
 
@@ -206,7 +274,10 @@ def test_from_mixed_to_prefill_and_decode_the_old_role_answers_until_the_switch(
     plan = plan_cluster(CLUSTER, running(mixed), NOW)
     assert (plan.serving, plan.serving_role) == (revision_of(mixed.spec), "mixed")
     assert sizes(plan)[("mixed", "cpu", revision_of(mixed.spec))] == 2
-    assert {(scaler.role, scaler.pool) for scaler in plan.scalers} == {("prefill", "cpu"), ("decode", "cpu")}
+    assert {(scaler.role, scaler.pool) for scaler in plan.scalers} == {
+        ("prefill", "cpu"),
+        ("decode", "cpu"),
+    }
     both = [*running(mixed).workloads, *running(CLUSTER).workloads]
     switched = plan_cluster(CLUSTER, running(mixed, workloads=both), NOW)
     assert (switched.serving, switched.serving_role) == (A, "decode")
@@ -220,21 +291,35 @@ def test_a_target_that_is_to_answer_nothing_takes_over_at_once():
 
 def test_a_target_does_not_take_over_while_its_workers_cannot_find_each_other():
     both = [*running(CLUSTER).workloads, *running(NEXT).workloads]
-    observed = running(CLUSTER, workloads=both, discovery=DiscoveryState(managed=True, ready=1, wanted=3))
+    observed = running(
+        CLUSTER, workloads=both, discovery=DiscoveryState(managed=True, ready=1, wanted=3)
+    )
     assert plan_cluster(NEXT, observed, NOW).serving == A
-    assert plan_cluster(NEXT, replace(observed, discovery=DiscoveryState(managed=True, ready=2, wanted=3)), NOW).serving == B
+    assert (
+        plan_cluster(
+            NEXT, replace(observed, discovery=DiscoveryState(managed=True, ready=2, wanted=3)), NOW
+        ).serving
+        == B
+    )
 
 
 def test_what_a_blue_green_roll_out_has_begun_stays_when_the_strategy_becomes_recreate():
     begun = [*running(CLUSTER).workloads, workload(identity(B), 2, ready=1)]
-    plan = plan_cluster(make_cluster(engine=65, strategy="Recreate"), running(CLUSTER, workloads=begun), NOW)
+    plan = plan_cluster(
+        make_cluster(engine=65, strategy="Recreate"), running(CLUSTER, workloads=begun), NOW
+    )
     assert sizes(plan) == {("decode", "cpu", B): 2}
     assert (plan.serving, plan.serving_role) == (B, "decode")
 
 
 def test_what_recreate_ends_is_seen_until_its_last_pod_has_ended():
     by = {
-        strategy: [plan_cluster(make_cluster(engine=65, strategy=strategy), running(before), NOW).ends_first for before in (CLUSTER, NEXT)]
+        strategy: [
+            plan_cluster(
+                make_cluster(engine=65, strategy=strategy), running(before), NOW
+            ).ends_first
+            for before in (CLUSTER, NEXT)
+        ]
         for strategy in ("BlueGreen", "Recreate")
     }
     assert by == {"BlueGreen": [False, False], "Recreate": [True, False]}
@@ -243,16 +328,31 @@ def test_what_recreate_ends_is_seen_until_its_last_pod_has_ended():
 def test_while_recreate_waits_the_service_selects_the_role_of_the_old_revision():
     mixed = make_cluster(mixed=[pool(2)])
     plan = plan_cluster(make_cluster(strategy="Recreate"), running(mixed), NOW)
-    assert (plan.serving, plan.serving_role, plan.workloads) == (revision_of(mixed.spec), "mixed", ())
+    assert (plan.serving, plan.serving_role, plan.workloads) == (
+        revision_of(mixed.spec),
+        "mixed",
+        (),
+    )
 
 
 def test_a_stateful_set_that_is_going_counts_for_nothing():
     """Its pods may still be ready for a moment: that neither takes over nor serves."""
     going = [replace(state, gone=True) for state in running(NEXT).workloads]
-    rolling = plan_cluster(NEXT, running(CLUSTER, workloads=[*running(CLUSTER).workloads, *going]), NOW)
+    rolling = plan_cluster(
+        NEXT, running(CLUSTER, workloads=[*running(CLUSTER).workloads, *going]), NOW
+    )
     assert rolling.serving == A
-    alone = plan_cluster(CLUSTER, running(CLUSTER, workloads=[replace(state, gone=True) for state in running(CLUSTER).workloads]), NOW)
-    assert (alone.status["decode"], condition_of(alone.status, "Serving")["status"]) == ("0/2", "False")
+    alone = plan_cluster(
+        CLUSTER,
+        running(
+            CLUSTER, workloads=[replace(state, gone=True) for state in running(CLUSTER).workloads]
+        ),
+        NOW,
+    )
+    assert (alone.status["decode"], condition_of(alone.status, "Serving")["status"]) == (
+        "0/2",
+        "False",
+    )
     assert sizes(alone) == {("prefill", "cpu", A): 1, ("decode", "cpu", A): 2}
 
 

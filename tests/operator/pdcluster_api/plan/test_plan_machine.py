@@ -1,4 +1,5 @@
-"""A random walk over edits of the spec, scales, pods, lost objects and roll outs, each plan carried out on a simulated cluster.
+"""A random walk over edits of the spec, scales, pods, lost objects and roll outs, each plan carried
+out on a simulated cluster.
 
 Checked on every plan: it is deterministic; what serves keeps its workers until
 the switch; two revisions at most; sizes stay within their bounds; a scaler is
@@ -21,13 +22,23 @@ from pdcluster_api.plan.rollout.steps import current_revision
 from pdcluster_api.schema.conditions import NEEDS_ACTION
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
-from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, LATER, condition_of, make_cluster, pool
+from tests.operator.pdcluster_api.plan.clusters import (
+    ETCD_READY,
+    LATER,
+    condition_of,
+    make_cluster,
+    pool,
+)
 from tests.operator.pdcluster_api.plan.simulated import SimulatedCluster
 
 NAMES = ("x", "y")
-BOUNDS = st.sampled_from([{}, {"minReplicas": 1}, {"maxReplicas": 2}, {"minReplicas": 1, "maxReplicas": 3}])
+BOUNDS = st.sampled_from(
+    [{}, {"minReplicas": 1}, {"maxReplicas": 2}, {"minReplicas": 1, "maxReplicas": 3}]
+)
 SIZES = st.integers(0, 4)
-PLACES = st.sampled_from([(role, name) for role in ("prefill", "decode", "mixed") for name in NAMES])
+PLACES = st.sampled_from(
+    [(role, name) for role in ("prefill", "decode", "mixed") for name in NAMES]
+)
 REVISIONS = st.integers(64, 66)
 
 
@@ -38,12 +49,23 @@ class ClusterMachine(RuleBasedStateMachine):
         super().__init__()
         self.there = SimulatedCluster()
         self.engine, self.strategy, self.is_mixed = 64, "BlueGreen", False
-        self.pools: dict[tuple[str, str], dict[str, Any]] = {(role, "x"): pool(1, "x") for role in ("prefill", "decode", "mixed")}
+        self.pools: dict[tuple[str, str], dict[str, Any]] = {
+            (role, "x"): pool(1, "x") for role in ("prefill", "decode", "mixed")
+        }
 
     def cluster(self) -> PDCluster:
-        by_role = {role: [each for (owner, _), each in self.pools.items() if owner == role] for role in ("prefill", "decode", "mixed")}
+        by_role = {
+            role: [each for (owner, _), each in self.pools.items() if owner == role]
+            for role in ("prefill", "decode", "mixed")
+        }
         mixed = by_role["mixed"] if self.is_mixed else ()
-        return make_cluster(prefill=by_role["prefill"], decode=by_role["decode"], mixed=mixed, engine=self.engine, strategy=self.strategy)
+        return make_cluster(
+            prefill=by_role["prefill"],
+            decode=by_role["decode"],
+            mixed=mixed,
+            engine=self.engine,
+            strategy=self.strategy,
+        )
 
     # The user's changes of the spec.
 
@@ -64,7 +86,9 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(place=PLACES, replicas=SIZES, bounds=BOUNDS)
     def declare_a_pool(self, place: tuple[str, str], replicas: int, bounds: dict[str, int]) -> None:
-        within = max(min(replicas, bounds.get("maxReplicas", replicas)), bounds.get("minReplicas", 0))
+        within = max(
+            min(replicas, bounds.get("maxReplicas", replicas)), bounds.get("minReplicas", 0)
+        )
         self.pools[place] = pool(within, place[1], **bounds)
         self.there.generation += 1
 
@@ -97,7 +121,9 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(selected=st.sampled_from([None, "edited", "declared"]))
     def edit_or_lose_the_service(self, selected: str | None) -> None:
-        self.there.service = revision_of(self.cluster().spec) if selected == "declared" else selected
+        self.there.service = (
+            revision_of(self.cluster().spec) if selected == "declared" else selected
+        )
 
     # The machines.
 
@@ -119,7 +145,9 @@ class ClusterMachine(RuleBasedStateMachine):
         revision = revision_of(self.cluster().spec)
         (self.there.broken.add if broken else self.there.broken.discard)(revision)
 
-    @rule(error=st.sampled_from([None, "etcd 10.0.0.1:2379 does not answer"]), refused=st.booleans())
+    @rule(
+        error=st.sampled_from([None, "etcd 10.0.0.1:2379 does not answer"]), refused=st.booleans()
+    )
     def surroundings_change(self, error: str | None, refused: bool) -> None:
         self.there.discovery = DiscoveryState(managed=False, error=error)
         self.there.service_refused = refused
@@ -164,12 +192,23 @@ class ClusterMachine(RuleBasedStateMachine):
 
 def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> None:
     target = revision_of(cluster.spec)
-    current = current_revision(observed, target, is_target_ready=can_take_over(plan, observed, target))
+    current = current_revision(
+        observed, target, is_target_ready=can_take_over(plan, observed, target)
+    )
     planned = {workload.id: workload.replicas for workload in plan.workloads}
     assert len(planned) == len(plan.workloads)
     assert {workload.revision for workload in planned} <= {target, current}
-    assert plan.serving in (target, current, observed.service_revision, observed.status.get("servingRevision"))
-    pools = {(role, each.name): each for role, spec in cluster.spec.roles.present().items() for each in spec.pools}
+    assert plan.serving in (
+        target,
+        current,
+        observed.service_revision,
+        observed.status.get("servingRevision"),
+    )
+    pools = {
+        (role, each.name): each
+        for role, spec in cluster.spec.roles.present().items()
+        for each in spec.pools
+    }
     for workload, replicas in planned.items():
         if workload.revision == target and (workload.role, workload.pool) in pools:
             declared = pools[workload.role, workload.pool]
@@ -178,28 +217,52 @@ def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> Non
     live = {state.id: state.desired for state in observed.workloads if not state.gone}
     if current not in (None, target):
         if cluster.spec.rollout.strategy == "BlueGreen":
-            kept = {workload: size for workload, size in live.items() if workload.revision == current}
-            sizes = {**{workload.name: size for workload, size in kept.items()}, **Previous(observed.status).kept()}
-            assert all(planned.get(workload, -1) >= sizes[workload.name] for workload in kept), "what serves lost workers before the switch"
+            kept = {
+                workload: size for workload, size in live.items() if workload.revision == current
+            }
+            sizes = {
+                **{workload.name: size for workload, size in kept.items()},
+                **Previous(observed.status).kept(),
+            }
+            assert all(planned.get(workload, -1) >= sizes[workload.name] for workload in kept), (
+                "what serves lost workers before the switch"
+            )
             if kept and plan.serving == target:
                 check_switch(plan, observed, target)
         elif any(state.id.revision != target for state in observed.workloads):
             assert set(planned) <= set(live), "Recreate made workers beside the old"
             assert {workload.revision for workload in planned} <= {target}
     else:
-        assert set(planned) >= {each for each in live if (each.role, each.pool) in pools and each.revision == target}
-    check_leaving(plan, observed, cluster, {(each.role, each.pool) for each in planned} - set(pools) if current == target else None)
+        assert set(planned) >= {
+            each for each in live if (each.role, each.pool) in pools and each.revision == target
+        }
+    check_leaving(
+        plan,
+        observed,
+        cluster,
+        {(each.role, each.pool) for each in planned} - set(pools) if current == target else None,
+    )
     if not plan.workloads:
         assert cluster.spec.rollout.strategy == "Recreate"
 
 
-def check_leaving(plan: ClusterPlan, observed: Observed, cluster: PDCluster, leaving: set[tuple[str, str]] | None) -> None:
-    """Pools that answer stay until those that are declared instead are ready.  leaving: places that are planned and not declared."""
+def check_leaving(
+    plan: ClusterPlan, observed: Observed, cluster: PDCluster, leaving: set[tuple[str, str]] | None
+) -> None:
+    """Pools that answer stay until those that are declared instead are ready.  leaving: places that
+    are planned and not declared.
+    """
     if leaving is None:
         return
     target, ready = revision_of(cluster.spec), plan.status["conditions"]
-    unready = {each["type"].removesuffix("Ready").lower() for each in ready if each["status"] == "False"}
-    answering = [state for state in observed.workloads if state.id.revision == target and state.ready and not state.gone]
+    unready = {
+        each["type"].removesuffix("Ready").lower() for each in ready if each["status"] == "False"
+    }
+    answering = [
+        state
+        for state in observed.workloads
+        if state.id.revision == target and state.ready and not state.gone
+    ]
     there = {(state.id.role, state.id.pool) for state in answering}
     gone = {place for place in there if place not in declared_places(cluster)}
     is_kept = cluster.spec.rollout.strategy == "BlueGreen"
@@ -207,15 +270,30 @@ def check_leaving(plan: ClusterPlan, observed: Observed, cluster: PDCluster, lea
 
 
 def declared_places(cluster: PDCluster) -> set[tuple[str, str]]:
-    return {(role, each.name) for role, spec in cluster.spec.roles.present().items() for each in spec.pools}
+    return {
+        (role, each.name)
+        for role, spec in cluster.spec.roles.present().items()
+        for each in spec.pools
+    }
 
 
 def can_take_over(plan: ClusterPlan, observed: Observed, target: str) -> bool:
     """Return whether all declared workers are ready, by the sizes in the status."""
-    wanted = {(role["name"], each["name"]): each["desired"] for role in plan.status["roles"] for each in role["pools"]}
-    ready = {(state.id.role, state.id.pool): state.ready for state in observed.workloads if state.id.revision == target and not state.gone}
+    wanted = {
+        (role["name"], each["name"]): each["desired"]
+        for role in plan.status["roles"]
+        for each in role["pools"]
+    }
+    ready = {
+        (state.id.role, state.id.pool): state.ready
+        for state in observed.workloads
+        if state.id.revision == target and not state.gone
+    }
     answers = any(size for (role, _), size in wanted.items() if role != "prefill")
-    return not answers or (observed.discovery.error is None and all(ready.get(place, -1) >= size for place, size in wanted.items()))
+    return not answers or (
+        observed.discovery.error is None
+        and all(ready.get(place, -1) >= size for place, size in wanted.items())
+    )
 
 
 def check_switch(plan: ClusterPlan, observed: Observed, target: str) -> None:
@@ -234,15 +312,23 @@ def check_scalers(plan: ClusterPlan, observed: Observed, pools: dict[tuple[str, 
         before = known.get((scaler.role, scaler.pool))
         assert scaler.seen == pools[scaler.role, scaler.pool].replicas
         is_request = before is None or before.seen != scaler.seen
-        assert (scaler.request is not None) == is_request, "a scaler is written for a changed or a lost one only"
+        assert (scaler.request is not None) == is_request, (
+            "a scaler is written for a changed or a lost one only"
+        )
 
 
 def check_status(plan: ClusterPlan, observed: Observed) -> None:
-    ready, stalled, reconciling = (condition_of(plan.status, kind) for kind in ("Ready", "Stalled", "Reconciling"))
+    ready, stalled, reconciling = (
+        condition_of(plan.status, kind) for kind in ("Ready", "Stalled", "Reconciling")
+    )
     assert plan.status["observedGeneration"] == observed.generation
     assert bool(stalled) + bool(reconciling) == (ready["status"] == "False")
     assert bool(stalled) == (ready["status"] == "False" and ready["reason"] in NEEDS_ACTION)
-    answering = [state for state in observed.workloads if state.id.revision == observed.service_revision and not state.gone]
+    answering = [
+        state
+        for state in observed.workloads
+        if state.id.revision == observed.service_revision and not state.gone
+    ]
     is_serving = any(state.ready for state in answering if state.id.role != "prefill")
     assert condition_of(plan.status, "Serving")["status"] == str(is_serving)
     for condition in plan.status["conditions"]:
@@ -265,7 +351,9 @@ def assert_as_declared(there: SimulatedCluster, cluster: PDCluster) -> None:
     assert there.service == there.status["servingRevision"] == target
     assert condition_of(there.status, "Ready")["status"] == "True", there.status
     pools = declared_places(cluster)
-    assert {(workload.role, workload.pool, workload.revision) for workload in there.sets} == {(*place, target) for place in pools}
+    assert {(workload.role, workload.pool, workload.revision) for workload in there.sets} == {
+        (*place, target) for place in pools
+    }
     assert set(there.scalers) == pools
 
 

@@ -1,4 +1,6 @@
-"""Routers before the other roles: where the Service leads, what counts as answering, and what the autoscaler leaves alone."""
+"""Routers before the other roles: where the Service leads, what counts as answering, and what the
+autoscaler leaves alone.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +19,13 @@ from pdcluster_api.schema.revision import revision_of
 from pdctl.local.plan import plan_local
 from tests.operator.object_cases import CPU, at, minimal
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE
-from tests.operator.pdcluster_api.plan.clusters import NOW, condition_of, identity, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    NOW,
+    condition_of,
+    identity,
+    running,
+    workload,
+)
 
 ROUTERS = {"pools": [{"name": "cpu", "replicas": 2}]}
 
@@ -37,40 +45,65 @@ REVISION = revision_of(CLUSTER.spec)
 
 def states(routers: int, decodes: int) -> list[Any]:
     sizes = {"prefill": (1, 1), "decode": (1, decodes), "router": (2, routers)}
-    return [workload(identity(REVISION, role), wanted, ready) for role, (wanted, ready) in sizes.items()]
+    return [
+        workload(identity(REVISION, role), wanted, ready) for role, (wanted, ready) in sizes.items()
+    ]
 
 
 def test_routers_answer_once_all_is_ready() -> None:
     plan = plan_cluster(CLUSTER, running(CLUSTER), NOW)
 
     assert plan.serving_role == "router"
-    assert (plan.status["router"], plan.status["decode"], plan.status["prefill"]) == ("2/2", "1/1", "1/1")
-    assert {kind: condition_of(plan.status, kind)["status"] for kind in (words.READY, words.ROUTER_READY, words.SERVING)} == {
+    assert (plan.status["router"], plan.status["decode"], plan.status["prefill"]) == (
+        "2/2",
+        "1/1",
+        "1/1",
+    )
+    assert {
+        kind: condition_of(plan.status, kind)["status"]
+        for kind in (words.READY, words.ROUTER_READY, words.SERVING)
+    } == {
         words.READY: "True",
         words.ROUTER_READY: "True",
         words.SERVING: "True",
     }
-    assert condition_of(plan.status, words.INGRESS_READY)["message"] == "the Service leads to 2 ready router workers"
-    assert {(scaler.role, scaler.pool) for scaler in plan.scalers} == {(role, "cpu") for role in ("prefill", "decode", "router")}
+    assert (
+        condition_of(plan.status, words.INGRESS_READY)["message"]
+        == "the Service leads to 2 ready router workers"
+    )
+    assert {(scaler.role, scaler.pool) for scaler in plan.scalers} == {
+        (role, "cpu") for role in ("prefill", "decode", "router")
+    }
     assert {each.role for each in plan.budgets} >= {"router"}
 
 
 @pytest.mark.parametrize(("routers", "decodes"), [(2, 0), (0, 1)])
-def test_routers_without_decode_workers_answer_nothing_and_nothing_answers_without_routers(routers: int, decodes: int) -> None:
+def test_routers_without_decode_workers_answer_nothing_and_nothing_answers_without_routers(
+    routers: int, decodes: int
+) -> None:
     plan = plan_cluster(CLUSTER, running(CLUSTER, workloads=states(routers, decodes)), NOW)
 
     serving = condition_of(plan.status, words.SERVING)
     assert serving["status"] == "False"
-    assert "no router worker behind the Service is ready, or no decode worker behind routers is ready" in serving["message"]
+    assert (
+        "no router worker behind the Service is ready, or no decode worker behind routers is ready"
+        in serving["message"]
+    )
     assert condition_of(plan.status, words.READY)["status"] == "False"
 
 
 def test_routers_of_a_cluster_at_zero_are_as_declared() -> None:
-    cluster = routed(spec__roles__decode={"pools": [{**CPU, "replicas": 0}]}, spec__roles__prefill={"pools": [{**CPU, "replicas": 0}]})
+    cluster = routed(
+        spec__roles__decode={"pools": [{**CPU, "replicas": 0}]},
+        spec__roles__prefill={"pools": [{**CPU, "replicas": 0}]},
+    )
     status = plan_cluster(cluster, running(cluster), NOW).status
 
     assert condition_of(status, words.READY)["status"] == "True"
-    assert condition_of(status, words.INGRESS_READY)["message"] == "the Service is there; no decode worker is declared"
+    assert (
+        condition_of(status, words.INGRESS_READY)["message"]
+        == "the Service is there; no decode worker is declared"
+    )
     assert condition_of(status, words.SERVING)["status"] == "False"
 
 
@@ -86,7 +119,10 @@ def test_service_leads_to_routers_and_to_decode_workers_without_them() -> None:
 def sized(routers: int, ready: int, decodes: int = 1) -> list[Any]:
     """Workloads of the cluster, so many routers of which are asked for."""
     sizes = {"prefill": (1, 1), "decode": (1, decodes), "router": (routers, ready)}
-    return [workload(identity(REVISION, role), wanted, num_ready) for role, (wanted, num_ready) in sizes.items()]
+    return [
+        workload(identity(REVISION, role), wanted, num_ready)
+        for role, (wanted, num_ready) in sizes.items()
+    ]
 
 
 def scalers(routers: int, declared: int) -> list[ScalerState]:
@@ -97,19 +133,28 @@ def scalers(routers: int, declared: int) -> list[ScalerState]:
 @pytest.mark.parametrize("declared", [0, 2], ids=["replicas", "scaled"])
 def test_service_of_no_routers_leads_to_decode_workers(declared: int) -> None:
     cluster = routed(spec__roles__router={"pools": [{"name": "cpu", "replicas": declared}]})
-    observed = running(cluster, workloads=sized(0, 0), scalers=scalers(0, declared), service_role="router")
+    observed = running(
+        cluster, workloads=sized(0, 0), scalers=scalers(0, declared), service_role="router"
+    )
     plan = plan_cluster(cluster, observed, NOW)
     settled = plan_cluster(cluster, replace(observed, service_role="decode"), NOW).status
 
     assert revision_of(cluster.spec) == REVISION
     assert (plan.serving_role, plan.status["router"]) == ("decode", "0/0")
-    assert condition_of(settled, words.INGRESS_READY)["message"] == "the Service leads to 1 ready decode worker"
-    assert {condition_of(settled, kind)["status"] for kind in (words.READY, words.SERVING)} == {"True"}
+    assert (
+        condition_of(settled, words.INGRESS_READY)["message"]
+        == "the Service leads to 1 ready decode worker"
+    )
+    assert {condition_of(settled, kind)["status"] for kind in (words.READY, words.SERVING)} == {
+        "True"
+    }
 
 
 @pytest.mark.parametrize(("ready", "role"), [(0, "decode"), (1, "router")])
 def test_service_leads_to_routers_again_when_one_is_ready(ready: int, role: str) -> None:
-    plan = plan_cluster(CLUSTER, running(CLUSTER, workloads=sized(2, ready), service_role="decode"), NOW)
+    plan = plan_cluster(
+        CLUSTER, running(CLUSTER, workloads=sized(2, ready), service_role="decode"), NOW
+    )
 
     assert plan.serving_role == role
     assert condition_of(plan.status, words.SERVING)["status"] == "True"
@@ -119,13 +164,22 @@ def test_older_revision_without_a_router_is_answered_by_its_decode_workers() -> 
     cluster = routed(spec__engine={"blockSize": 64})
     old = [replace(state, id=replace(state.id, revision="old")) for state in sized(0, 0)]
     status = {"servingRevision": "old"}
-    plan = plan_cluster(cluster, running(cluster, workloads=old, scalers=scalers(0, 2), service_revision="old", status=status), NOW)
+    plan = plan_cluster(
+        cluster,
+        running(
+            cluster, workloads=old, scalers=scalers(0, 2), service_revision="old", status=status
+        ),
+        NOW,
+    )
 
     assert (plan.serving, plan.serving_role) == ("old", "decode")
 
 
 def test_routers_of_which_none_is_asked_for_still_get_api_keys() -> None:
-    cluster = routed(spec__roles__router={"pools": [{"name": "cpu", "replicas": 0}]}, spec__service={"apiKeySecret": "keys"})
+    cluster = routed(
+        spec__roles__router={"pools": [{"name": "cpu", "replicas": 0}]},
+        spec__service={"apiKeySecret": "keys"},
+    )
 
     assert {role: asks_for_keys(cluster, role) for role in cluster.spec.roles.present()} == {
         "prefill": False,
@@ -145,7 +199,12 @@ def test_router_is_told_no_more_of_the_engine_than_it_needs() -> None:
     engine = CLUSTER.spec.engine_of("router")
 
     assert (engine.block_size, engine.threads) == (CLUSTER.spec.engine_of("decode").block_size, 0)
-    assert policy_file(routed(spec__qos={"admission": {"workerWaitSeconds": 30}}))["admission"]["workerWaitSeconds"] == 30.0
+    assert (
+        policy_file(routed(spec__qos={"admission": {"workerWaitSeconds": 30}}))["admission"][
+            "workerWaitSeconds"
+        ]
+        == 30.0
+    )
 
 
 def test_router_serves_at_the_port_of_one_machine_and_takes_no_cores() -> None:
@@ -165,4 +224,6 @@ def test_router_serves_at_the_port_of_one_machine_and_takes_no_cores() -> None:
 def test_autoscaler_needs_no_ceiling_for_routers() -> None:
     bounded = {"pools": [{**CPU, "maxReplicas": 2}]}
 
-    assert routed(spec__autoscale={"mode": "On"}, spec__roles__decode=bounded, spec__roles__prefill=bounded)
+    assert routed(
+        spec__autoscale={"mode": "On"}, spec__roles__decode=bounded, spec__roles__prefill=bounded
+    )

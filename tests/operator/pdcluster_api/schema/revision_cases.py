@@ -15,7 +15,9 @@ ROLLS: dict[str, Change] = {
     "parser of calls": at("spec.model.toolParser", "hermes"),
     "parser of reasoning": at("spec.model.reasoningParser", "none"),
     "source of the model": at("spec.model", HUB),
-    "revision of the repository": at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b", "revision": "v2"}}),
+    "revision of the repository": at(
+        "spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b", "revision": "v2"}}
+    ),
     "volume": at("spec.model.pvc", {"claimName": "models"}),
     "image": at("spec.image.name", "worker:2"),
     "pull policy": at("spec.image.pullPolicy", "Always"),
@@ -23,7 +25,9 @@ ROLLS: dict[str, Change] = {
     "engine of a role": at("spec.roles.decode.engine.maxSequences", 32),
     "resources": at("spec.roles.decode.resources.limits", {"memory": "1Gi"}),
     "pod template": at("spec.podTemplate", {"spec": {"hostNetwork": True}}),
-    "pod template of a role": at("spec.roles.prefill.podTemplate", {"metadata": {"labels": {"a": "b"}}}),
+    "pod template of a role": at(
+        "spec.roles.prefill.podTemplate", {"metadata": {"labels": {"a": "b"}}}
+    ),
     "etcd of one's own": ENDPOINTS,
     "TLS of that etcd": both(ENDPOINTS, at("spec.discovery.etcd.tlsSecret", "tls")),
     "API keys": at("spec.service.apiKeySecret", "keys"),
@@ -39,14 +43,26 @@ STAYS: dict[str, Change] = {
     "priority of clients": at("spec.qos.allowClientPriority", True),
     "tenants' limits": at("spec.qos.tenantDefaults", {"requestsPerSecond": 1}),
     "port": at("spec.service.port", 9999),
-    "type of the service": both(at("spec.service.type", "LoadBalancer"), at("spec.service.annotations", {"a": "b"})),
+    "type of the service": both(
+        at("spec.service.type", "LoadBalancer"), at("spec.service.annotations", {"a": "b"})
+    ),
     "strategy": at("spec.rollout.strategy", "Recreate"),
     "network policy": at("spec.networkPolicy.enabled", False),
-    "etcd that is run here": at("spec.discovery.etcd", {"image": "etcd:3", "replicas": 3, "storage": {"size": "1Gi"}}),
-    "replicas": both(at("spec.roles.decode.pools.0.replicas", 5), at("spec.roles.decode.pools.0.maxReplicas", 9)),
-    "a pool more": at("spec.roles.decode.pools", [CPU, {"name": "b300", "gpu": "B300", "replicas": 1}]),
-    "another pool instead": at("spec.roles.decode.pools", [{"name": "b300", "gpu": "B300", "replicas": 1}]),
-    "a definition of an accelerator": at("spec.accelerators", {"X1": {"resource": "x.example/gpu"}}),
+    "etcd that is run here": at(
+        "spec.discovery.etcd", {"image": "etcd:3", "replicas": 3, "storage": {"size": "1Gi"}}
+    ),
+    "replicas": both(
+        at("spec.roles.decode.pools.0.replicas", 5), at("spec.roles.decode.pools.0.maxReplicas", 9)
+    ),
+    "a pool more": at(
+        "spec.roles.decode.pools", [CPU, {"name": "b300", "gpu": "B300", "replicas": 1}]
+    ),
+    "another pool instead": at(
+        "spec.roles.decode.pools", [{"name": "b300", "gpu": "B300", "replicas": 1}]
+    ),
+    "a definition of an accelerator": at(
+        "spec.accelerators", {"X1": {"resource": "x.example/gpu"}}
+    ),
     "a pool more, of a type that is defined with it": both(
         at("spec.accelerators", {"X1": {"resource": "x.example/gpu"}}),
         at("spec.roles.decode.pools", [CPU, {"name": "x1", "gpu": "X1", "replicas": 1}]),
@@ -54,7 +70,9 @@ STAYS: dict[str, Change] = {
     "a default": at("spec.engine.blockSize", 16),
     "a default of a role": at("spec.roles.decode.engine.blockSize", 16),
     "a default in other words": at("spec.engine.kvCacheMemory", "1Gi"),
-    "sections with nothing in them": both(at("spec.engine", {}), at("spec.image", {}), at("spec.roles.decode.resources", {})),
+    "sections with nothing in them": both(
+        at("spec.engine", {}), at("spec.image", {}), at("spec.roles.decode.resources", {})
+    ),
     "labels": at("metadata.labels", {"team": "chat"}),
 }
 

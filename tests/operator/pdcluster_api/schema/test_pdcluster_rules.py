@@ -1,4 +1,6 @@
-"""Each rule of the PDCluster object: a good value passes, a bad one is refused with its path, reason and fix."""
+"""Each rule of the PDCluster object: a good value passes, a bad one is refused with its path,
+reason and fix.
+"""
 
 import datetime
 from typing import Any
@@ -33,15 +35,22 @@ def test_rules_name_every_fault_at_once(document: dict[str, Any]) -> None:
     with pytest.raises(InvalidObjectError) as refused:
         parse(document)
 
-    assert [fault.path for fault in refused.value.faults] == ["spec.engine.threads", "spec.service.port"]
+    assert [fault.path for fault in refused.value.faults] == [
+        "spec.engine.threads",
+        "spec.service.port",
+    ]
 
 
 def test_engine_of_a_role_goes_over_the_cluster_engine(document: dict[str, Any]) -> None:
     at("spec.engine", {"maxBatchedTokens": 128, "maxSequences": 8})(document)
-    at("spec.roles.prefill.engine", {"maxBatchedTokens": 256})(document)  # 256 is also the default: given counts, not different
+    # 256 is also the default: given counts, not different
+    at("spec.roles.prefill.engine", {"maxBatchedTokens": 256})(document)
     spec = parse(document).spec
 
-    assert (spec.engine_of("prefill").max_batched_tokens, spec.engine_of("prefill").max_sequences) == (256, 8)
+    assert (
+        spec.engine_of("prefill").max_batched_tokens,
+        spec.engine_of("prefill").max_sequences,
+    ) == (256, 8)
     assert spec.engine_of("decode").max_batched_tokens == 128
 
 
@@ -57,13 +66,22 @@ def test_namespace_may_start_with_a_digit(namespace: str, document: dict[str, An
     [
         (
             {"hostname": datetime.date(2026, 1, 2)},
-            "spec.podTemplate.spec.hostname: must be text, not datetime.date(2026, 1, 2); put it in quotes",
+            "spec.podTemplate.spec.hostname: must be text, not datetime.date(2026, 1, 2); put it "
+            "in quotes",
         ),
-        ({"nodeSelector": {1: "a"}}, "spec.podTemplate.spec.nodeSelector: the key 1 is not text; put it in quotes"),
-        ({"tolerations": [{"key": b"x"}]}, "spec.podTemplate.spec.tolerations[0].key: must be text, not b'x'; put it in quotes"),
+        (
+            {"nodeSelector": {1: "a"}},
+            "spec.podTemplate.spec.nodeSelector: the key 1 is not text; put it in quotes",
+        ),
+        (
+            {"tolerations": [{"key": b"x"}]},
+            "spec.podTemplate.spec.tolerations[0].key: must be text, not b'x'; put it in quotes",
+        ),
     ],
 )
-def test_pod_template_refuses_what_json_cannot_say(spec: dict[Any, Any], message: str, document: dict[str, Any]) -> None:
+def test_pod_template_refuses_what_json_cannot_say(
+    spec: dict[Any, Any], message: str, document: dict[str, Any]
+) -> None:
     """YAML in a file of `pdctl` can."""
     document["spec"]["podTemplate"] = {"spec": spec}
     with pytest.raises(InvalidObjectError) as refused:
@@ -74,8 +92,14 @@ def test_pod_template_refuses_what_json_cannot_say(spec: dict[Any, Any], message
 
 def test_own_definition_of_an_accelerator_goes_over_the_known_one() -> None:
     document = minimal()
-    at("spec.accelerators", {"B200": {"nodeLabels": {"rack": "7"}}, "X1": {"resource": "x.example/gpu"}})(document)
-    at("spec.roles.prefill.pools", [{"name": name.lower(), "gpu": name, "replicas": 1} for name in ("B200", "X1", "B300")])(document)
+    at(
+        "spec.accelerators",
+        {"B200": {"nodeLabels": {"rack": "7"}}, "X1": {"resource": "x.example/gpu"}},
+    )(document)
+    at(
+        "spec.roles.prefill.pools",
+        [{"name": name.lower(), "gpu": name, "replicas": 1} for name in ("B200", "X1", "B300")],
+    )(document)
     spec = parse(document).spec
     found = [spec.accelerator_of(pool) for pool in spec.roles.present()["prefill"].pools]
 
@@ -88,9 +112,18 @@ def test_own_definition_of_an_accelerator_goes_over_the_known_one() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "in_bytes"),
-    [("1", 1), ("512Mi", 512 << 20), ("1.5G", 1_500_000_000), ("0.1Ki", 103), ("1.0000000001", 2), (7, 7)],
+    [
+        ("1", 1),
+        ("512Mi", 512 << 20),
+        ("1.5G", 1_500_000_000),
+        ("0.1Ki", 103),
+        ("1.0000000001", 2),
+        (7, 7),
+    ],
 )
-def test_quantity_is_whole_bytes_rounded_up(amount: str | int, in_bytes: int, document: dict[str, Any]) -> None:
+def test_quantity_is_whole_bytes_rounded_up(
+    amount: str | int, in_bytes: int, document: dict[str, Any]
+) -> None:
     at("spec.engine.kvCacheMemory", amount)(document)
 
     assert parse(document).spec.engine.kv_cache_memory == in_bytes

@@ -14,7 +14,9 @@ from tests.operator.pdcluster_api.schema.revision_cases import ROLLS, STAYS, rev
 
 
 @pytest.mark.parametrize("change", ROLLS.values(), ids=ROLLS.keys())
-def test_change_of_what_a_pod_is_made_of_is_a_new_revision(change: Change, document: dict[str, Any]) -> None:
+def test_change_of_what_a_pod_is_made_of_is_a_new_revision(
+    change: Change, document: dict[str, Any]
+) -> None:
     change(document)
 
     assert revision(document) != revision(minimal())
@@ -54,7 +56,9 @@ def test_removed_change_gives_the_old_revision_back(document: dict[str, Any]) ->
     assert revision(document) == revision(minimal())
 
 
-def test_operator_that_knows_one_more_field_gives_the_same_revision(document: dict[str, Any]) -> None:
+def test_operator_that_knows_one_more_field_gives_the_same_revision(
+    document: dict[str, Any],
+) -> None:
     """Else an upgrade of the operator would roll every cluster."""
 
     class NextEngine(EngineSpec):

@@ -1,4 +1,6 @@
-"""PDCluster objects that are wrong: one table for the model (tests/operator) and for the API server (tests/apiserver)."""
+"""PDCluster objects that are wrong: one table for the model (tests/operator) and for the API server
+(tests/apiserver).
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +13,8 @@ class Wrong:
     """A change after which the object is refused.
 
     fault: how the one fault of the model begins
-    field: what the API server names; None = the API server never sees it, or drops it without a word
+    field: what the API server names; None = the API server never sees it, or drops it without a
+           word
     """
 
     change: Change
@@ -28,30 +31,44 @@ BAD = [
     Wrong(without("metadata.name"), "metadata.name: is required; add it", "metadata.name"),
     Wrong(
         at("metadata.name", "My_Chat"),
-        "metadata.name: 'My_Chat' is not a name that Kubernetes takes; use at most 63 lower-case letters",
+        "metadata.name: 'My_Chat' is not a name that Kubernetes takes; use at most 63 lower-case "
+        "letters",
         "metadata.name",
     ),
     Wrong(
         at("metadata.name", "c" * 32),
-        "metadata.name: " + "c" * 32 + "-prefill-cpu with a revision is 53 characters; a workload's name holds 52; shorten",
+        "metadata.name: "
+        + "c" * 32
+        + "-prefill-cpu with a revision is 53 characters; a workload's name holds 52; shorten",
         "metadata.name",
     ),
-    Wrong(at("metadata.namespace", "-a"), "metadata.namespace: '-a' is not a namespace; use at most 63 lower-case", None),
+    Wrong(
+        at("metadata.namespace", "-a"),
+        "metadata.namespace: '-a' is not a namespace; use at most 63 lower-case",
+        None,
+    ),
     Wrong(without("spec.model"), "spec.model: is required; add it", "spec.model"),
-    Wrong(at("spec.model.path", ""), "spec.model.path: must not be empty text, not ''; write its name or path", "spec.model.path"),
+    Wrong(
+        at("spec.model.path", ""),
+        "spec.model.path: must not be empty text, not ''; write its name or path",
+        "spec.model.path",
+    ),
     Wrong(
         at("spec.model.dtype", "float16"),
-        "spec.model.dtype: must be 'auto', 'float32' or 'bfloat16', not 'float16'; change it to that",
+        "spec.model.dtype: must be 'auto', 'float32' or 'bfloat16', not 'float16'; change it to "
+        "that",
         "spec.model.dtype",
     ),
     Wrong(
         at("spec.model.toolParser", "gpt"),
-        "spec.model.toolParser: must be 'auto', 'none', 'hermes', 'llama3_json', 'mistral', 'pythonic', 'qwen' or 'qwen3_coder', not 'gpt'",
+        "spec.model.toolParser: must be 'auto', 'none', 'hermes', 'llama3_json', 'mistral', "
+        "'pythonic', 'qwen' or 'qwen3_coder', not 'gpt'",
         "spec.model.toolParser",
     ),
     Wrong(
         at("spec.model.reasoningParser", "o1"),
-        "spec.model.reasoningParser: must be 'auto', 'none', 'deepseek_r1' or 'qwen3', not 'o1'; change it to that",
+        "spec.model.reasoningParser: must be 'auto', 'none', 'deepseek_r1' or 'qwen3', not 'o1'; "
+        "change it to that",
         "spec.model.reasoningParser",
     ),
     Wrong(
@@ -66,19 +83,29 @@ BAD = [
     ),
     Wrong(
         without("spec.model.path"),
-        "spec.model: needs either path or huggingFace, and not both; give the one that the model comes from",
+        "spec.model: needs either path or huggingFace, and not both; give the one that the model "
+        "comes from",
         "spec.model",
     ),
-    Wrong(at("spec.model.huggingFace", HUB["huggingFace"]), "spec.model: needs either path or huggingFace, and not both", "spec.model"),
+    Wrong(
+        at("spec.model.huggingFace", HUB["huggingFace"]),
+        "spec.model: needs either path or huggingFace, and not both",
+        "spec.model",
+    ),
     Wrong(
         at("spec.model", {**HUB, "pvc": {"claimName": "models"}}),
         "spec.model.pvc: a volume needs the model's path in it; give path, or leave pvc out",
         "spec.model.pvc",
     ),
-    Wrong(at("spec.model.pvc", {}), "spec.model.pvc.claimName: is required; add it", "spec.model.pvc.claimName"),
+    Wrong(
+        at("spec.model.pvc", {}),
+        "spec.model.pvc.claimName: is required; add it",
+        "spec.model.pvc.claimName",
+    ),
     Wrong(
         at("spec.model.nodeCache", "/cache"),
-        "spec.model.nodeCache: keeps downloads, and nothing is downloaded; give huggingFace, or leave nodeCache out",
+        "spec.model.nodeCache: keeps downloads, and nothing is downloaded; give huggingFace, or "
+        "leave nodeCache out",
         "spec.model.nodeCache",
     ),
     Wrong(
@@ -88,12 +115,17 @@ BAD = [
     ),
     Wrong(
         at("spec.model", {"name": "tiny", "huggingFace": {"repo": "https://hub.example/a/b"}}),
-        "spec.model.huggingFace.repo: 'https://hub.example/a/b' is not a repository; write it like HuggingFaceTB/",
+        "spec.model.huggingFace.repo: 'https://hub.example/a/b' is not a repository; write it like "
+        "HuggingFaceTB/",
         "spec.model.huggingFace.repo",
     ),
     Wrong(
-        at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b", "tokenSecret": "My_Token"}}),
-        "spec.model.huggingFace.tokenSecret: 'My_Token' is not a name that Kubernetes takes; use lower-case letters",
+        at(
+            "spec.model",
+            {"name": "tiny", "huggingFace": {"repo": "a/b", "tokenSecret": "My_Token"}},
+        ),
+        "spec.model.huggingFace.tokenSecret: 'My_Token' is not a name that Kubernetes takes; use "
+        "lower-case letters",
         "spec.model.huggingFace.tokenSecret",
     ),
     Wrong(
@@ -118,7 +150,8 @@ BAD = [
     ),
     Wrong(
         without("spec.roles.decode"),
-        "spec.roles: must be exactly {prefill, decode} or {mixed}, not {prefill}; add the missing role or remove the others",
+        "spec.roles: must be exactly {prefill, decode} or {mixed}, not {prefill}; add the missing "
+        "role or remove the others",
         "spec.roles",
     ),
     Wrong(
@@ -132,7 +165,10 @@ BAD = [
         "spec.roles.decode.pools",
     ),
     Wrong(
-        at("spec.roles.decode.pools", [{"name": f"p{number}", "replicas": 0} for number in range(17)]),
+        at(
+            "spec.roles.decode.pools",
+            [{"name": f"p{number}", "replicas": 0} for number in range(17)],
+        ),
         "spec.roles.decode.pools: must hold 1 to 16 pools, not 17; add or remove pools",
         "spec.roles.decode.pools",
     ),
@@ -143,7 +179,8 @@ BAD = [
     ),
     Wrong(
         at("spec.roles.decode.pools", [CPU, CPU]),
-        "spec.roles.decode.pools[1].name: 'cpu' names two pools of this role; give each pool its own name",
+        "spec.roles.decode.pools[1].name: 'cpu' names two pools of this role; give each pool its "
+        "own name",
         "spec.roles.decode.pools[1]",
     ),
     Wrong(
@@ -153,12 +190,14 @@ BAD = [
     ),
     Wrong(
         at(f"{POOL}.gpu", "A100"),
-        "spec.roles.decode.pools[0].gpu: 'A100' is not a known accelerator; use one of B200, B300, GB200, GB300, H100, H200, cpu",
+        "spec.roles.decode.pools[0].gpu: 'A100' is not a known accelerator; use one of B200, B300, "
+        "GB200, GB300, H100, H200, cpu",
         "spec.roles.decode.pools",
     ),
     Wrong(
         at("spec.roles.decode.engine", {"device": "cuda"}),
-        "spec.roles.decode.pools[0].gpu: is cpu, and engine.device: cuda needs an accelerator; give the pool another gpu, or leave",
+        "spec.roles.decode.pools[0].gpu: is cpu, and engine.device: cuda needs an accelerator; "
+        "give the pool another gpu, or leave",
         "spec.roles.decode",
     ),
     Wrong(
@@ -187,13 +226,23 @@ BAD = [
             ("spec.roles.decode.pools[0].replicas", at(f"{POOL}.replicas", 1025)),
             ("spec.roles.decode.pools[0].minReplicas", at(f"{POOL}.minReplicas", 1025)),
             ("spec.roles.decode.pools[0].maxReplicas", at(f"{POOL}.maxReplicas", 1025)),
-            ("spec.autoscale.schedules[0].minReplicas", at("spec.autoscale.schedules", [{**NIGHT, "minReplicas": 1025}])),
-            ("spec.autoscale.schedules[0].maxReplicas", at("spec.autoscale.schedules", [{**NIGHT, "maxReplicas": 1025}])),
+            (
+                "spec.autoscale.schedules[0].minReplicas",
+                at("spec.autoscale.schedules", [{**NIGHT, "minReplicas": 1025}]),
+            ),
+            (
+                "spec.autoscale.schedules[0].maxReplicas",
+                at("spec.autoscale.schedules", [{**NIGHT, "maxReplicas": 1025}]),
+            ),
         )
     ),
     Wrong(
-        at("spec.roles.decode.pools", [{"name": f"p{number}", "replicas": 512} for number in range(8)]),
-        "spec.roles: replicas of all pools must be at most 4096 together, not 4097; lower some, or make another PDCluster",
+        at(
+            "spec.roles.decode.pools",
+            [{"name": f"p{number}", "replicas": 512} for number in range(8)],
+        ),
+        "spec.roles: replicas of all pools must be at most 4096 together, not 4097; lower some, or "
+        "make another PDCluster",
         "spec.roles",
     ),
     Wrong(
@@ -211,30 +260,46 @@ BAD = [
     ),
     Wrong(
         at("spec.engine", {"numBlocks": 4, "dataParallelSize": 5}),
-        "spec.roles.prefill.engine.numBlocks: must be at least dataParallelSize (5), whose engines share them, not 4; raise numBlocks",
+        "spec.roles.prefill.engine.numBlocks: must be at least dataParallelSize (5), whose engines "
+        "share them, not 4; raise numBlocks",
         "spec.roles.prefill",
     ),
     Wrong(
         at(f"{POOL}.gpusPerReplica", 2),
-        "spec.roles.decode.pools[0].gpusPerReplica: means nothing on a pool with gpu: cpu; leave it out",
+        "spec.roles.decode.pools[0].gpusPerReplica: means nothing on a pool with gpu: cpu; leave "
+        "it out",
         "spec.roles",
     ),
     Wrong(
-        both(at(f"{POOL}.gpu", "H100"), at(f"{POOL}.gpusPerReplica", 3), at("spec.engine.tensorParallelSize", 4)),
-        "spec.roles.decode.pools[0].gpusPerReplica: must be at least 4, not 3: each rank has one (tensorParallelSize (4) times",
+        both(
+            at(f"{POOL}.gpu", "H100"),
+            at(f"{POOL}.gpusPerReplica", 3),
+            at("spec.engine.tensorParallelSize", 4),
+        ),
+        "spec.roles.decode.pools[0].gpusPerReplica: must be at least 4, not 3: each rank has one "
+        "(tensorParallelSize (4) times",
         "spec.roles",
     ),
     Wrong(
         at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 4}),
-        "spec.roles.prefill.engine.tensorParallelSize: tensorParallelSize (4) times pipelineParallelSize (4) is 16 ranks, over the 8",
+        "spec.roles.prefill.engine.tensorParallelSize: tensorParallelSize (4) times "
+        "pipelineParallelSize (4) is 16 ranks, over the 8",
         "spec.roles",
     ),
     Wrong(
-        both(at("spec.roles.prefill.engine", {"tensorParallelSize": 2}), at("spec.roles.decode.engine", {"tensorParallelSize": 3})),
-        "spec.roles.decode.engine.tensorParallelSize: KV heads move between roles in whole slices, but tensorParallelSize is 2 for prefill",
+        both(
+            at("spec.roles.prefill.engine", {"tensorParallelSize": 2}),
+            at("spec.roles.decode.engine", {"tensorParallelSize": 3}),
+        ),
+        "spec.roles.decode.engine.tensorParallelSize: KV heads move between roles in whole slices, "
+        "but tensorParallelSize is 2 for prefill",
         "spec.roles",
     ),
-    Wrong(without(f"{POOL}.replicas"), "spec.roles.decode.pools[0].replicas: is required; add it", "spec.roles.decode.pools[0].replicas"),
+    Wrong(
+        without(f"{POOL}.replicas"),
+        "spec.roles.decode.pools[0].replicas: is required; add it",
+        "spec.roles.decode.pools[0].replicas",
+    ),
     Wrong(
         at(f"{POOL}.replicas", -1),
         "spec.roles.decode.pools[0].replicas: must be at least 0, not -1; raise it",
@@ -242,7 +307,8 @@ BAD = [
     ),
     Wrong(
         at(f"{POOL}.replicas", "1"),
-        "spec.roles.decode.pools[0].replicas: must be a whole number, not '1'; write it without quotes or a fraction",
+        "spec.roles.decode.pools[0].replicas: must be a whole number, not '1'; write it without "
+        "quotes or a fraction",
         "spec.roles.decode.pools[0].replicas",
     ),
     Wrong(
@@ -252,17 +318,23 @@ BAD = [
     ),
     Wrong(
         at(f"{POOL}.minReplicas", 2),
-        "spec.roles.decode.pools[0].replicas: must be at least minReplicas (2), not 1; raise replicas or lower minReplicas",
+        "spec.roles.decode.pools[0].replicas: must be at least minReplicas (2), not 1; raise "
+        "replicas or lower minReplicas",
         "spec.roles.decode.pools[0].replicas",
     ),
     Wrong(
         at(f"{POOL}.maxReplicas", 0),
-        "spec.roles.decode.pools[0].replicas: must be at most maxReplicas (0), not 1; lower replicas or raise maxReplicas",
+        "spec.roles.decode.pools[0].replicas: must be at most maxReplicas (0), not 1; lower "
+        "replicas or raise maxReplicas",
         "spec.roles.decode.pools[0].replicas",
     ),
     Wrong(
-        at("spec.roles.decode.pools", [{"name": "cpu", "replicas": 2, "minReplicas": 3, "maxReplicas": 2}]),
-        "spec.roles.decode.pools[0].minReplicas: must be at most maxReplicas (2), not 3; lower minReplicas or raise maxReplicas",
+        at(
+            "spec.roles.decode.pools",
+            [{"name": "cpu", "replicas": 2, "minReplicas": 3, "maxReplicas": 2}],
+        ),
+        "spec.roles.decode.pools[0].minReplicas: must be at most maxReplicas (2), not 3; lower "
+        "minReplicas or raise maxReplicas",
         "spec.roles.decode.pools[0].minReplicas",
     ),
     Wrong(
@@ -272,12 +344,14 @@ BAD = [
     ),
     Wrong(
         at("spec.roles.decode.resources.limits", {"memory": "16GB"}),
-        "spec.roles.decode.resources.limits.memory: '16GB' is not an amount; write a whole number, or a quantity",
+        "spec.roles.decode.resources.limits.memory: '16GB' is not an amount; write a whole number, "
+        "or a quantity",
         "spec.roles.decode.resources.limits[memory]",
     ),
     Wrong(
         at("spec.roles.decode.resources.requests", {"cpu": 0.5}),
-        "spec.roles.decode.resources.requests.cpu: 0.5 is not an amount; write a whole number, or a quantity",
+        "spec.roles.decode.resources.requests.cpu: 0.5 is not an amount; write a whole number, or "
+        "a quantity",
         "spec.roles.decode.resources.requests.cpu",
     ),
     Wrong(
@@ -287,16 +361,26 @@ BAD = [
     ),
     Wrong(
         at("spec.podTemplate", {"spec": []}),
-        "spec.podTemplate.spec: must be a section of fields, not []; write `field: value` lines below it",
+        "spec.podTemplate.spec: must be a section of fields, not []; write `field: value` lines "
+        "below it",
         "spec.podTemplate.spec",
     ),
-    Wrong(at("spec.podTemplate", []), "spec.podTemplate: must be a section of fields, not []", "spec.podTemplate"),
+    Wrong(
+        at("spec.podTemplate", []),
+        "spec.podTemplate: must be a section of fields, not []",
+        "spec.podTemplate",
+    ),
     Wrong(
         at("spec.monitoring", {"labels": {"release": "prometheus"}}),
-        "spec.monitoring: has moved to the operator's chart; remove it, and set monitoring in the values of the chart",
+        "spec.monitoring: has moved to the operator's chart; remove it, and set monitoring in the "
+        "values of the chart",
         "spec.monitoring",
     ),
-    Wrong(at("spec.hpa", {}), "spec.hpa: unknown field; known here: model, roles, image, engine, accelerators", "spec.hpa"),
+    Wrong(
+        at("spec.hpa", {}),
+        "spec.hpa: unknown field; known here: model, roles, image, engine, accelerators",
+        "spec.hpa",
+    ),
     Wrong(
         at("spec.autoscale.mode", "Auto"),
         "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not 'Auto'; change it to that",
@@ -304,7 +388,8 @@ BAD = [
     ),
     Wrong(
         at("spec.autoscale.mode", False),
-        "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not False; put it in quotes, for YAML takes a plain On or Off for true or",
+        "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not False; put it in quotes, for "
+        "YAML takes a plain On or Off for true or",
         "spec.autoscale.mode",
     ),
     Wrong(
@@ -319,12 +404,14 @@ BAD = [
     ),
     Wrong(
         at("spec.autoscale.prefill", {"queueDown": 8}),
-        "spec.autoscale.prefill.queueDown: must be less than its scale-up threshold (8), not 8; lower it, or raise the scale-up threshold",
+        "spec.autoscale.prefill.queueDown: must be less than its scale-up threshold (8), not 8; "
+        "lower it, or raise the scale-up threshold",
         "spec.autoscale.prefill.queueDown",
     ),
     Wrong(
         at("spec.autoscale.decode", {"kvUsageUp": 0.2}),
-        "spec.autoscale.decode.kvUsageDown: must be less than its scale-up threshold (0.2), not 0.3; "
+        "spec.autoscale.decode.kvUsageDown: must be less than its scale-up threshold (0.2), not "
+        "0.3; "
         "lower it, or raise the scale-up threshold",
         "spec.autoscale.decode.kvUsageDown",
     ),
@@ -335,12 +422,14 @@ BAD = [
     ),
     Wrong(
         at("spec.autoscale.ratio", {"min": 2, "max": 1}),
-        "spec.autoscale.ratio.min: must be at most ratio.max (1.0), not 2.0; lower min or raise max",
+        "spec.autoscale.ratio.min: must be at most ratio.max (1.0), not 2.0; lower min or raise "
+        "max",
         "spec.autoscale.ratio.min",
     ),
     Wrong(
         at("spec.autoscale.budget", {"perGpu": {"A100": 1}}),
-        "spec.autoscale.budget.perGpu.A100: 'A100' is not a known accelerator; use one of B200, B300, GB200, GB300, H100, H200, cpu",
+        "spec.autoscale.budget.perGpu.A100: 'A100' is not a known accelerator; use one of B200, "
+        "B300, GB200, GB300, H100, H200, cpu",
         "spec.autoscale.budget.perGpu",
     ),
     Wrong(
@@ -349,16 +438,20 @@ BAD = [
         "spec.autoscale.cost",
     ),
     Wrong(
-        at("spec.autoscale.cost", {"cpu": 0}), "spec.autoscale.cost.cpu: must be more than 0, not 0; raise it", "spec.autoscale.cost.cpu"
+        at("spec.autoscale.cost", {"cpu": 0}),
+        "spec.autoscale.cost.cpu: must be more than 0, not 0; raise it",
+        "spec.autoscale.cost.cpu",
     ),
     Wrong(
         at("spec.autoscale.schedules", [{**NIGHT, "pool": "b200"}]),
-        "spec.autoscale.schedules[0].pool: 'b200' is no pool of role decode; use one of cpu, or remove the schedule",
+        "spec.autoscale.schedules[0].pool: 'b200' is no pool of role decode; use one of cpu, or "
+        "remove the schedule",
         "spec.autoscale.schedules",
     ),
     Wrong(
         at("spec.autoscale.schedules", [NIGHT, {**NIGHT, "start": "23:00"}]),
-        "spec.autoscale.schedules[1].name: night is given twice; give each schedule a name of its own",
+        "spec.autoscale.schedules[1].name: night is given twice; give each schedule a name of its "
+        "own",
         "spec.autoscale.schedules",
     ),
     Wrong(
@@ -380,27 +473,42 @@ BAD = [
         )
     ),
     Wrong(
-        both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.autoscale.prefill", {"queueUp": 9})),
-        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by the thresholds of autoscale.decode",
+        both(
+            at("spec.roles", {"mixed": {"pools": [CPU]}}),
+            at("spec.autoscale.prefill", {"queueUp": 9}),
+        ),
+        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by "
+        "the thresholds of autoscale.decode",
         "spec.autoscale.prefill",
     ),
     Wrong(
-        both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.autoscale.ratio", {"min": 0.5})),
-        "spec.autoscale.ratio: mixed workers are one role, which has no ratio to another; remove it",
+        both(
+            at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.autoscale.ratio", {"min": 0.5})
+        ),
+        "spec.autoscale.ratio: mixed workers are one role, which has no ratio to another; "
+        "remove it",
         "spec.autoscale.ratio",
     ),
     Wrong(
         at("spec.autoscale.schedules", [{**NIGHT, "role": "mixed"}]),
-        "spec.autoscale.schedules[0].role: 'mixed' is no role of this cluster; use one of prefill, decode, or remove the schedule",
+        "spec.autoscale.schedules[0].role: 'mixed' is no role of this cluster; use one of prefill, "
+        "decode, or remove the schedule",
         "spec.autoscale.schedules",
     ),
     Wrong(
-        both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.routing.offload", {"prefillQueueMax": 9})),
-        "spec.routing.offload: mixed workers prefill what they decode, and no prefill is routed; remove it",
+        both(
+            at("spec.roles", {"mixed": {"pools": [CPU]}}),
+            at("spec.routing.offload", {"prefillQueueMax": 9}),
+        ),
+        "spec.routing.offload: mixed workers prefill what they decode, and no prefill is routed; "
+        "remove it",
         "spec.routing.offload",
     ),
     Wrong(
-        both(at("spec.roles.prefill.pools.0.maxReplicas", 4), at("spec.autoscale", {"mode": "On", "budget": {"perGpu": {"cpu": 8}}})),
+        both(
+            at("spec.roles.prefill.pools.0.maxReplicas", 4),
+            at("spec.autoscale", {"mode": "On", "budget": {"perGpu": {"cpu": 8}}}),
+        ),
         "spec.autoscale.mode: On needs a ceiling, and pool cpu of role decode has no maxReplicas;"
         " give maxReplicas to every pool, or set autoscale.budget.total",
         "spec.autoscale.mode",
@@ -412,12 +520,14 @@ BAD = [
     ),
     Wrong(
         at("spec.autoscale.schedules", [{**NIGHT, "timeZone": "Mars/Olympus"}]),
-        "spec.autoscale.schedules[0].timeZone: 'Mars/Olympus' is not a known time zone; use a name of the tz database",
+        "spec.autoscale.schedules[0].timeZone: 'Mars/Olympus' is not a known time zone; use a name "
+        "of the tz database",
         None,
     ),
     Wrong(
         at("spec.autoscale.schedules", [{**NIGHT, "minReplicas": 3, "maxReplicas": 2}]),
-        "spec.autoscale.schedules[0].minReplicas: must be at most maxReplicas (2), not 3; lower minReplicas or raise maxReplicas",
+        "spec.autoscale.schedules[0].minReplicas: must be at most maxReplicas (2), not 3; lower "
+        "minReplicas or raise maxReplicas",
         "spec.autoscale.schedules[0].minReplicas",
     ),
     Wrong(
@@ -437,27 +547,32 @@ BAD = [
     ),
     Wrong(
         at("spec.roles.decode.engine", {"blockSize": 32}),
-        "spec.roles.decode.engine.blockSize: KV blocks move between roles, but blockSize is 16 for prefill and 32 for decode; give both",
+        "spec.roles.decode.engine.blockSize: KV blocks move between roles, but blockSize is 16 for "
+        "prefill and 32 for decode; give both",
         "spec.roles",
     ),
     Wrong(
         at("spec.roles.prefill.engine", {"batchInvariant": True}),
-        "spec.roles.decode.engine.batchInvariant: a remote prefill must give the same bits as a local one, but one role is batch-invariant",
+        "spec.roles.decode.engine.batchInvariant: a remote prefill must give the same bits as a "
+        "local one, but one role is batch-invariant",
         "spec.roles",
     ),
     Wrong(
         both(at("spec.engine.batchInvariant", True), at("spec.roles.decode.pools.0.gpu", "H100")),
-        "spec.roles.decode.engine.batchInvariant: is for CPUs so far, and gpu of a pool is not cpu; leave it out, or set engine.device",
+        "spec.roles.decode.engine.batchInvariant: is for CPUs so far, and gpu of a pool is not "
+        "cpu; leave it out, or set engine.device",
         "spec.roles.decode",
     ),
     Wrong(
         at("spec.roles.decode.engine", {"maxSequences": 512}),
-        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), since a step computes",
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), since a "
+        "step computes",
         "spec.roles.decode",
     ),
     Wrong(
         at("spec.engine", {"prefillDelayer": {"maxDelayPasses": 3}}),
-        "spec.roles.decode.engine.prefillDelayer: is for prefill and mixed workers, and this holds for decode; set it in roles.prefill",
+        "spec.roles.decode.engine.prefillDelayer: is for prefill and mixed workers, and this holds "
+        "for decode; set it in roles.prefill",
         "spec.roles.decode",
     ),
     Wrong(
@@ -467,7 +582,8 @@ BAD = [
     ),
     Wrong(
         at("spec.engine", {"speculation": {}}),
-        "spec.roles.prefill.engine.speculation: is for decode and mixed workers, and this holds for prefill; set it in roles.decode",
+        "spec.roles.prefill.engine.speculation: is for decode and mixed workers, and this holds "
+        "for prefill; set it in roles.decode",
         "spec.roles.prefill",
     ),
     Wrong(
@@ -477,17 +593,20 @@ BAD = [
     ),
     Wrong(
         at("spec.roles.decode.engine", {"speculation": {"method": "draft"}}),
-        "spec.roles.decode.engine.speculation.draftModel: is missing, and method: draft needs it; give the folder",
+        "spec.roles.decode.engine.speculation.draftModel: is missing, and method: draft needs it; "
+        "give the folder",
         "spec.roles.decode.engine.speculation",
     ),
     Wrong(
         at("spec.roles.decode.engine", {"speculation": {"draftModel": "/small"}}),
-        "spec.roles.decode.engine.speculation.draftModel: is for method draft, not ngram; leave it out, or set method: draft",
+        "spec.roles.decode.engine.speculation.draftModel: is for method draft, not ngram; leave it "
+        "out, or set method: draft",
         "spec.roles.decode.engine.speculation",
     ),
     Wrong(
         at("spec.roles.decode.engine", {"speculation": {"promptLookupMin": 6}}),
-        "spec.roles.decode.engine.speculation.promptLookupMin: must be at most promptLookupMax (5), not 6; lower the one",
+        "spec.roles.decode.engine.speculation.promptLookupMin: must be at most promptLookupMax "
+        "(5), not 6; lower the one",
         "spec.roles.decode.engine.speculation",
     ),
     Wrong(
@@ -495,23 +614,35 @@ BAD = [
         "spec.engine.dataParallelSize: must be at most 8, not 9; lower it",
         "spec.engine.dataParallelSize",
     ),
-    Wrong(at("spec.engine", None), "spec.engine: is empty; give it a value or remove the key", None),
     Wrong(
-        at("spec.engine", "big"), "spec.engine: must be a section of fields, not 'big'; write `field: value` lines below it", "spec.engine"
+        at("spec.engine", None), "spec.engine: is empty; give it a value or remove the key", None
     ),
-    Wrong(at("spec.engine.maxSequences", 1.5), "spec.engine.maxSequences: must be a whole number, not 1.5", "spec.engine.maxSequences"),
+    Wrong(
+        at("spec.engine", "big"),
+        "spec.engine: must be a section of fields, not 'big'; write `field: value` lines below it",
+        "spec.engine",
+    ),
+    Wrong(
+        at("spec.engine.maxSequences", 1.5),
+        "spec.engine.maxSequences: must be a whole number, not 1.5",
+        "spec.engine.maxSequences",
+    ),
     Wrong(
         at("spec.engine.prefixCaching", "yes"),
-        "spec.engine.prefixCaching: must be true or false, not 'yes'; write true or false without quotes",
+        "spec.engine.prefixCaching: must be true or false, not 'yes'; write true or false without "
+        "quotes",
         "spec.engine.prefixCaching",
     ),
     Wrong(
         at("spec.engine.kvCacheMemory", "512MB"),
-        "spec.engine.kvCacheMemory: '512MB' is not an amount of memory; write bytes, or a number with Ki, Mi, Gi",
+        "spec.engine.kvCacheMemory: '512MB' is not an amount of memory; write bytes, or a number "
+        "with Ki, Mi, Gi",
         "spec.engine.kvCacheMemory",
     ),
     Wrong(
-        at("spec.engine.kvCacheMemory", 0), "spec.engine.kvCacheMemory: must be at least 1, not 0; raise it", "spec.engine.kvCacheMemory"
+        at("spec.engine.kvCacheMemory", 0),
+        "spec.engine.kvCacheMemory: must be at least 1, not 0; raise it",
+        "spec.engine.kvCacheMemory",
     ),
     Wrong(
         at("spec.engine.deviceMemoryShare", 90),
@@ -523,7 +654,11 @@ BAD = [
         "spec.engine.deviceMemoryShare: must be more than 0, not 0; raise it",
         "spec.engine.deviceMemoryShare",
     ),
-    Wrong(at("spec.engine.kvCacheMemory", "0.0Gi"), "spec.engine.kvCacheMemory: must be at least 1, not ", "spec.engine.kvCacheMemory"),
+    Wrong(
+        at("spec.engine.kvCacheMemory", "0.0Gi"),
+        "spec.engine.kvCacheMemory: must be at least 1, not ",
+        "spec.engine.kvCacheMemory",
+    ),
     Wrong(
         at("spec.engine.kvCacheDtype", "auto"),
         "spec.engine.kvCacheDtype: unknown field; did you mean kvCacheMemory?",
@@ -545,16 +680,22 @@ BAD = [
         "spec.qos.admission.maxQueuedTokens: must be at least 0, not -1; raise it",
         "spec.qos.admission.maxQueuedTokens",
     ),
-    Wrong(at("spec.routing.offlod", {}), "spec.routing.offlod: unknown field; did you mean offload?", "spec.routing.offlod"),
+    Wrong(
+        at("spec.routing.offlod", {}),
+        "spec.routing.offlod: unknown field; did you mean offload?",
+        "spec.routing.offlod",
+    ),
     Wrong(
         at("spec.routing.offload.policy", "random"),
-        "spec.routing.offload.policy: must be 'rule', 'measured', 'score', 'islBounding', 'prefillLoad', 'islOrLoad' or 'sloFeedback', "
+        "spec.routing.offload.policy: must be 'rule', 'measured', 'score', 'islBounding', "
+        "'prefillLoad', 'islOrLoad' or 'sloFeedback', "
         "not 'random'",
         "spec.routing.offload.policy",
     ),
     Wrong(
         at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
-        "spec.routing.offload.sloFeedback.minThreshold: must be at most maxThreshold (8), not 9; lower minThreshold or raise maxThreshold",
+        "spec.routing.offload.sloFeedback.minThreshold: must be at most maxThreshold (8), not 9; "
+        "lower minThreshold or raise maxThreshold",
         "spec.routing.offload.sloFeedback.minThreshold",
     ),
     Wrong(
@@ -563,7 +704,11 @@ BAD = [
         "spec.routing.offload.decodeBusyRatio",
     ),
     *(
-        Wrong(at("spec.routing.prefillQueue", content), f"spec.routing.prefillQueue.{message}", f"spec.routing.prefillQueue.{field}")
+        Wrong(
+            at("spec.routing.prefillQueue", content),
+            f"spec.routing.prefillQueue.{message}",
+            f"spec.routing.prefillQueue.{field}",
+        )
         for content, field, message in (
             (
                 {"minWindowMilliseconds": 11},
@@ -571,8 +716,17 @@ BAD = [
                 "minWindowMilliseconds: must be at most maxWindowMilliseconds (10), not 11; "
                 "lower minWindowMilliseconds or raise maxWindowMilliseconds",
             ),
-            ({"minPrompts": 33}, "minPrompts", "minPrompts: must be at most maxPrompts (32), not 33; lower minPrompts or raise maxPrompts"),
-            ({"lengthBuckets": [2, 1]}, "lengthBuckets", "lengthBuckets: must ascend, each once; sort them"),
+            (
+                {"minPrompts": 33},
+                "minPrompts",
+                "minPrompts: must be at most maxPrompts (32), not 33; lower minPrompts or raise "
+                "maxPrompts",
+            ),
+            (
+                {"lengthBuckets": [2, 1]},
+                "lengthBuckets",
+                "lengthBuckets: must ascend, each once; sort them",
+            ),
             (
                 {"latencyClasses": [{"priority": 1, "windowMilliseconds": 1}] * 2},
                 "latencyClasses",
@@ -592,17 +746,20 @@ BAD = [
     ),
     Wrong(
         at("spec.service.cors", {"allowedOrigins": ["https://a.example/"]}),
-        "spec.service.cors.allowedOrigins[0]: 'https://a.example/' is not an origin; write it as a browser sends it, like https://chat.",
+        "spec.service.cors.allowedOrigins[0]: 'https://a.example/' is not an origin; write it as a "
+        "browser sends it, like https://chat.",
         "spec.service.cors.allowedOrigins[0]",
     ),
     Wrong(
         at("spec.service.cors", {"allowedHeaders": ["a b"]}),
-        "spec.service.cors.allowedHeaders[0]: 'a b' is not a header's name; write it like authorization",
+        "spec.service.cors.allowedHeaders[0]: 'a b' is not a header's name; write it like "
+        "authorization",
         "spec.service.cors.allowedHeaders[0]",
     ),
     Wrong(
         at("spec.service.cors", {"allowedOrigins": ["*"], "allowCredentials": True}),
-        "spec.service.cors.allowCredentials: is not for every origin; name them in allowedOrigins in place of *, or leave it out",
+        "spec.service.cors.allowCredentials: is not for every origin; name them in allowedOrigins "
+        "in place of *, or leave it out",
         "spec.service.cors.allowCredentials",
     ),
     Wrong(
@@ -662,22 +819,26 @@ BAD = [
     ),
     Wrong(
         at("spec.qos.tenantDefaults.priority", "urgent"),
-        "spec.qos.tenantDefaults.priority: must be 'high', 'normal' or 'low', not 'urgent'; change it to that",
+        "spec.qos.tenantDefaults.priority: must be 'high', 'normal' or 'low', not 'urgent'; change "
+        "it to that",
         "spec.qos.tenantDefaults.priority",
     ),
     Wrong(
         at("spec.qos.tenants", {"alice": {"priority": "low"}}),
-        "spec.qos.tenants: is for API keys, and no key is asked for; give service.apiKeySecret, or leave qos.tenants out",
+        "spec.qos.tenants: is for API keys, and no key is asked for; give service.apiKeySecret, or "
+        "leave qos.tenants out",
         "spec.qos",
     ),
     Wrong(
         at("spec.qos.estimation.estimator", "oracle"),
-        "spec.qos.estimation.estimator: must be 'ema', 'rwt' or 'loadAware', not 'oracle'; change it to that",
+        "spec.qos.estimation.estimator: must be 'ema', 'rwt' or 'loadAware', not 'oracle'; change "
+        "it to that",
         "spec.qos.estimation.estimator",
     ),
     Wrong(
         at("spec.qos.estimation.rejectUnmeetable", True),
-        "spec.qos.estimation.rejectUnmeetable: needs an estimate of the completion, and estimator ema has none; set estimator to rwt or",
+        "spec.qos.estimation.rejectUnmeetable: needs an estimate of the completion, and estimator "
+        "ema has none; set estimator to rwt or",
         "spec.qos.estimation.rejectUnmeetable",
     ),
     Wrong(
@@ -707,17 +868,20 @@ BAD = [
     ),
     Wrong(
         at("spec.qos.allowClientPriority", "yes"),
-        "spec.qos.allowClientPriority: must be true or false, not 'yes'; write true or false without quotes",
+        "spec.qos.allowClientPriority: must be true or false, not 'yes'; write true or false "
+        "without quotes",
         "spec.qos.allowClientPriority",
     ),
     Wrong(
         at("spec.discovery.etcd.endpoints", ["http://etcd:2379"]),
-        "spec.discovery.etcd.endpoints[0]: 'http://etcd:2379' is not host:port; write it like 127.0.0.1:2379, with a port of 1 to 65535",
+        "spec.discovery.etcd.endpoints[0]: 'http://etcd:2379' is not host:port; write it like "
+        "127.0.0.1:2379, with a port of 1 to 65535",
         "spec.discovery.etcd.endpoints[0]",
     ),
     Wrong(
         at("spec.discovery.etcd.endpoints", ["etcd:65535", "etcd:65536"]),
-        "spec.discovery.etcd.endpoints[1]: 'etcd:65536' is not host:port; write it like 127.0.0.1:2379, with a port of 1 to 65535",
+        "spec.discovery.etcd.endpoints[1]: 'etcd:65536' is not host:port; write it like "
+        "127.0.0.1:2379, with a port of 1 to 65535",
         "spec.discovery.etcd.endpoints[1]",
     ),
     Wrong(
@@ -732,12 +896,14 @@ BAD = [
     ),
     Wrong(
         at("spec.discovery.etcd.tlsSecret", "tls"),
-        "spec.discovery.etcd.tlsSecret: is for endpoints, and none are given; give endpoints, or leave tlsSecret out",
+        "spec.discovery.etcd.tlsSecret: is for endpoints, and none are given; give endpoints, or "
+        "leave tlsSecret out",
         "spec.discovery.etcd.tlsSecret",
     ),
     Wrong(
         at("spec.discovery.etcd", {"endpoints": ["etcd:2379"], "storage": {"size": "1Gi"}}),
-        "spec.discovery.etcd.storage: is for an etcd that is run here, and endpoints are given; leave storage or endpoints out",
+        "spec.discovery.etcd.storage: is for an etcd that is run here, and endpoints are given; "
+        "leave storage or endpoints out",
         "spec.discovery.etcd.storage",
     ),
     Wrong(
@@ -745,7 +911,11 @@ BAD = [
         "spec.discovery.etcd.storage.size: 'big' is not an amount of memory; write bytes, or",
         "spec.discovery.etcd.storage.size",
     ),
-    Wrong(at("spec.service.port", 70000), "spec.service.port: must be at most 65535, not 70000; lower it", "spec.service.port"),
+    Wrong(
+        at("spec.service.port", 70000),
+        "spec.service.port: must be at most 65535, not 70000; lower it",
+        "spec.service.port",
+    ),
     Wrong(
         at("spec.service.type", "ExternalName"),
         "spec.service.type: must be 'ClusterIP', 'NodePort' or 'LoadBalancer', not 'ExternalName'",
@@ -761,7 +931,11 @@ BAD = [
         "spec.service.apiKeySecret: '-keys' is not a name that Kubernetes takes",
         "spec.service.apiKeySecret",
     ),
-    Wrong(at("spec.placement", {}), "spec.placement.domainLabel: is required; add it", "spec.placement.domainLabel"),
+    Wrong(
+        at("spec.placement", {}),
+        "spec.placement.domainLabel: is required; add it",
+        "spec.placement.domainLabel",
+    ),
     Wrong(
         at("spec.rollout.gracePeriodSeconds", 9),
         "spec.rollout.gracePeriodSeconds: must be at least 10, not 9; raise it",
@@ -772,5 +946,9 @@ BAD = [
         "spec.networkPolicy.enabled: must be true or false, not 1; write true or false",
         "spec.networkPolicy.enabled",
     ),
-    Wrong(at("spec.model.name", 7), "spec.model.name: must be text, not 7; put it in quotes", "spec.model.name"),
+    Wrong(
+        at("spec.model.name", 7),
+        "spec.model.name: must be text, not 7; put it in quotes",
+        "spec.model.name",
+    ),
 ]

@@ -35,13 +35,18 @@ def test_only_one_file_imports_private_parts_of_kopf():
 
 @pytest.mark.parametrize(("module", "name"), list(private_imports(HOME)))
 def test_each_of_them_is_where_it_is_imported_from(module: str, name: str):
-    assert hasattr(importlib.import_module(module), name), f"kopf has moved {module}.{name}: change {HOME.name}"
+    assert hasattr(importlib.import_module(module), name), (
+        f"kopf has moved {module}.{name}: change {HOME.name}"
+    )
 
 
 def test_kopf_takes_memories_of_ours_and_asks_them_as_we_answer():
     assert "memories" in inspect.signature(kopf.operator).parameters
     source = inspect.getsource(processing.process_resource_event)
-    assert "await memories.recall(raw_body, noticed_by_listing=raw_type is None, memobase=memobase)" in source
+    assert (
+        "await memories.recall(raw_body, noticed_by_listing=raw_type is None, memobase=memobase)"
+        in source
+    )
 
 
 async def test_kopf_remembers_nothing_of_an_object():

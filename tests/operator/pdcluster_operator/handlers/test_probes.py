@@ -25,7 +25,10 @@ async def test_probes_answer_200_until_something_is_wrong_and_then_say_what(serv
     url, unhealthy, unready = server
     assert [await get(f"{url}/{probe}") for probe in ("healthz", "readyz")] == [(200, "ok\n")] * 2
     unhealthy += ["the watch of Pod is silent", "no resync ended for 900 s"]
-    assert await get(f"{url}/healthz") == (503, "the watch of Pod is silent\nno resync ended for 900 s\n")
+    assert await get(f"{url}/healthz") == (
+        503,
+        "the watch of Pod is silent\nno resync ended for 900 s\n",
+    )
     assert (await get(f"{url}/readyz"))[0] == 200
     unready.append("the cache is being filled")
     assert await get(f"{url}/readyz") == (503, "the cache is being filled\n")

@@ -10,7 +10,12 @@ from kopf._cogs.structs.references import Resource
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER
-from pdcluster_operator.handlers.framework import WatchSettings, make_registry, make_settings, run_watches
+from pdcluster_operator.handlers.framework import (
+    WatchSettings,
+    make_registry,
+    make_settings,
+    run_watches,
+)
 from pdcluster_operator.handlers.watch import Watch, register
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.informer.listing import SELECTOR, WATCHED
@@ -61,9 +66,13 @@ async def test_what_is_nobodys_makes_nothing_due():
     assert told.keys == []
 
 
-def test_only_low_level_async_handlers_are_registered_so_kopf_writes_nothing_to_an_object(registry: kopf.OperatorRegistry):
+def test_only_low_level_async_handlers_are_registered_so_kopf_writes_nothing_to_an_object(
+    registry: kopf.OperatorRegistry,
+):
     handlers = list(registry._watching.get_all_handlers())
-    assert {handler.param for handler in handlers} == {kind.name for kind in (PDCLUSTER, *CHILDREN)} | {"Pod"}
+    assert {handler.param for handler in handlers} == {
+        kind.name for kind in (PDCLUSTER, *CHILDREN)
+    } | {"Pod"}
     assert all(inspect.iscoroutinefunction(handler.fn) for handler in handlers)
     others = (registry._changing, registry._spawning, registry._indexing, registry._webhooks)
     assert [list(each.get_all_handlers()) for each in others] == [[], [], [], []]
@@ -73,9 +82,16 @@ def test_only_low_level_async_handlers_are_registered_so_kopf_writes_nothing_to_
 def test_the_api_server_sends_only_our_objects_and_every_pdcluster(kind):
     group, _, version = kind.api_version.rpartition("/")
     resource = Resource(
-        group=group, version=version, plural=kind.plural, kind=kind.name, preferred=True, verbs=frozenset({"list", "watch"})
+        group=group,
+        version=version,
+        plural=kind.plural,
+        kind=kind.name,
+        preferred=True,
+        verbs=frozenset({"list", "watch"}),
     )
-    assert make_settings(WATCHED).watching.label_selectors.collect(resource) == ([] if kind == PDCLUSTER else [SELECTOR])
+    assert make_settings(WATCHED).watching.label_selectors.collect(resource) == (
+        [] if kind == PDCLUSTER else [SELECTOR]
+    )
 
 
 def test_watches_end_in_time_requests_are_short_and_nothing_is_posted():
@@ -83,9 +99,17 @@ def test_watches_end_in_time_requests_are_short_and_nothing_is_posted():
     watching, networking = settings.watching, settings.networking
     assert 0 < watching.server_timeout < watching.client_timeout <= 300
     assert 60 < watching.inactivity_timeout < 120  # the API server sends a bookmark every minute
-    assert (watching.connect_timeout, networking.connect_timeout, networking.request_timeout) == (5, 5, 30)
+    assert (watching.connect_timeout, networking.connect_timeout, networking.request_timeout) == (
+        5,
+        5,
+        30,
+    )
     assert len(list(networking.error_backoffs)) == 5
-    assert (settings.posting.enabled, settings.peering.standalone, settings.execution.max_workers) == (False, True, 1)
+    assert (
+        settings.posting.enabled,
+        settings.peering.standalone,
+        settings.execution.max_workers,
+    ) == (False, True, 1)
 
 
 class Kopf:
@@ -94,7 +118,9 @@ class Kopf:
     def __init__(self) -> None:
         self.registered: set[str] = set()
 
-    async def operator(self, *, registry: kopf.OperatorRegistry, stop_flag: asyncio.Event, **_: Any) -> None:
+    async def operator(
+        self, *, registry: kopf.OperatorRegistry, stop_flag: asyncio.Event, **_: Any
+    ) -> None:
         self.registered = {str(handler.param) for handler in registry._watching.get_all_handlers()}
         await stop_flag.wait()
 

@@ -1,10 +1,19 @@
-"""The informer cache: newest version wins, deletions are of one object and not of a name, nothing unread is kept."""
+"""The informer cache: newest version wins, deletions are of one object and not of a name, nothing
+unread is kept.
+"""
 
 import pytest
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.schema.labels import GPU
-from pdcluster_operator.informer.cache import MAX_REMEMBERED, REMEMBER_SECONDS, Cache, Name, Version, trim
+from pdcluster_operator.informer.cache import (
+    MAX_REMEMBERED,
+    REMEMBER_SECONDS,
+    Cache,
+    Name,
+    Version,
+    trim,
+)
 from tests.operator import bodies
 from tests.operator.pods import pod_body
 
@@ -37,7 +46,10 @@ def test_versions_are_compared_as_numbers():
 
 def test_a_late_deletion_does_not_take_the_object_that_was_made_since():
     cache = Cache()
-    old, new = bodies.child("Service", "chat", 1, uid="old"), bodies.child("Service", "chat", 2, uid="new")
+    old, new = (
+        bodies.child("Service", "chat", 1, uid="old"),
+        bodies.child("Service", "chat", 2, uid="new"),
+    )
     cache.put("Service", old)
     cache.put("Service", new)
     assert cache.remove("Service", old) is None
@@ -54,7 +66,8 @@ def test_a_late_answer_brings_no_deleted_object_back():
     assert cache.children(KEY) == []
     assert cache.put("Service", bodies.child("Service", "chat", 8, uid="another")) == KEY
     cache.remove("Service", bodies.child("Service", "chat", 8, uid="another"))
-    assert cache.put("Service", bodies.child("Service", "chat", 10)) == KEY  # it had lost its label, and has it again
+    # it had lost its label, and has it again
+    assert cache.put("Service", bodies.child("Service", "chat", 10)) == KEY
     cache.remove("Service", bodies.child("Service", "chat", 11))
     now = REMEMBER_SECONDS + 1
     assert cache.put("Service", service) == KEY  # no answer is that late
@@ -74,7 +87,11 @@ def test_a_bounded_number_of_deletions_is_remembered_and_none_for_long():
 def test_what_nobody_owns_is_not_kept():
     cache = Cache()
     ours = bodies.child("ControllerRevision", "record")
-    of_the_controller = bodies.child("ControllerRevision", "theirs", metadata={"ownerReferences": [{"kind": "StatefulSet", "uid": "x"}]})
+    of_the_controller = bodies.child(
+        "ControllerRevision",
+        "theirs",
+        metadata={"ownerReferences": [{"kind": "StatefulSet", "uid": "x"}]},
+    )
     assert cache.put("ControllerRevision", ours) == KEY
     assert cache.put("ControllerRevision", of_the_controller) is None
     assert cache.put("Pod", pod_body("chat-0")) == KEY  # pods belong by their label
@@ -82,7 +99,9 @@ def test_what_nobody_owns_is_not_kept():
 
 
 @pytest.mark.parametrize("taken_away", [{"labels": {}}, {"ownerReferences": []}])
-def test_a_child_whose_label_or_owner_is_taken_away_is_forgotten_and_its_cluster_told(taken_away: dict[str, object]):
+def test_a_child_whose_label_or_owner_is_taken_away_is_forgotten_and_its_cluster_told(
+    taken_away: dict[str, object],
+):
     cache = Cache()
     cache.put("Service", bodies.child("Service", "chat", 1))
     assert cache.put("Service", bodies.child("Service", "chat", 2, metadata=taken_away)) == KEY
@@ -113,11 +132,25 @@ def test_of_a_pod_its_node_and_its_type_are_kept_and_no_managed_fields():
 
 def test_managed_fields_are_kept_where_drift_is_looked_for_and_dropped_elsewhere():
     fields = {"managedFields": [{"manager": "kubectl"}]}
-    assert "managedFields" in trim("Service", bodies.child("Service", "chat", metadata=fields))["metadata"]
-    assert "managedFields" not in trim("ControllerRevision", bodies.child("ControllerRevision", "r", metadata=fields))["metadata"]
+    assert (
+        "managedFields"
+        in trim("Service", bodies.child("Service", "chat", metadata=fields))["metadata"]
+    )
+    assert (
+        "managedFields"
+        not in trim("ControllerRevision", bodies.child("ControllerRevision", "r", metadata=fields))[
+            "metadata"
+        ]
+    )
 
 
 def test_the_copy_that_kubectl_keeps_in_an_annotation_is_dropped():
     annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mine": "1"}
-    kept = trim("PDCluster", {**bodies.cluster(), "metadata": {**bodies.cluster()["metadata"], "annotations": annotations}})
+    kept = trim(
+        "PDCluster",
+        {
+            **bodies.cluster(),
+            "metadata": {**bodies.cluster()["metadata"], "annotations": annotations},
+        },
+    )
     assert kept["metadata"]["annotations"] == {"mine": "1"}

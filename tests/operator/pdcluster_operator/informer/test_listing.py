@@ -20,7 +20,9 @@ class Api:
         self.error = error
         self.asked: list[tuple[str, str | None, str]] = []
 
-    async def list(self, kind: Kind, namespace: str | None, *, labels: str) -> AsyncIterator[dict[str, Any]]:
+    async def list(
+        self, kind: Kind, namespace: str | None, *, labels: str
+    ) -> AsyncIterator[dict[str, Any]]:
         self.asked.append((kind.name, namespace, labels))
         yield await self.find(kind, namespace, "chat")
 
@@ -41,7 +43,9 @@ async def test_children_are_listed_by_their_label_in_every_namespace():
     ]
 
 
-@pytest.mark.parametrize("error", [ForbiddenError("no"), NotFoundError("no such kind")], ids=["forbidden", "missing"])
+@pytest.mark.parametrize(
+    "error", [ForbiddenError("no"), NotFoundError("no such kind")], ids=["forbidden", "missing"]
+)
 async def test_every_kind_has_to_be_there(error: ClusterError):
     with pytest.raises(type(error)):
         [body async for body in Listing(Api(error)).bodies(SERVICE.name)]

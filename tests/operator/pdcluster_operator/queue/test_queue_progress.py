@@ -1,5 +1,10 @@
 from pdcluster_api.apiserver.body import Key
-from pdcluster_operator.queue.progress import MAX_MISSES, MAX_WAIT_SECONDS, MAX_WORK_SECONDS, Progress
+from pdcluster_operator.queue.progress import (
+    MAX_MISSES,
+    MAX_WAIT_SECONDS,
+    MAX_WORK_SECONDS,
+    Progress,
+)
 from pdcluster_operator.queue.work_queue import WorkQueue
 
 KEY = Key("default", "chat")

@@ -29,9 +29,13 @@ class Recorder:
         self.num_errors += 1
 
 
-def start(recorder: Recorder, num_workers: int, waits_seconds: float = 0.0) -> tuple[QueueRunner, asyncio.Task[None]]:
+def start(
+    recorder: Recorder, num_workers: int, waits_seconds: float = 0.0
+) -> tuple[QueueRunner, asyncio.Task[None]]:
     queue: WorkQueue[Key] = WorkQueue(Backoff(first=0.01, most=0.01))
-    runner = QueueRunner(recorder.work, recorder.on_error, num_workers, queue=queue, waits_seconds=waits_seconds)
+    runner = QueueRunner(
+        recorder.work, recorder.on_error, num_workers, queue=queue, waits_seconds=waits_seconds
+    )
     return runner, asyncio.create_task(runner.run())
 
 

@@ -1,4 +1,6 @@
-"""The resync against a listing that a test writes: what a watch missed is found, an ordinary delay is not."""
+"""The resync against a listing that a test writes: what a watch missed is found, an ordinary delay
+is not.
+"""
 
 import asyncio
 import time
@@ -23,7 +25,9 @@ class WrittenListing:
     kinds = ("PDCluster", "Service")
 
     def __init__(self, *objects: made.Body) -> None:
-        self.objects = {Name(body["kind"], "default", body["metadata"]["name"]): body for body in objects}
+        self.objects = {
+            Name(body["kind"], "default", body["metadata"]["name"]): body for body in objects
+        }
         self.meanwhile: Callable[[], object] = lambda: None
         self.error: Exception | None = None
         self.errors: dict[str, Exception] = {}
@@ -49,7 +53,9 @@ class Run:
     def __init__(self, *objects: made.Body, grace_seconds: float = 0.0) -> None:
         self.listing, self.cache, self.keys = WrittenListing(*objects), Cache(), list[Key]()
         self.progress = Progress(resync_seconds=1000.0, resynced=time.monotonic())
-        self.resync = Resync(self.listing, self.cache, self.keys.append, self.progress, grace_seconds)
+        self.resync = Resync(
+            self.listing, self.cache, self.keys.append, self.progress, grace_seconds
+        )
 
     def problems(self) -> list[str]:
         return self.progress.problems(WorkQueue(), time.monotonic())
@@ -75,7 +81,9 @@ async def test_a_pass_looks_at_every_cluster_again_and_finds_nothing_missed():
 
 
 @pytest.mark.parametrize("change", ["added", "changed", "deleted", "restored"])
-async def test_what_no_watch_told_is_carried_into_the_cache_and_a_silent_watch_is_a_problem(change: str):
+async def test_what_no_watch_told_is_carried_into_the_cache_and_a_silent_watch_is_a_problem(
+    change: str,
+):
     run = Run(CLUSTER) if change == "added" else Run(CLUSTER, SERVICE)
     await run.resync.fill()
     name = Name("Service", "default", "chat")
@@ -86,7 +94,10 @@ async def test_what_no_watch_told_is_carried_into_the_cache_and_a_silent_watch_i
             now = [made.child("Service", "chat", 4 - attempt)]
         else:
             now = [made.child("Service", "chat", 7 + attempt)]
-        run.listing.objects = {Name("PDCluster", "default", "chat"): CLUSTER, **({name: now[0]} if now else {})}
+        run.listing.objects = {
+            Name("PDCluster", "default", "chat"): CLUSTER,
+            **({name: now[0]} if now else {}),
+        }
         await run.resync.once()
         assert run.cache.children(KEY) == now
     assert run.problems() == ["the watch of Service is silent"]
@@ -108,7 +119,9 @@ async def test_an_object_that_was_deleted_meanwhile_does_not_come_back():
     await run.resync.fill()
     new = made.child("Service", "chat", 6)
     run.listing.objects[Name("Service", "default", "chat")] = new
-    run.listing.meanwhile = lambda: run.listing.objects.pop(Name("Service", "default", "chat"), None)
+    run.listing.meanwhile = lambda: run.listing.objects.pop(
+        Name("Service", "default", "chat"), None
+    )
     await run.resync.once()
     assert run.cache.children(KEY) == []
 

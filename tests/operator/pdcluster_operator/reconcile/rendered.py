@@ -20,14 +20,24 @@ SITE = Site("worker:1", "etcd:1", "system")
 
 def cluster(gpu: str = "cpu", **sections: Any) -> PDCluster:
     pools = {"pools": [{"name": "first", "gpu": gpu, "replicas": 1}]}
-    return parse(made.cluster(spec={"model": {"name": "tiny", "path": "/models/tiny"}, "roles": {"mixed": pools}, **sections}))
+    return parse(
+        made.cluster(
+            spec={
+                "model": {"name": "tiny", "path": "/models/tiny"},
+                "roles": {"mixed": pools},
+                **sections,
+            }
+        )
+    )
 
 
 MIXED = WorkloadId(made.NAME, "mixed", "first", revision_of(cluster().spec))
 LABELS = workload_labels(*(MIXED.cluster, MIXED.role, MIXED.pool, MIXED.revision))
 
 
-def pod(ordinal: int = 0, owner: str | None = MIXED.name, kind: str = "StatefulSet", **metadata: Any) -> made.Body:
+def pod(
+    ordinal: int = 0, owner: str | None = MIXED.name, kind: str = "StatefulSet", **metadata: Any
+) -> made.Body:
     """A pod with the labels of the workload."""
     owners = [{"kind": kind, "name": owner, "uid": "uid-of-it", "controller": True}]
     return worker_body(MIXED, ordinal, ownerReferences=owners if owner else [], **metadata)

@@ -57,6 +57,8 @@ def sessions_with(etcd: Etcd) -> Sessions:
 
     def make(key: Key) -> Session:
         requests: Any = etcd
-        return Session(EtcdView(requests, enqueue), PodFaults(events), Autoscaling(key, scaling, enqueue))
+        return Session(
+            EtcdView(requests, enqueue), PodFaults(events), Autoscaling(key, scaling, enqueue)
+        )
 
     return Sessions(make)

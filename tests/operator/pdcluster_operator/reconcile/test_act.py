@@ -1,4 +1,6 @@
-"""Acting on a plan: a reconcile that had nothing to write is not one after which nothing can come."""
+"""Acting on a plan: a reconcile that had nothing to write is not one after which
+nothing can come.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -42,19 +44,34 @@ class EtcdSecret:
         return self.answer
 
 
-async def acted_on(session: Session, secret: EtcdSecret, children: Sequence[dict[str, Any]] = ()) -> Acted:
+async def acted_on(
+    session: Session, secret: EtcdSecret, children: Sequence[dict[str, Any]] = ()
+) -> Acted:
     """Act on a new PDCluster for whose shared objects there is nothing to write."""
-    made = parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": SPEC})
+    made = parse(
+        {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": "chat"},
+            "spec": SPEC,
+        }
+    )
     live = Live(cluster(), children)
     observed = Observed(generation=1, status={}, discovery=DiscoveryState(managed=False))
     unused: Any = None
     etcd: Any = secret
     actor = Actor(unused, Cache(), SITE, etcd, unused, lambda: NOW)
-    return await actor.act(Look(live, made, observed, EtcdTarget.of(made), None), plan_cluster(made, observed, STAMP), session)
+    return await actor.act(
+        Look(live, made, observed, EtcdTarget.of(made), None),
+        plan_cluster(made, observed, STAMP),
+        session,
+    )
 
 
 @pytest.mark.parametrize("answer", [True, None])
-async def test_a_snapshot_that_waits_for_the_etcds_secret_is_tried_again(answer: bool | None, monkeypatch: pytest.MonkeyPatch):
+async def test_a_snapshot_that_waits_for_the_etcds_secret_is_tried_again(
+    answer: bool | None, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(act, "tls_step", lambda *_: TlsStep(requeue_after_seconds=1e6))
     monkeypatch.setattr(act, "diff", lambda *_, **__: [])
     session = sessions_with(Etcd()).of(KEY)
@@ -68,8 +85,14 @@ async def test_a_snapshot_that_waits_for_the_etcds_secret_is_tried_again(answer:
     [("ApplyFailed", "; kube-vip set fields of it, which may exclude ours"), ("Forbidden", "")],
     ids=["refused", "no right"],
 )
-async def test_a_refused_apply_names_the_other_managers_of_the_object(reason: str, names: str, monkeypatch: pytest.MonkeyPatch):
-    rival = {"manager": "kube-vip", "operation": "Update", "fieldsV1": {"f:spec": {"f:sessionAffinity": {}}}}
+async def test_a_refused_apply_names_the_other_managers_of_the_object(
+    reason: str, names: str, monkeypatch: pytest.MonkeyPatch
+):
+    rival = {
+        "manager": "kube-vip",
+        "operation": "Update",
+        "fieldsV1": {"f:spec": {"f:sessionAffinity": {}}},
+    }
     refusals = [Failure(f"Service {name}", reason, "no") for name in ("chat", "chat-workers")]
 
     async def refuse(*_: object) -> list[Failure]:
@@ -78,6 +101,9 @@ async def test_a_refused_apply_names_the_other_managers_of_the_object(reason: st
     monkeypatch.setattr(act, "tls_step", lambda *_: TlsStep(requeue_after_seconds=1e6))
     monkeypatch.setattr(act, "diff", lambda *_, **__: [])
     monkeypatch.setattr(act, "apply", refuse)
-    children = [child("Service", "chat", metadata={"managedFields": [rival]}), child("Service", "chat-workers")]
+    children = [
+        child("Service", "chat", metadata={"managedFields": [rival]}),
+        child("Service", "chat-workers"),
+    ]
     acted = await acted_on(sessions_with(Etcd()).of(KEY), EtcdSecret(True), children)
     assert [failure.message for failure in acted.failures] == [f"no{names}", "no"]

@@ -34,7 +34,8 @@ from tests.worker_pages import WorkerPages
 KEY = Key(NAMESPACE, NAME)
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 DEADLINE_SECONDS = 20.0
-ON = AutoscaleSpec(mode="On").model_copy(update={"interval_seconds": 1})  # less than an object may ask for
+# less than an object may ask for
+ON = AutoscaleSpec(mode="On").model_copy(update={"interval_seconds": 1})
 
 
 def worked_by(autoscale: AutoscaleSpec) -> PDCluster:
@@ -45,7 +46,9 @@ def worked_by(autoscale: AutoscaleSpec) -> PDCluster:
 WORKED = worked_by(ON)
 
 
-def worker(role: str, revision: str, ordinal: int = 0, *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
+def worker(
+    role: str, revision: str, ordinal: int = 0, *, ready: bool = True, **metadata: Any
+) -> dict[str, Any]:
     """A pod of a worker, at loopback."""
     identity = WorkloadId(NAME, role, "cpu", revision)
     conditions = [{"type": "Ready", "status": str(ready)}]
@@ -62,7 +65,9 @@ class Scene:
         self.scraper, self.port = Scraper(clock=lambda: self.clock()), port
         scrapes = ScrapeMetrics(self.registry, self.windows, lambda: self.clock())
         metrics = AutoscaleMetrics(self.registry)
-        self.scaling = Scaling(self.cache, self.scraper, scrapes, metrics, port, lambda: self.clock(), lambda: NOW)
+        self.scaling = Scaling(
+            self.cache, self.scraper, scrapes, metrics, port, lambda: self.clock(), lambda: NOW
+        )
         self.autoscaling = self.of(KEY)
         self.revision = revision_of(WORKED.spec)
         self.cache.put("PDCluster", cluster(spec={}))
@@ -89,7 +94,9 @@ class Scene:
                 await asyncio.sleep(0.01)
 
     def metric(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(name, {"namespace": NAMESPACE, "pdcluster": NAME, **labels})
+        return self.registry.get_sample_value(
+            name, {"namespace": NAMESPACE, "pdcluster": NAME, **labels}
+        )
 
 
 @pytest.fixture
@@ -113,11 +120,16 @@ def follow(scene: Scene, cluster: PDCluster = WORKED) -> Any:
 
 def record(decode: int, *conditions: dict[str, Any]) -> dict[str, Any]:
     """A status with the record of a decision."""
-    sizes = [{"role": "prefill", "pool": "cpu", "replicas": 1}, {"role": "decode", "pool": "cpu", "replicas": decode}]
+    sizes = [
+        {"role": "prefill", "pool": "cpu", "replicas": 1},
+        {"role": "decode", "pool": "cpu", "replicas": decode},
+    ]
     return {"autoscaling": {"mode": "On", "replicas": sizes}, "conditions": list(conditions)}
 
 
-async def test_a_round_that_says_nothing_new_is_done_with(scene: Scene, server: WorkerServer) -> None:
+async def test_a_round_that_says_nothing_new_is_done_with(
+    scene: Scene, server: WorkerServer
+) -> None:
     missing = {"type": "MetricsMissing", "status": "True", "message": "as it was"}
     scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1))
     follow(scene)
@@ -126,18 +138,22 @@ async def test_a_round_that_says_nothing_new_is_done_with(scene: Scene, server: 
     scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))
     scene.due.clear()
     seen = len(server.requests)
-    await scene.until(lambda: len(server.requests) >= seen + 6)  # two whole rounds, and the next has begun
+    # two whole rounds, and the next has begun
+    await scene.until(lambda: len(server.requests) >= seen + 6)
     assert scene.due == []
     assert follow(scene) is None
 
-    for version, status in ((3, {}), (4, record(2, missing))):  # its decision, or its problems, are not what the status says
+    # its decision, or its problems, are not what the status says
+    for version, status in ((3, {}), (4, record(2, missing))):
         scene.cache.put("PDCluster", cluster(version, spec={}, status=status))
         scene.due.clear()
         await scene.until(lambda: scene.due)
     assert follow(scene) is not None
 
 
-async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_once(scene: Scene) -> None:
+async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_once(
+    scene: Scene,
+) -> None:
     scene.put(worker("decode", scene.revision))
     assert follow(scene) is None
     await scene.until(lambda: scene.due)
@@ -149,9 +165,13 @@ async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_onc
     assert follow(scene) is not None
 
 
-async def test_a_round_decides_once_and_no_reconcile_does(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_round_decides_once_and_no_reconcile_does(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outcomes = []
-    monkeypatch.setattr(autoscaling, "decide", lambda *given: outcomes.append(decide(*given)) or outcomes[-1])
+    monkeypatch.setattr(
+        autoscaling, "decide", lambda *given: outcomes.append(decide(*given)) or outcomes[-1]
+    )
     scene.put(worker("decode", scene.revision))
     follow(scene)
     await scene.until(lambda: scene.due)
@@ -162,7 +182,9 @@ async def test_a_round_decides_once_and_no_reconcile_does(scene: Scene, monkeypa
 
 
 @pytest.mark.parametrize("change", ["generation", "workloads", "serving revision"])
-async def test_a_decision_on_another_state_is_not_taken_and_the_next_round_decides(scene: Scene, change: str) -> None:
+async def test_a_decision_on_another_state_is_not_taken_and_the_next_round_decides(
+    scene: Scene, change: str
+) -> None:
     scene.put(worker("decode", scene.revision))
     follow(scene)
     await scene.until(lambda: scene.due)
@@ -172,7 +194,14 @@ async def test_a_decision_on_another_state_is_not_taken_and_the_next_round_decid
     elif change == "workloads":
         marks = {"labels": workload_labels(NAME, "decode", "cpu", "0123abcd")}
         size = {"spec": {"replicas": 1}, "status": {"replicas": 1}}
-        scene.put(child("StatefulSet", WorkloadId(NAME, "decode", "cpu", "0123abcd").name, metadata=marks, **size))
+        scene.put(
+            child(
+                "StatefulSet",
+                WorkloadId(NAME, "decode", "cpu", "0123abcd").name,
+                metadata=marks,
+                **size,
+            )
+        )
     else:
         scene.put(child("Service", NAME, version=9, spec={"selector": {REVISION: "0123abcd"}}))
 
@@ -182,33 +211,68 @@ async def test_a_decision_on_another_state_is_not_taken_and_the_next_round_decid
     assert follow(scene) is not None
 
 
-async def test_ready_workers_of_the_revision_that_serves_are_scraped(scene: Scene, server: WorkerServer) -> None:
+async def test_ready_workers_of_the_revision_that_serves_are_scraped(
+    scene: Scene, server: WorkerServer
+) -> None:
     ending = worker("decode", scene.revision, 2, deletionTimestamp="2026-01-02T03:04:05Z")
-    scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1, ready=False), ending, worker("decode", "0123abcd"))
+    scene.put(
+        worker("decode", scene.revision),
+        worker("decode", scene.revision, 1, ready=False),
+        ending,
+        worker("decode", "0123abcd"),
+    )
     follow(scene)
     await scene.until(lambda: scene.due)
 
     assert len(server.requests) == 1
-    assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") == 1
+    assert (
+        scene.metric(
+            "pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh"
+        )
+        == 1
+    )
 
 
-async def test_a_worker_that_drains_is_scraped_though_it_says_that_it_is_not_ready(scene: Scene, server: WorkerServer) -> None:
+async def test_a_worker_that_drains_is_scraped_though_it_says_that_it_is_not_ready(
+    scene: Scene, server: WorkerServer
+) -> None:
     times = [100.0]
     scene.clock = lambda: times[0]
     drains, unready = (worker("decode", scene.revision, ordinal, ready=False) for ordinal in (2, 1))
     for each in (drains, unready):
-        each["status"]["containerStatuses"] = [{"name": "worker", "started": True, "state": {"running": {}}}]
+        each["status"]["containerStatuses"] = [
+            {"name": "worker", "started": True, "state": {"running": {}}}
+        ]
     identity = WorkloadId(NAME, "decode", "cpu", scene.revision)
     marks = {"labels": workload_labels(NAME, "decode", "cpu", scene.revision)}
     size = {"spec": {"replicas": 3}, "status": {"replicas": 3, "readyReplicas": 1}}
-    scene.put(child("StatefulSet", identity.name, metadata=marks, **size), worker("decode", scene.revision), unready, drains)
-    scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))  # so the third is one too many
+    scene.put(
+        child("StatefulSet", identity.name, metadata=marks, **size),
+        worker("decode", scene.revision),
+        unready,
+        drains,
+    )
+    # so the third is one too many
+    scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))
     follow(scene)
-    await scene.until(lambda: scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") == 2)
+    await scene.until(
+        lambda: (
+            scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") == 2
+        )
+    )
     assert len(server.requests) == 1
     times[0] += 1.0
-    await scene.until(lambda: (scene.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") or 0) >= 3)
-    assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") == 1
+    await scene.until(
+        lambda: (
+            (scene.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") or 0) >= 3
+        )
+    )
+    assert (
+        scene.metric(
+            "pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh"
+        )
+        == 1
+    )
 
 
 async def test_what_is_no_longer_scaled_by_metrics_is_forgotten(scene: Scene) -> None:
@@ -221,7 +285,12 @@ async def test_what_is_no_longer_scaled_by_metrics_is_forgotten(scene: Scene) ->
 
     assert follow(scene) is None
     assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") is None
-    assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") is None
+    assert (
+        scene.metric(
+            "pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh"
+        )
+        is None
+    )
 
 
 async def test_a_shorter_interval_counts_at_once(scene: Scene) -> None:
@@ -231,12 +300,22 @@ async def test_a_shorter_interval_counts_at_once(scene: Scene) -> None:
     await scene.until(lambda: len(scene.due) > 1)
 
 
-async def test_one_cluster_whose_round_fails_takes_no_other_with_it(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_cluster_whose_round_fails_takes_no_other_with_it(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = cluster(version=2)
-    scene.cache.put("PDCluster", {**broken, "metadata": {**broken["metadata"], "name": "broken", "uid": "b"}})
+    scene.cache.put(
+        "PDCluster", {**broken, "metadata": {**broken["metadata"], "name": "broken", "uid": "b"}}
+    )
     service = child("Service", "broken", owner="b")
     scene.put(
-        {**service, "metadata": {**service["metadata"], "labels": {**service["metadata"]["labels"], "pdcluster.io/cluster": "broken"}}}
+        {
+            **service,
+            "metadata": {
+                **service["metadata"],
+                "labels": {**service["metadata"]["labels"], "pdcluster.io/cluster": "broken"},
+            },
+        }
     )
     broken_one = scene.of(Key(NAMESPACE, "broken"))
     broken_one.follow(WORKED, scene.observed())  # its Service has no spec
@@ -248,15 +327,25 @@ async def test_one_cluster_whose_round_fails_takes_no_other_with_it(scene: Scene
     broken_one.stop()
 
 
-async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_seen(scene: Scene) -> None:
+async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_seen(
+    scene: Scene,
+) -> None:
     times = [100.0]
     scene.clock = lambda: times[0]
     stuck = worker("decode", scene.revision, 1, ready=False)
-    stuck["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}]
+    stuck["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+    ]
     identity = WorkloadId(NAME, "decode", "cpu", scene.revision)
     marks = {"labels": workload_labels(NAME, "decode", "cpu", scene.revision)}
     scene.put(
-        child("StatefulSet", identity.name, metadata=marks, spec={"replicas": 2}, status={"replicas": 2, "readyReplicas": 1}),
+        child(
+            "StatefulSet",
+            identity.name,
+            metadata=marks,
+            spec={"replicas": 2},
+            status={"replicas": 2, "readyReplicas": 1},
+        ),
         worker("decode", scene.revision),
         stuck,
     )

@@ -1,17 +1,34 @@
-"""An object that others write as often as its drift is reverted: a failure that names them, only after many times, and until it is over."""
+"""An object that others write as often as its drift is reverted: a failure that names them, only
+after many times, and until it is over.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.kinds import CONFIG_MAP, POD_DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Kind
+from pdcluster_api.apiserver.kinds import (
+    CONFIG_MAP,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+    STATEFUL_SET,
+    Kind,
+)
 from pdcluster_api.plan.observed.state import Failure
-from pdcluster_operator.reconcile.contested import MAX_WRITES, SETTLED_SECONDS, WINDOW_SECONDS, Contested
+from pdcluster_operator.reconcile.contested import (
+    MAX_WRITES,
+    SETTLED_SECONDS,
+    WINDOW_SECONDS,
+    Contested,
+)
 from pdcluster_operator.writes.diff import Action, Verb
 from tests.operator import bodies as made
 
-RIVAL = {"manager": "kube-vip", "operation": "Update", "fieldsV1": {"f:spec": {"f:sessionAffinity": {}}}}
+RIVAL = {
+    "manager": "kube-vip",
+    "operation": "Update",
+    "fieldsV1": {"f:spec": {"f:sessionAffinity": {}}},
+}
 LIVE = [made.child("Service", "chat", metadata={"managedFields": [RIVAL]})]
 
 
@@ -33,11 +50,19 @@ def contested(clock: Clock) -> Contested:
     return Contested(clock=clock)
 
 
-def action(kind: Kind = SERVICE, name: str = "chat", verb: Verb = Verb.APPLY, uid: str | None = None, **spec: Any) -> Action:
+def action(
+    kind: Kind = SERVICE,
+    name: str = "chat",
+    verb: Verb = Verb.APPLY,
+    uid: str | None = None,
+    **spec: Any,
+) -> Action:
     return Action(verb, kind, "default", name, {"spec": spec}, uid=uid or f"uid-of-{name}")
 
 
-def write(contested: Contested, *actions: Action, times: int = MAX_WRITES, refused: Iterable[Failure] = ()) -> None:
+def write(
+    contested: Contested, *actions: Action, times: int = MAX_WRITES, refused: Iterable[Failure] = ()
+) -> None:
     for _ in range(times):
         left, failures = contested.sift(actions, LIVE)
         assert (left, failures) == (list(actions), [])
@@ -56,7 +81,10 @@ def test_after_many_times_it_is_a_failure_that_names_the_other_writer(contested:
     left, (failure,) = contested.sift([action(), action(CONFIG_MAP, "chat-policy")], LIVE)
     assert [str(each) for each in left] == ["ConfigMap chat-policy"]
     assert (failure.object, failure.reason) == ("Service chat", "ApplyFailed")
-    assert failure.message.startswith("kube-vip writes what the operator has to revert (10 times within 300 s); let kube-vip leave")
+    assert failure.message.startswith(
+        "kube-vip writes what the operator has to revert (10 times within 300 s); let kube-vip "
+        "leave"
+    )
 
 
 def test_a_writer_that_nobody_knows_is_another_one(contested: Contested):
@@ -64,7 +92,9 @@ def test_a_writer_that_nobody_knows_is_another_one(contested: Contested):
     assert contested.sift([action()], [])[1][0].message.startswith("another writer writes")
 
 
-def test_while_it_goes_on_it_is_said_all_the_time_and_tried_once_in_a_window(contested: Contested, clock: Clock):
+def test_while_it_goes_on_it_is_said_all_the_time_and_tried_once_in_a_window(
+    contested: Contested, clock: Clock
+):
     write(contested, action())
     tries = 0
     for second in range(1, int(3 * WINDOW_SECONDS)):
@@ -77,7 +107,9 @@ def test_while_it_goes_on_it_is_said_all_the_time_and_tried_once_in_a_window(con
     assert tries == 2
 
 
-def test_it_is_over_when_nothing_has_had_to_be_put_back_for_some_time(contested: Contested, clock: Clock):
+def test_it_is_over_when_nothing_has_had_to_be_put_back_for_some_time(
+    contested: Contested, clock: Clock
+):
     write(contested, action())
     assert one_pass(contested, action()) == ([], ["Service chat"])
     clock.now = WINDOW_SECONDS
@@ -117,7 +149,9 @@ def test_sizes_that_go_up_and_down_are_our_own_plan_and_no_contest(contested: Co
 
 
 @pytest.mark.parametrize("verb", [Verb.CREATE, Verb.REPLACE, Verb.PATCH])
-def test_what_is_deleted_or_replaced_again_and_again_is_fought_over_too(contested: Contested, verb: Verb):
+def test_what_is_deleted_or_replaced_again_and_again_is_fought_over_too(
+    contested: Contested, verb: Verb
+):
     for number in range(MAX_WRITES):  # each time another object
         write(contested, action(verb=verb, uid=f"uid-{number}"), times=1)
     left, (failure,) = contested.sift([action(verb=verb, uid="uid-last")], [])
@@ -129,7 +163,12 @@ def test_what_is_deleted_or_replaced_again_and_again_is_fought_over_too(conteste
 def test_what_is_deleted_or_refused_is_no_contest(contested: Contested):
     for verb in (Verb.DELETE, Verb.REFUSE):
         write(contested, action(verb=verb), times=MAX_WRITES + 1)
-    write(contested, action(), times=MAX_WRITES + 1, refused=[Failure("Service chat", "Forbidden", "no right")])
+    write(
+        contested,
+        action(),
+        times=MAX_WRITES + 1,
+        refused=[Failure("Service chat", "Forbidden", "no right")],
+    )
 
 
 def test_nothing_is_deleted_while_a_service_is_contested(contested: Contested):
@@ -139,5 +178,6 @@ def test_nothing_is_deleted_while_a_service_is_contested(contested: Contested):
     write_service = action()
     for _ in range(MAX_WRITES):
         contested.written([write_service], [])
-    budget = action(POD_DISRUPTION_BUDGET, "old", Verb.DELETE)  # beside a new one it keeps its pods from any eviction
+    # beside a new one it keeps its pods from any eviction
+    budget = action(POD_DISRUPTION_BUDGET, "old", Verb.DELETE)
     assert contested.sift([write_service, deletion, budget], LIVE)[0] == [budget]

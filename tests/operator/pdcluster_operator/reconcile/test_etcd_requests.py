@@ -31,7 +31,9 @@ class WrittenSecret:
         assert (str(kind), namespace, name) == ("Secret", "default", "etcd")
         if isinstance(self.found, Exception):
             raise self.found
-        data = self.found and {key: base64.b64encode(value).decode() for key, value in self.found.items()}
+        data = self.found and {
+            key: base64.b64encode(value).decode() for key, value in self.found.items()
+        }
         return None if data is None else {"metadata": {"name": name}, "data": data}
 
 
@@ -53,10 +55,15 @@ async def test_an_endpoint_that_is_dead_is_named():
     [
         (None, "Secret etcd does not exist"),
         ({"tls.crt": PAIR.certificate}, "ca.crt is not a PEM certificate"),
-        (ForbiddenError("secrets is forbidden"), "Secret etcd cannot be read: secrets is forbidden"),
+        (
+            ForbiddenError("secrets is forbidden"),
+            "Secret etcd cannot be read: secrets is forbidden",
+        ),
     ],
 )
-async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_client_certificate(found: Any, message: str):
+async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_client_certificate(
+    found: Any, message: str
+):
     requests = EtcdRequests(WrittenSecret(found))
     with pytest.raises(EtcdUnreachableError, match=message):
         await requests.registered(target())
@@ -64,20 +71,28 @@ async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_cl
 
 
 @pytest.mark.parametrize(
-    ("more", "has"), [({}, False), ({"tls.crt": PAIR.certificate, "tls.key": PAIR.key}, True)], ids=["without", "with"]
+    ("more", "has"),
+    [({}, False), ({"tls.crt": PAIR.certificate, "tls.key": PAIR.key}, True)],
+    ids=["without", "with"],
 )
-async def test_the_secret_says_whether_workers_show_a_certificate_too(more: dict[str, bytes], has: bool):
+async def test_the_secret_says_whether_workers_show_a_certificate_too(
+    more: dict[str, bytes], has: bool
+):
     requests = EtcdRequests(WrittenSecret({"ca.crt": PAIR.certificate, **more}))
     assert await requests.has_client_certificate(target()) is has
 
 
 class Pods:
-    """A client of an API server that has no pods, and goes away after so many answers; None = it stays."""
+    """A client of an API server that has no pods, and goes away after so many answers; None = it
+    stays.
+    """
 
     def __init__(self, answers: int | None) -> None:
         self.answers = answers
 
-    async def list(self, kind: object, namespace: str, *, fields: str) -> AsyncIterator[dict[str, Any]]:
+    async def list(
+        self, kind: object, namespace: str, *, fields: str
+    ) -> AsyncIterator[dict[str, Any]]:
         if self.answers is not None:
             if not self.answers:
                 raise UnavailableError("the API server is away")
@@ -87,11 +102,21 @@ class Pods:
 
 
 @pytest.mark.parametrize("answers", [0, 1])
-async def test_ghosts_are_not_removed_while_the_api_server_cannot_list(tmp_path: Path, answers: int):
+async def test_ghosts_are_not_removed_while_the_api_server_cannot_list(
+    tmp_path: Path, answers: int
+):
     """Neither those of which it had said so before it went."""
     etcd = EtcdServer(tmp_path)
     etcd.start()
-    record = json.dumps({"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3"})
+    record = json.dumps(
+        {
+            "engine_id": "e1",
+            "state": "ready",
+            "http_address": "h:1",
+            "grpc_address": "h:2",
+            "kv_address": "h:3",
+        }
+    )
     prefix = keys.workers_prefix("default", "chat", "r1")
     records = {keys.worker_key(prefix, "decode", "cpu", pod) for pod in ("ghost-0", "ghost-1")}
     try:

@@ -65,14 +65,31 @@ class Etcd:
         self.targets.append(target)
         await self._answer()
         records = [
-            WorkerRecord(pod, "decode", "cpu", "e", state, {}, device=self.devices.get(pod), disaggregation=self.said.get(pod))
+            WorkerRecord(
+                pod,
+                "decode",
+                "cpu",
+                "e",
+                state,
+                {},
+                device=self.devices.get(pod),
+                disaggregation=self.said.get(pod),
+            )
             for pod, state in self.states.items()
         ]
-        return Registered({record.pod: StoredRecord(record.pod, 1, record) for record in records}, dict(self.commands))
+        return Registered(
+            {record.pod: StoredRecord(record.pod, 1, record) for record in records},
+            dict(self.commands),
+        )
 
-    async def command(self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
+    async def command(
+        self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]
+    ) -> None:
         await self._answer()
-        self.commands = {**{pod: since for pod, since in self.commands.items() if pod not in serve}, **drain}
+        self.commands = {
+            **{pod: since for pod, since in self.commands.items() if pod not in serve},
+            **drain,
+        }
 
     async def remove(self, target: EtcdTarget, records: Iterable[StoredRecord]) -> list[str]:
         await self._answer()
@@ -94,7 +111,13 @@ class World:
 
     def view_of(self, key: Key = KEY, slots: Slots | None = None) -> EtcdView:
         """The view of a cluster's etcd, as a new operator begins with it."""
-        return EtcdView(self.etcd, lambda: self.due.append(key), slots or Slots(), lambda: self.seconds, lambda: self.now)
+        return EtcdView(
+            self.etcd,
+            lambda: self.due.append(key),
+            slots or Slots(),
+            lambda: self.seconds,
+            lambda: self.now,
+        )
 
     def pass_by(self, seconds: float) -> None:
         self.seconds += seconds
@@ -113,7 +136,9 @@ class World:
         await self.view.command(TARGET, names)
 
     async def fresh(self, *names: str) -> WorkerRecords:
-        """Records that a reconcile gets while a worker drains; then the read that it began has ended."""
+        """Records that a reconcile gets while a worker drains; then the read that it began has
+        ended.
+        """
         found = await self.view.fresh(TARGET, with_pods(*names))
         await looked(self.view)
         assert found is not None
@@ -140,7 +165,8 @@ async def world() -> World:
 async def test_what_workers_compute_on_is_told_and_makes_the_cluster_due(world: World):
     world.etcd.states = {"a": "ready", "b": "ready"}
     await world.last("a", "b")
-    world.etcd.devices = {"a": Device("cpu", "Xeon")}  # another life of its engine; b is of an older version
+    # another life of its engine; b is of an older version
+    world.etcd.devices = {"a": Device("cpu", "Xeon")}
     world.due.clear()
     world.pass_by(IDLE_POLL_SECONDS)
     await world.last("a", "b")
@@ -151,7 +177,9 @@ async def test_what_workers_compute_on_is_told_and_makes_the_cluster_due(world: 
     assert found.devices == {"a": Device("cpu", "Xeon")}
 
 
-async def test_the_first_pass_does_not_wait_and_is_made_again_when_the_answer_is_there(world: World):
+async def test_the_first_pass_does_not_wait_and_is_made_again_when_the_answer_is_there(
+    world: World,
+):
     world.etcd.states = {"a": "ready"}
     assert await world.last("a") is None
     assert world.due == [KEY]
@@ -172,8 +200,13 @@ async def test_at_rest_etcd_is_asked_seldom_and_nobody_is_due_when_it_says_the_s
     assert (world.etcd.num_reads, len(world.due)) == (3, 2)
 
 
-async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it_says_something_new(world: World):
-    world.etcd.states, world.etcd.said = {"a": "ready"}, {"a": Disaggregation("tcp", long_prompts=100, remote_ratio=0.9)}
+async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it_says_something_new(
+    world: World,
+):
+    world.etcd.states, world.etcd.said = (
+        {"a": "ready"},
+        {"a": Disaggregation("tcp", long_prompts=100, remote_ratio=0.9)},
+    )
     await world.last("a")
     world.view.follow(TARGET, is_wanted=True)
 
@@ -197,7 +230,9 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
     assert await look() == (4, 2)
 
 
-async def test_an_etcd_that_is_not_up_is_not_asked_and_one_that_failed_less_and_less_often(world: World):
+async def test_an_etcd_that_is_not_up_is_not_asked_and_one_that_failed_less_and_less_often(
+    world: World,
+):
     world.view.follow(TARGET, is_wanted=True)
     world.view.last(TARGET, with_pods("a"), is_up=False)
     world.view.poll()
@@ -245,7 +280,9 @@ async def test_what_came_since_the_last_look_is_not_odd_before_the_next_one(worl
 
 @pytest.mark.parametrize("is_asked", [True, False])
 async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, is_asked: bool):
-    """It came back empty, went away again and came back: workers that serve have had no time to register."""
+    """It came back empty, went away again and came back: workers that serve have had no time to
+    register.
+    """
     world.etcd.states = {"ghost": "ready"}
     await world.fresh("a")
     world.pass_by(5)
@@ -273,7 +310,9 @@ async def test_a_cluster_is_due_when_its_etcd_goes_away_behind_it(world: World):
     assert world.due == [KEY]  # and the pass says when to look again
 
 
-async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(world: World, caplog: pytest.LogCaptureFixture):
+async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(
+    world: World, caplog: pytest.LogCaptureFixture
+):
     caplog.set_level("INFO")
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.last("a")
@@ -296,7 +335,9 @@ async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(w
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-async def test_the_commands_of_a_cluster_that_is_gone_are_taken_back(world: World, caplog: pytest.LogCaptureFixture, *, is_away: bool):
+async def test_the_commands_of_a_cluster_that_is_gone_are_taken_back(
+    world: World, caplog: pytest.LogCaptureFixture, *, is_away: bool
+):
     caplog.set_level("INFO")
     await world.fresh("a", "b")
     await world.view.command(TARGET, {"a", "b"})
@@ -326,8 +367,12 @@ async def test_whoever_drains_is_asked_for_anew_each_time(world: World):
     assert world.etcd.num_reads == 3
 
 
-@pytest.mark.parametrize("error", [EtcdUnreachableError("etcd is away"), UnavailableError("the API server is away")])
-async def test_an_etcd_that_does_not_answer_is_waited_for_once_and_says_when_it_is_back(world: World, error: Exception):
+@pytest.mark.parametrize(
+    "error", [EtcdUnreachableError("etcd is away"), UnavailableError("the API server is away")]
+)
+async def test_an_etcd_that_does_not_answer_is_waited_for_once_and_says_when_it_is_back(
+    world: World, error: Exception
+):
     await world.fresh("a")
     world.etcd.error = error
     for _ in range(3):
@@ -354,7 +399,9 @@ async def test_an_etcd_that_takes_too_long_or_goes_wrong_is_an_error_too(
     world.pass_by(UNREACHABLE_RETRY_SECONDS)
     world.etcd.error = KeyError("unforeseen")
     await world.fresh("a")
-    assert (await world.fresh("a")).error == "etcd at etcd:2379 cannot be asked (KeyError); the operator's log says more"
+    assert (
+        await world.fresh("a")
+    ).error == "etcd at etcd:2379 cannot be asked (KeyError); the operator's log says more"
     assert "etcd not asked" in caplog.text
 
 
@@ -372,7 +419,11 @@ async def test_commands_are_written_once_and_taken_back(world: World):
 
 
 async def test_the_next_operator_learns_since_when_from_the_command_itself(world: World):
-    world.etcd.commands = {"a": START - timedelta(seconds=50), "b": None, "c": START + timedelta(hours=1)}
+    world.etcd.commands = {
+        "a": START - timedelta(seconds=50),
+        "b": None,
+        "c": START + timedelta(hours=1),
+    }
     assert (await world.fresh("a")).asked == {"a": 50.0, "c": 0.0}  # a clock of another went ahead
     await world.drain_only("a")
     assert (await world.fresh("a")).asked == {"a": 50.0 + UNDRAIN_DELAY_SECONDS}
@@ -416,11 +467,16 @@ async def test_a_command_that_etcd_does_not_take_is_written_at_the_next_look(wor
 async def test_a_command_is_taken_back_a_moment_later_for_its_pod_may_be_about_to_end(world: World):
     await world.fresh("a", "b")
     await world.view.command(TARGET, {"a", "b"})
-    for seconds, drain, told in ((0.0, {"b"}, {"a", "b"}), (0.9, {"b"}, {"a", "b"}), (0.2, {"a", "b"}, {"a", "b"})):
+    for seconds, drain, told in (
+        (0.0, {"b"}, {"a", "b"}),
+        (0.9, {"b"}, {"a", "b"}),
+        (0.2, {"a", "b"}, {"a", "b"}),
+    ):
         world.pass_by(seconds)
         await world.view.command(TARGET, drain)
         assert world.etcd.commands.keys() == told
-    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts again
+    # it drained again meanwhile: this counts again
+    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):
         world.pass_by(seconds)
         await world.view.command(TARGET, {"b"})
         assert world.etcd.commands.keys() == told
@@ -443,7 +499,9 @@ async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World)
     assert found.commands == frozenset()
 
 
-async def test_only_records_that_were_read_are_removed_and_an_error_only_logged(world: World, caplog: pytest.LogCaptureFixture):
+async def test_only_records_that_were_read_are_removed_and_an_error_only_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+):
     await world.view.remove(TARGET, ["ghost"])  # nothing is known yet
     world.etcd.states = {"ghost": "ready", "a": "ready"}
     await world.fresh("a")
@@ -504,7 +562,8 @@ async def test_the_first_answer_of_a_given_etcd_is_waited_for_and_then_remembere
     assert (world.etcd.num_reads, world.due) == (1, [KEY])
     found = world.view.last(GIVEN, with_pods("a"), is_up=False)
     assert found is not None
-    assert (found.error, found.again_seconds) == ("refused", None)  # it is polled, and a change enqueues
+    # it is polled, and a change enqueues
+    assert (found.error, found.again_seconds) == ("refused", None)
 
 
 async def test_a_given_etcd_is_as_the_last_read_of_its_records_found_it(world: World):
@@ -517,14 +576,18 @@ async def test_a_given_etcd_is_as_the_last_read_of_its_records_found_it(world: W
     assert world.etcd.num_reads == 2
 
 
-async def test_a_dead_endpoint_keeps_no_reconcile_for_long(world: World, monkeypatch: pytest.MonkeyPatch):
+async def test_a_dead_endpoint_keeps_no_reconcile_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 0.01)
     world.etcd.answers.clear()
     assert await world.view.error(GIVEN) == "etcd at etcd:2379 has not answered yet"
     world.view.stop()
 
 
-async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(world: World, monkeypatch: pytest.MonkeyPatch):
+async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 1000.0)
     slots, num_slow = Slots(), MAX_CONCURRENT_READS + 1
     world.etcd.answers.clear()
@@ -542,7 +605,9 @@ async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(world: Worl
     await asyncio.gather(*waiting)
 
 
-async def test_a_given_etcd_is_read_now_and_then_and_its_cluster_is_enqueued_when_that_changes(world: World):
+async def test_a_given_etcd_is_read_now_and_then_and_its_cluster_is_enqueued_when_that_changes(
+    world: World,
+):
     async def poll() -> tuple[int, int]:
         world.pass_by(GIVEN_POLL_SECONDS)
         world.view.poll()

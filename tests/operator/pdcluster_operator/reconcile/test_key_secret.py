@@ -1,4 +1,6 @@
-"""Report on a Secret with API keys; that it comes and goes on an API server is in tests/apiserver."""
+"""Report on a Secret with API keys; that it comes and goes on an API server is in
+tests/apiserver.
+"""
 
 import base64
 
@@ -25,10 +27,18 @@ class OneSecret:
 
 
 def holding(*keys: str) -> Body:
-    return {"metadata": {}, "data": {f"key-{number}": base64.b64encode(key.encode()).decode() for number, key in enumerate(keys)}}
+    return {
+        "metadata": {},
+        "data": {
+            f"key-{number}": base64.b64encode(key.encode()).decode()
+            for number, key in enumerate(keys)
+        },
+    }
 
 
-async def fault(found: Body | Exception | None, name: str | None = "keys") -> tuple[str, str] | None:
+async def fault(
+    found: Body | Exception | None, name: str | None = "keys"
+) -> tuple[str, str] | None:
     return await KeySecret(OneSecret(found)).fault("default", name)
 
 
@@ -46,9 +56,17 @@ async def test_no_secret_is_read_where_no_key_is_asked_for():
     [
         (None, REFUSED, "does not exist: make it with a key in each of its values"),
         ({"metadata": {}}, REFUSED, "holds no key"),
-        (holding("", " \n"), REFUSED, "holds no key: give it one word of printable ASCII in each of its values"),
+        (
+            holding("", " \n"),
+            REFUSED,
+            "holds no key: give it one word of printable ASCII in each of its values",
+        ),
         (holding("two words", "sch\u00fcssel", "a\nb"), REFUSED, "holds no key"),
-        ({"metadata": {}, "data": {".hidden": base64.b64encode(b"sk-alice").decode()}}, REFUSED, "holds no key"),
+        (
+            {"metadata": {}, "data": {".hidden": base64.b64encode(b"sk-alice").decode()}},
+            REFUSED,
+            "holds no key",
+        ),
         (
             ForbiddenError("no right to get secrets", code=403),
             FORBIDDEN,
@@ -57,7 +75,9 @@ async def test_no_secret_is_read_where_no_key_is_asked_for():
         (RefusedError("no", code=400), APPLY_FAILED, "cannot be read: no"),
     ],
 )
-async def test_what_is_wrong_is_said_with_the_secrets_name(found: Body | Exception | None, reason: str, says: str):
+async def test_what_is_wrong_is_said_with_the_secrets_name(
+    found: Body | Exception | None, reason: str, says: str
+):
     said = await fault(found)
     assert said is not None
     assert said[0] == reason

@@ -1,4 +1,6 @@
-"""Reason why a StatefulSet gets no pods: asked only after a time of shortage, and reported without the pod's name."""
+"""Reason why a StatefulSet gets no pods: asked only after a time of shortage, and reported without
+the pod's name.
+"""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -21,7 +23,8 @@ from pdcluster_operator.reconcile.pod_faults import (
 from tests.operator import bodies as made
 
 QUOTA = (
-    'create Pod chat-0 in StatefulSet chat failed error: pods "chat-0" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2'
+    'create Pod chat-0 in StatefulSet chat failed error: pods "chat-0" is forbidden: exceeded '
+    "quota: few, requested: pods=1, used: pods=2"
 )
 
 
@@ -31,21 +34,37 @@ class WrittenEvents:
     def __init__(self, *events: dict[str, Any]) -> None:
         self.events, self.num_lists = events, 0
 
-    async def list(self, kind: object, namespace: str, *, fields: str) -> AsyncIterator[dict[str, Any]]:
-        assert (namespace, fields) == ("default", "involvedObject.kind=StatefulSet,reason=FailedCreate")
+    async def list(
+        self, kind: object, namespace: str, *, fields: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        assert (namespace, fields) == (
+            "default",
+            "involvedObject.kind=StatefulSet,reason=FailedCreate",
+        )
         self.num_lists += 1
         for event in self.events:
             yield event
 
 
 def live(current: int, desired: int = 2, name: str = "chat-decode", **metadata: Any) -> Live:
-    stateful_set = made.child("StatefulSet", name, metadata=metadata, spec={"replicas": desired}, status={"replicas": current})
+    stateful_set = made.child(
+        "StatefulSet",
+        name,
+        metadata=metadata,
+        spec={"replicas": desired},
+        status={"replicas": current},
+    )
     return Live(made.cluster(), [stateful_set])
 
 
 def at(second: int, message: str, name: str = "chat-decode") -> dict[str, Any]:
     when = f"2026-01-01T00:00:{second:02}Z"
-    return {"metadata": {}, "involvedObject": {"name": name, "uid": f"uid-of-{name}"}, "lastTimestamp": when, "message": message}
+    return {
+        "metadata": {},
+        "involvedObject": {"name": name, "uid": f"uid-of-{name}"},
+        "lastTimestamp": when,
+        "message": message,
+    }
 
 
 class RefusedEvents(WrittenEvents):
@@ -55,7 +74,9 @@ class RefusedEvents(WrittenEvents):
         super().__init__()
         self.error = error
 
-    async def list(self, kind: object, namespace: str, *, fields: str) -> AsyncIterator[dict[str, Any]]:
+    async def list(
+        self, kind: object, namespace: str, *, fields: str
+    ) -> AsyncIterator[dict[str, Any]]:
         raise self.error
         yield {}
 
@@ -68,12 +89,17 @@ async def test_a_set_that_has_its_pods_is_not_asked_about():
 
 async def test_a_set_that_is_being_deleted_is_not_short_of_pods():
     client = WrittenEvents(at(9, QUOTA))
-    assert await PodFaults(FailedCreates(client)).of(live(0, deletionTimestamp="2026-01-01T00:00:00Z")) == ({}, None)
+    assert await PodFaults(FailedCreates(client)).of(
+        live(0, deletionTimestamp="2026-01-01T00:00:00Z")
+    ) == ({}, None)
     assert client.num_lists == 0
 
 
 async def test_a_set_is_asked_about_only_when_it_stays_short_and_the_newest_event_counts():
-    client, now = WrittenEvents(at(1, "failed error: old"), at(9, QUOTA), at(5, "failed error: older")), 100.0
+    client, now = (
+        WrittenEvents(at(1, "failed error: old"), at(9, QUOTA), at(5, "failed error: older")),
+        100.0,
+    )
     faults = PodFaults(FailedCreates(client, clock=lambda: now), clock=lambda: now)
     assert await faults.of(live(0)) == ({}, SHORTAGE_GRACE_SECONDS)
     assert client.num_lists == 0
@@ -88,8 +114,14 @@ async def test_a_set_is_asked_about_only_when_it_stays_short_and_the_newest_even
 async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do_not_count():
     since = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
     now = since
-    client = WrittenEvents({**at(0, QUOTA), "involvedObject": {"name": "chat-decode", "uid": "uid-of-one-before"}})
-    faults = PodFaults(FailedCreates(client, clock=lambda: now), clock=lambda: now, now=lambda: datetime.fromtimestamp(now, UTC))
+    client = WrittenEvents(
+        {**at(0, QUOTA), "involvedObject": {"name": "chat-decode", "uid": "uid-of-one-before"}}
+    )
+    faults = PodFaults(
+        FailedCreates(client, clock=lambda: now),
+        clock=lambda: now,
+        now=lambda: datetime.fromtimestamp(now, UTC),
+    )
     await faults.of(live(0))
     now += SHORTAGE_GRACE_SECONDS
     assert (await faults.of(live(0)))[0] == {}
@@ -108,7 +140,10 @@ async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do
 async def test_events_that_may_not_be_read_are_said_and_stop_nothing():
     now = 0.0
     faults = PodFaults(
-        FailedCreates(RefusedEvents(ForbiddenError("User x cannot list resource events")), clock=lambda: now), clock=lambda: now
+        FailedCreates(
+            RefusedEvents(ForbiddenError("User x cannot list resource events")), clock=lambda: now
+        ),
+        clock=lambda: now,
     )
     await faults.of(live(0))
     now += SHORTAGE_GRACE_SECONDS
@@ -120,7 +155,9 @@ async def test_events_that_may_not_be_read_are_said_and_stop_nothing():
 
 async def test_a_server_that_is_away_is_for_another_pass():
     now = 0.0
-    faults = PodFaults(FailedCreates(RefusedEvents(UnavailableError("away")), clock=lambda: now), clock=lambda: now)
+    faults = PodFaults(
+        FailedCreates(RefusedEvents(UnavailableError("away")), clock=lambda: now), clock=lambda: now
+    )
     await faults.of(live(0))
     now += SHORTAGE_GRACE_SECONDS
     with pytest.raises(UnavailableError):
@@ -152,7 +189,10 @@ async def test_all_sets_of_a_namespace_share_what_was_read_for_some_seconds():
     await faults.of(both)
     now += SHORTAGE_GRACE_SECONDS
     found, _ = await faults.of(both)
-    assert {name: message for name, (_, message) in found.items()} == {"chat-decode": "one", "chat-prefill": "two"}
+    assert {name: message for name, (_, message) in found.items()} == {
+        "chat-decode": "one",
+        "chat-prefill": "two",
+    }
     assert (await faults.of(both))[0] == found
     assert client.num_lists == 1
     client.events, now = (at(9, "three"),), now + EVENTS_KEPT_SECONDS
@@ -176,13 +216,22 @@ async def test_what_stays_short_is_looked_at_ever_more_seldom_up_to_a_bound():
 @pytest.mark.parametrize(
     ("message", "fault"),
     [
-        (QUOTA, ("QuotaExceeded", "a pod is forbidden: exceeded quota: few, requested: pods=1, used: pods=2")),
         (
-            'create Pod c-1 in StatefulSet c failed error: admission webhook "x" denied the request',
+            QUOTA,
+            (
+                "QuotaExceeded",
+                "a pod is forbidden: exceeded quota: few, requested: pods=1, used: pods=2",
+            ),
+        ),
+        (
+            'create Pod c-1 in StatefulSet c failed error: admission webhook "x" denied the '
+            "request",
             ("PodsRefused", 'admission webhook "x" denied the request'),
         ),
         ("something unforeseen", ("PodsRefused", "something unforeseen")),
     ],
 )
-def test_the_message_says_what_is_wrong_and_not_which_pod_was_tried(message: str, fault: tuple[str, str]):
+def test_the_message_says_what_is_wrong_and_not_which_pod_was_tried(
+    message: str, fault: tuple[str, str]
+):
     assert fault_of(message) == fault

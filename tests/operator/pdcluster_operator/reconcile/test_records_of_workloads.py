@@ -1,4 +1,6 @@
-"""Records: found ones are kept, lost ones are made from what runs, new ones take the image of their siblings."""
+"""Records: found ones are kept, lost ones are made from what runs, new ones take the image of their
+siblings.
+"""
 
 import json
 from typing import Any
@@ -15,7 +17,10 @@ from tests.operator import bodies as made
 
 OWNER = Owner(made.NAME, made.NAMESPACE, made.UID)
 POOL = {"pools": [{"name": "cpu", "replicas": 1}]}
-SPEC = {"model": {"name": "tiny", "path": "/models/tiny"}, "roles": {"prefill": POOL, "decode": POOL}}
+SPEC = {
+    "model": {"name": "tiny", "path": "/models/tiny"},
+    "roles": {"prefill": POOL, "decode": POOL},
+}
 
 
 def cluster(**changes: Any) -> PDCluster:
@@ -26,9 +31,13 @@ def workload(role: str, revision: str | None = None) -> WorkloadId:
     return WorkloadId(made.NAME, role, "cpu", revision or revision_of(cluster().spec))
 
 
-def records(*children: made.Body, spec: PDCluster | None = None, has_client_certificate: bool | None = False) -> Records:
+def records(
+    *children: made.Body, spec: PDCluster | None = None, has_client_certificate: bool | None = False
+) -> Records:
     bodies = [json.loads(json.dumps(child)) for child in children]
-    return Records(spec or cluster(), Live(made.cluster(), bodies), OWNER, "default:2", has_client_certificate)
+    return Records(
+        spec or cluster(), Live(made.cluster(), bodies), OWNER, "default:2", has_client_certificate
+    )
 
 
 def test_a_found_record_is_kept_as_it_is():
@@ -40,8 +49,16 @@ def test_a_new_record_takes_the_image_of_the_spec_else_of_its_siblings_else_the_
     sibling = render_record(cluster(), workload("prefill"), OWNER, "first:1")
     named = cluster(image={"name": "named:3"})
     of_named = workload("decode", revision_of(named.spec))
-    found = [records().of(workload("decode")), records(sibling).of(workload("decode")), records(sibling, spec=named).of(of_named)]
-    assert [record and image_of_record(record) for record in found] == ["default:2", "first:1", "named:3"]
+    found = [
+        records().of(workload("decode")),
+        records(sibling).of(workload("decode")),
+        records(sibling, spec=named).of(of_named),
+    ]
+    assert [record and image_of_record(record) for record in found] == [
+        "default:2",
+        "first:1",
+        "named:3",
+    ]
 
 
 def test_a_sibling_of_another_revision_says_nothing_of_the_image():
@@ -55,13 +72,18 @@ def test_a_sibling_of_another_revision_says_nothing_of_the_image():
 def test_a_lost_record_is_made_from_what_runs_and_makes_the_same_again():
     first = render_record(cluster(), workload("decode"), OWNER, "first:1")
     running = render_workload(first, 3, OWNER)
-    for role_revision in (None, "0ddba110"):  # of an old revision too, which the spec knows nothing of any more
+    # of an old revision too, which the spec knows nothing of any more
+    for role_revision in (None, "0ddba110"):
         identity = workload("decode", role_revision)
-        named = [{**body, "metadata": {**body["metadata"], "name": identity.name}} for body in running]
+        named = [
+            {**body, "metadata": {**body["metadata"], "name": identity.name}} for body in running
+        ]
         record = records(*named).of(identity)
         assert record is not None
         assert image_of_record(record) == "first:1"
-        assert [body["metadata"]["name"] for body in render_workload(record, 3, OWNER)] == [identity.name] * 2
+        assert [body["metadata"]["name"] for body in render_workload(record, 3, OWNER)] == [
+            identity.name
+        ] * 2
         assert [body.get("spec") or body["data"] for body in render_workload(record, 3, OWNER)] == [
             body.get("spec") or body["data"] for body in running
         ]
@@ -91,13 +113,16 @@ OTHER_GPU = {"prefill": POOL, "decode": {"pools": [{"name": "cpu", "gpu": "B200"
 def test_a_pool_that_came_back_with_another_gpu_makes_the_old_record_outdated():
     old = render_record(cluster(), workload("decode"), OWNER, "first:1")
     again = cluster(roles=OTHER_GPU)
-    assert revision_of(again.spec) == workload("decode").revision  # which pools there are is no part of it
+    # which pools there are is no part of it
+    assert revision_of(again.spec) == workload("decode").revision
     assert records(old).outdated() == frozenset()
     assert records(old, spec=again).outdated() == {workload("decode")}
 
 
 def test_a_workload_that_lost_its_record_is_known_by_its_engine_file():
-    running = render_workload(render_record(cluster(), workload("decode"), OWNER, "first:1"), 1, OWNER)
+    running = render_workload(
+        render_record(cluster(), workload("decode"), OWNER, "first:1"), 1, OWNER
+    )
     assert records(*running).outdated() == frozenset()
     assert records(*running, spec=cluster(roles=OTHER_GPU)).outdated() == {workload("decode")}
     unreadable = {**running[1], "data": {"engine.yaml": "a: ["}}
@@ -111,7 +136,9 @@ def test_another_definition_of_a_pools_own_accelerator_makes_its_record_outdated
     first = cluster(roles=OF_ONES_OWN, accelerators={"X1": {"resource": "x.io/gpu"}})
     old = render_record(first, workload("decode"), OWNER, "first:1")
     for unrelated in ({}, {"X2": {"resource": "x.io/two"}}, {"B200": {"nodeLabels": {"a": "b"}}}):
-        again = cluster(roles=OF_ONES_OWN, accelerators={"X1": {"resource": "x.io/gpu"}, **unrelated})
+        again = cluster(
+            roles=OF_ONES_OWN, accelerators={"X1": {"resource": "x.io/gpu"}, **unrelated}
+        )
         assert records(old, spec=again).outdated() == frozenset()
     for other in ({"resource": "x.io/other"}, {"resource": "x.io/gpu", "nodeLabels": {"a": "b"}}):
         again = cluster(roles=OF_ONES_OWN, accelerators={"X1": other})
@@ -123,12 +150,22 @@ def test_a_definition_over_the_table_of_accelerators_counts_as_another():
     known = cluster(roles=OTHER_GPU)
     old = render_record(known, workload("decode"), OWNER, "first:1")
     over = cluster(roles=OTHER_GPU, accelerators={"B200": {"resource": "x.io/gpu"}})
-    assert (records(old, spec=known).outdated(), records(old, spec=over).outdated()) == (frozenset(), {workload("decode")})
+    assert (records(old, spec=known).outdated(), records(old, spec=over).outdated()) == (
+        frozenset(),
+        {workload("decode")},
+    )
 
 
 def test_size_and_bounds_of_a_pool_make_no_record_outdated():
     old = render_record(cluster(), workload("decode"), OWNER, "first:1")
-    bigger = cluster(roles={"prefill": POOL, "decode": {"pools": [{"name": "cpu", "replicas": 5, "minReplicas": 1, "maxReplicas": 9}]}})
+    bigger = cluster(
+        roles={
+            "prefill": POOL,
+            "decode": {
+                "pools": [{"name": "cpu", "replicas": 5, "minReplicas": 1, "maxReplicas": 9}]
+            },
+        }
+    )
     assert records(old, spec=bigger).outdated() == frozenset()
 
 

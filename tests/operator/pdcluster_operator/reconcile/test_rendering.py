@@ -17,7 +17,14 @@ from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_l
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.writes.diff import diff
 from tests.operator import bodies as made
-from tests.operator.pdcluster_operator.reconcile.rendered import MIXED, OWNER, SITE, cluster, live, pod
+from tests.operator.pdcluster_operator.reconcile.rendered import (
+    MIXED,
+    OWNER,
+    SITE,
+    cluster,
+    live,
+    pod,
+)
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -31,7 +38,11 @@ def kinds(spec: PDCluster, found: Live) -> list[str]:
     """Kinds wanted under the workload's name."""
     records = Records(spec, found, OWNER, "worker:1", has_client_certificate=False)
     rendering = Rendering(spec, OWNER, SITE, records, frozenset(still_ending(found, NOW)))
-    return [manifest["kind"] for manifest in rendering.manifests(PLAN) if manifest["metadata"]["name"] == MIXED.name]
+    return [
+        manifest["kind"]
+        for manifest in rendering.manifests(PLAN)
+        if manifest["metadata"]["name"] == MIXED.name
+    ]
 
 
 def old(gpu: str = "cpu") -> list[made.Body]:
@@ -54,7 +65,11 @@ def test_its_successor_waits_for_its_pods():
 def test_a_deleted_stateful_set_comes_back_from_its_snapshot_when_its_pods_are_gone():
     record, _, engine = old()
     assert kinds(cluster(), live(record, engine, POD)) == ["ControllerRevision", "ConfigMap"]
-    assert kinds(cluster(), live(record, engine)) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
+    assert kinds(cluster(), live(record, engine)) == [
+        "ControllerRevision",
+        "StatefulSet",
+        "ConfigMap",
+    ]
 
 
 @pytest.mark.parametrize("left", [POD, ORPHAN], ids=["its own", "orphaned"])
@@ -68,7 +83,10 @@ def should_be_gone(seconds: float) -> str:
 
 
 def test_pods_of_a_lost_node_hold_back_no_longer_than_their_grace_period():
-    ending, stuck = pod(1, deletionTimestamp=should_be_gone(60)), pod(0, deletionTimestamp=should_be_gone(-LATE_SECONDS))
+    ending, stuck = (
+        pod(1, deletionTimestamp=should_be_gone(60)),
+        pod(0, deletionTimestamp=should_be_gone(-LATE_SECONDS)),
+    )
     assert still_ending(live(ending, stuck), NOW) == {MIXED: 60 + LATE_SECONDS}
     assert kinds(cluster(), live(ending, stuck)) == ["ControllerRevision", "ConfigMap"]
     assert still_ending(live(stuck), NOW) == {}
@@ -76,7 +94,9 @@ def test_pods_of_a_lost_node_hold_back_no_longer_than_their_grace_period():
     assert still_ending(live(ending, pod(2)), NOW) == {MIXED: None}  # that one was not deleted yet
 
 
-@pytest.mark.parametrize("stray", [ORPHAN, pod(owner=MIXED.name, kind="Job"), pod(owner="of-another-owner")])
+@pytest.mark.parametrize(
+    "stray", [ORPHAN, pod(owner=MIXED.name, kind="Job"), pod(owner="of-another-owner")]
+)
 def test_a_pod_that_only_has_our_labels_counts_for_nothing(stray: made.Body):
     seen = observe(live(stray), discovery=DiscoveryState(managed=True), faults={})
     assert (list(seen.workloads), still_ending(live(stray), NOW)) == ([], {})
@@ -92,7 +112,18 @@ def test_a_workload_that_runs_and_cannot_be_made_again_is_left_alone_and_said():
     assert stranded(stateful_set) == [MIXED]
     assert stranded(stateful_set, record) == stranded(stateful_set, engine) == []
     assert stranded() == []  # it does not run: it is made when the etcd's Secret is there
-    assert stranded({**stateful_set, "metadata": {**stateful_set["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}) == []
+    assert (
+        stranded(
+            {
+                **stateful_set,
+                "metadata": {
+                    **stateful_set["metadata"],
+                    "deletionTimestamp": "2026-01-01T00:00:00Z",
+                },
+            }
+        )
+        == []
+    )
     said = record_lost(MIXED, cluster())
     assert (said.object, said.reason) == (f"StatefulSet {MIXED.name}", "ApplyFailed")
 
@@ -108,7 +139,9 @@ def named(workload: WorkloadId, body: made.Body) -> made.Body:
 
 def test_a_pool_that_is_no_longer_declared_and_has_lost_everything_is_left_alone():
     _, stateful_set, _ = old()
-    plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0})
+    plan = replace(
+        PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0}
+    )
     assert stranded(named(LEAVING, stateful_set), plan=plan) == [LEAVING]
 
 
@@ -118,13 +151,19 @@ def test_a_pool_that_is_no_longer_declared_and_has_lost_everything_is_left_alone
         (OLDER, "let the roll out end, or change a setting, so that others take its place"),
         (LEAVING, "it goes when all declared pools of its role are ready"),
         (replace(LEAVING, role="decode"), "it goes when all declared pools of its role are ready"),
-        (MIXED, "make sure that Secret of-etcd of discovery.etcd.tlsSecret exists and that the operator may read it"),
+        (
+            MIXED,
+            "make sure that Secret of-etcd of discovery.etcd.tlsSecret exists and that the "
+            "operator may read it",
+        ),
     ],
 )
 def test_what_is_said_of_a_lost_record_helps_in_its_case(workload: WorkloadId, fix: str):
     etcd = {"etcd": {"endpoints": ["etcd:2379"], "tlsSecret": "of-etcd"}}
     spec = cluster(discovery=etcd)
-    of_its_revision = workload if workload is OLDER else replace(workload, revision=revision_of(spec.spec))
+    of_its_revision = (
+        workload if workload is OLDER else replace(workload, revision=revision_of(spec.spec))
+    )
     assert record_lost(of_its_revision, spec).message.endswith(f"no new pod of it can start; {fix}")
 
 
@@ -132,9 +171,15 @@ def test_a_pool_that_only_stays_for_now_keeps_its_disruption_budget():
     record, stateful_set, engine = (named(LEAVING, body) for body in old())
     found = live(record, stateful_set, engine)
     records = Records(cluster(), found, OWNER, "worker:1", has_client_certificate=False)
-    plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0})
+    plan = replace(
+        PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0}
+    )
     made_of = Rendering(cluster(), OWNER, SITE, records).manifests(plan)
-    budgets = [manifest["metadata"]["name"] for manifest in made_of if manifest["kind"] == "PodDisruptionBudget"]
+    budgets = [
+        manifest["metadata"]["name"]
+        for manifest in made_of
+        if manifest["kind"] == "PodDisruptionBudget"
+    ]
     assert budgets == [MIXED.name, LEAVING.name]
 
 
@@ -142,7 +187,10 @@ def test_what_is_left_alone_is_not_deleted():
     _, stateful_set, engine = old()
     bodies = live(stateful_set, engine).children
     found = [{**body, "metadata": {**body["metadata"], "uid": "some"}} for body in bodies]
-    assert [str(action) for action in diff(made.UID, [], found)] == [f"StatefulSet {MIXED.name}", f"ConfigMap {MIXED.name}"]
+    assert [str(action) for action in diff(made.UID, [], found)] == [
+        f"StatefulSet {MIXED.name}",
+        f"ConfigMap {MIXED.name}",
+    ]
     assert diff(made.UID, [], found, leave=objects_of(MIXED)) == []
 
 
@@ -156,4 +204,7 @@ def test_what_is_outdated_counts_as_gone():
     seen = observe(found, discovery=DiscoveryState(managed=True), faults={}, outdated={MIXED})
     assert [state.gone for state in seen.workloads] == [True]
     assert list(seen.records) == []
-    assert [state.gone for state in observe(found, discovery=DiscoveryState(managed=True), faults={}).workloads] == [False]
+    assert [
+        state.gone
+        for state in observe(found, discovery=DiscoveryState(managed=True), faults={}).workloads
+    ] == [False]

@@ -1,4 +1,6 @@
-"""The session of a PDCluster: one for each, gone as a whole, and no task of it outlives the operator's loop."""
+"""The session of a PDCluster: one for each, gone as a whole, and no task of it outlives the
+operator's loop.
+"""
 
 import asyncio
 from typing import Any, cast

@@ -1,4 +1,6 @@
-"""Reconciles that need not compare the children again: only those with the very inputs that asked for no write."""
+"""Reconciles that need not compare the children again: only those with the very inputs that asked
+for no write.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -46,7 +48,9 @@ def test_they_are_compared_again_after_a_resync_at_the_latest(due: float | None)
 
 def test_a_status_and_its_events_are_written_apart():
     found = settled(inputs(), NOW, 60.0)
-    assert found.holds(inputs(plan_of(status={"observedGeneration": 9}, requeue_after_seconds=3.0)), NOW)
+    assert found.holds(
+        inputs(plan_of(status={"observedGeneration": 9}, requeue_after_seconds=3.0)), NOW
+    )
 
 
 @pytest.mark.parametrize(

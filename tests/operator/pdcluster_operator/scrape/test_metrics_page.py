@@ -1,4 +1,6 @@
-"""A page of Prometheus' text format to numbers; whatever is wrong in a wanted one refuses the page."""
+"""A page of Prometheus' text format to numbers; whatever is wrong in a wanted one
+refuses the page.
+"""
 
 import dataclasses
 import math
@@ -30,7 +32,12 @@ REQUIRED = (
 
 def busy_page() -> bytes:
     worker = WorkerPages()
-    worker.set(num_requests_running=3, num_requests_waiting=5, prefill_queue_requests=4, prefill_queue_tokens=512)
+    worker.set(
+        num_requests_running=3,
+        num_requests_waiting=5,
+        prefill_queue_requests=4,
+        prefill_queue_tokens=512,
+    )
     worker.set(kv_cache_usage_ratio=0.25, engine_busy_ratio=0.75)
     worker.serve(requests=4)
     return worker.text()
@@ -74,7 +81,9 @@ def test_page_needs_no_time_of_creation():
 
 @pytest.mark.parametrize("name", REQUIRED)
 def test_page_that_lacks_a_metric_is_refused(name: str):
-    page = b"".join(line for line in PAGE.splitlines(keepends=True) if not line.startswith(f"{name} ".encode()))
+    page = b"".join(
+        line for line in PAGE.splitlines(keepends=True) if not line.startswith(f"{name} ".encode())
+    )
 
     with pytest.raises(PageError, match=f"^it lacks {name}$"):
         parse_page(page)
@@ -100,7 +109,9 @@ def test_page_that_lacks_a_metric_is_refused(name: str):
 )
 def test_page_with_a_wrong_number_is_refused(name: str, value: str, reason: str):
     lines = PAGE.decode().split("\n")
-    page = "\n".join(f"{name} {value}" if line.startswith(f"{name} ") else line for line in lines).encode()
+    page = "\n".join(
+        f"{name} {value}" if line.startswith(f"{name} ") else line for line in lines
+    ).encode()
 
     with pytest.raises(PageError, match=f"^{name} is.*{reason}|^{name} {reason}"):
         parse_page(page)
@@ -128,7 +139,9 @@ def test_page_that_repeats_a_metric_is_refused(name: str):
 
 
 def test_page_with_labels_on_a_wanted_metric_is_refused():
-    page = PAGE.replace(b"\npdcluster_engine_busy_ratio ", b'\npdcluster_engine_busy_ratio{engine="0"} ')
+    page = PAGE.replace(
+        b"\npdcluster_engine_busy_ratio ", b'\npdcluster_engine_busy_ratio{engine="0"} '
+    )
 
     with pytest.raises(PageError, match="it lacks pdcluster_engine_busy_ratio"):
         parse_page(page)
@@ -136,7 +149,11 @@ def test_page_with_labels_on_a_wanted_metric_is_refused():
 
 @pytest.mark.parametrize("page", [b"", b"\n", b"<html>sign in</html>\n", b"\x00\xff" * 500 + b"\n"])
 def test_page_of_something_else_is_refused(page: bytes):
-    with pytest.raises(PageError, match=r"it lacks pdcluster_num_requests_running and 13 more|middle of a line, after 0 bytes"):
+    with pytest.raises(
+        PageError,
+        match=r"it lacks pdcluster_num_requests_running and 13 more|middle of a line, after 0 "
+        r"bytes",
+    ):
         parse_page(page)
 
 
@@ -153,7 +170,10 @@ def test_half_a_page_is_refused_or_says_the_same():
 
 
 def test_unwanted_lines_do_not_matter():
-    noise = b'# HELP x y\n# pdcluster_engine_busy_ratio 2\npdcluster_kv_blocks{state="free"} NaN\nother{a="b c"} zzz\n\n\xff\n'
+    noise = (
+        b'# HELP x y\n# pdcluster_engine_busy_ratio 2\npdcluster_kv_blocks{state="free"} '
+        b'NaN\nother{a="b c"} zzz\n\n\xff\n'
+    )
 
     assert parse_page(noise + PAGE + noise) == parse_page(PAGE)
 

@@ -14,7 +14,14 @@ from pdcluster_operator.scrape.rounds import scrape_round
 from pdcluster_operator.scrape.scraper import Limits, Scraper
 from pdcluster_operator.scrape.values import Target
 from pdcluster_operator.scrape.windows import Windows
-from tests.operator.pdcluster_operator.scrape.worker_servers import CHAT, WorkerServer, hangs_after, http, sends, serves
+from tests.operator.pdcluster_operator.scrape.worker_servers import (
+    CHAT,
+    WorkerServer,
+    hangs_after,
+    http,
+    sends,
+    serves,
+)
 from tests.worker_pages import WorkerPages
 
 KEY = ("prefill", "cpu")
@@ -53,7 +60,9 @@ class Process:
 
     def value(self, name: str, **labels: str) -> float | None:
         """An exported number of the pool of this test."""
-        return self.registry.get_sample_value(f"pdcluster_operator_pool_{name}", {**LABELS, **labels})
+        return self.registry.get_sample_value(
+            f"pdcluster_operator_pool_{name}", {**LABELS, **labels}
+        )
 
     def misses(self, reason: str) -> float | None:
         """Exported misses."""
@@ -63,11 +72,21 @@ class Process:
 
 @asynccontextmanager
 async def two_scraped(clock: Clock) -> AsyncIterator[tuple[Process, WorkerServer]]:
-    """A process after a round of two workers, p-0 and p-1, the latter with twice the numbers; and p-1."""
+    """A process after a round of two workers, p-0 and p-1, the latter with twice the numbers; and
+    p-1.
+    """
     workers = [WorkerPages(), WorkerPages()]
     for number, worker in enumerate(workers, 1):
-        worker.set(prefill_queue_requests=number, prefill_queue_tokens=100 * number, num_requests_running=number)
-        worker.set(num_requests_waiting=2 * number, kv_cache_usage_ratio=0.25 * number, engine_busy_ratio=0.5 * number)
+        worker.set(
+            prefill_queue_requests=number,
+            prefill_queue_tokens=100 * number,
+            num_requests_running=number,
+        )
+        worker.set(
+            num_requests_waiting=2 * number,
+            kv_cache_usage_ratio=0.25 * number,
+            engine_busy_ratio=0.5 * number,
+        )
     async with (
         WorkerServer(serves(lambda: http(workers[0].text()))) as first,
         WorkerServer(serves(lambda: http(workers[1].text()))) as second,
@@ -80,7 +99,10 @@ async def two_scraped(clock: Clock) -> AsyncIterator[tuple[Process, WorkerServer
 
 async def test_rounds_fill_the_window(clock: Clock):
     worker = WorkerPages()
-    async with WorkerServer(serves(lambda: http(worker.text()))) as server, Scraper(clock=clock) as scraper:
+    async with (
+        WorkerServer(serves(lambda: http(worker.text()))) as server,
+        Scraper(clock=clock) as scraper,
+    ):
         process = Process(scraper, clock)
         await process.run([server.target()], 3)
         worker.serve(requests=3)
@@ -108,7 +130,13 @@ async def test_restarted_worker_has_no_rate_for_one_round(clock: Clock):
             await several(process, clock, target, 2)
         samples = process.windows.pools()[KEY]
 
-    assert [worker.request_rate for sample in samples for worker in sample.workers] == [None, 0.0, 0.0, None, 0.0]
+    assert [worker.request_rate for sample in samples for worker in sample.workers] == [
+        None,
+        0.0,
+        0.0,
+        None,
+        0.0,
+    ]
 
 
 async def test_replaced_pod_is_another_worker(clock: Clock):
@@ -116,7 +144,10 @@ async def test_replaced_pod_is_another_worker(clock: Clock):
     old, new = WorkerPages(), WorkerPages()
     old.serve(requests=1)
     new.serve(requests=9)
-    pages = [b"".join(line for line in p.text().splitlines(keepends=True) if b"_created" not in line) for p in (old, new)]
+    pages = [
+        b"".join(line for line in p.text().splitlines(keepends=True) if b"_created" not in line)
+        for p in (old, new)
+    ]
     async with (
         WorkerServer(sends(http(pages[0]))) as first,
         WorkerServer(sends(http(pages[1]))) as second,
@@ -133,10 +164,21 @@ async def test_replaced_pod_is_another_worker(clock: Clock):
 
 async def test_what_was_seen_is_exported(clock: Clock):
     async with two_scraped(clock) as (process, _):
-        names = ("prefill_queue_requests", "prefill_queue_tokens", "num_requests_running", "num_requests_waiting")
+        names = (
+            "prefill_queue_requests",
+            "prefill_queue_tokens",
+            "num_requests_running",
+            "num_requests_waiting",
+        )
         assert [process.value(name) for name in names] == [3, 300, 3, 6]
-        assert [process.value(name) for name in ("kv_cache_usage_ratio", "engine_busy_ratio")] == [0.375, 0.75]
-        assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [2, 0]
+        assert [process.value(name) for name in ("kv_cache_usage_ratio", "engine_busy_ratio")] == [
+            0.375,
+            0.75,
+        ]
+        assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [
+            2,
+            0,
+        ]
         clock.now += 7.0
         assert process.value("sample_age_seconds") == 7.0
         assert process.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") == 2
@@ -146,23 +188,38 @@ async def test_of_who_is_on_its_way_out_only_the_queue_is_exported(clock: Clock)
     async with two_scraped(clock) as (process, second):
         process.windows.leave({"p-1"})
 
-        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "engine_busy_ratio")
-        assert [process.value(name) for name in ("prefill_queue_requests", "prefill_queue_tokens")] == [3, 300]
+        names = (
+            "num_requests_running",
+            "num_requests_waiting",
+            "kv_cache_usage_ratio",
+            "engine_busy_ratio",
+        )
+        assert [
+            process.value(name) for name in ("prefill_queue_requests", "prefill_queue_tokens")
+        ] == [3, 300]
         assert [process.value(name) for name in names] == [1, 2, 0.25, 0.5]
         assert process.value("scraped_workers", state="fresh") == 1
         clock.now += 7.0
         await process.run([Target(CHAT, *KEY, "p-0", "127.0.0.1:1"), second.target("p-1")], 0)
-        assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [0, 1]
+        assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [
+            0,
+            1,
+        ]
         assert [process.value(name) for name in (*names, "sample_age_seconds")] == [None] * 5
         assert process.value("prefill_queue_requests") == 2
         process.windows.leave(set())
         assert process.value("kv_cache_usage_ratio") == 0.5
 
 
-async def test_stale_pool_exports_its_age_and_no_numbers(clock: Clock, caplog: pytest.LogCaptureFixture):
+async def test_stale_pool_exports_its_age_and_no_numbers(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+):
     caplog.set_level(logging.INFO)
     page = http(WorkerPages().text())
-    async with WorkerServer(sends(page)) as server, Scraper(Limits(total_seconds=0.2), clock=clock) as scraper:
+    async with (
+        WorkerServer(sends(page)) as server,
+        Scraper(Limits(total_seconds=0.2), clock=clock) as scraper,
+    ):
         process = Process(scraper, clock)
         await process.run([server.target()], 1)
         server.behaviour = sends(http(b"", status="500 Oh"))
@@ -173,7 +230,10 @@ async def test_stale_pool_exports_its_age_and_no_numbers(clock: Clock, caplog: p
         for _ in range(2):
             await process.run([server.target()], 1)
         assert process.value("prefill_queue_requests") is None
-        assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [0, 1]
+        assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [
+            0,
+            1,
+        ]
         assert process.value("sample_age_seconds") is None
         assert [process.misses(reason) for reason in ("status", "timeout")] == [1, 2]
         assert [miss.reason for miss in process.windows.stale().values()] == ["timeout"]
@@ -186,7 +246,9 @@ async def test_stale_pool_exports_its_age_and_no_numbers(clock: Clock, caplog: p
     ]
 
 
-async def test_worker_that_leaves_while_stale_is_not_said_to_be_back(clock: Clock, caplog: pytest.LogCaptureFixture):
+async def test_worker_that_leaves_while_stale_is_not_said_to_be_back(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+):
     caplog.set_level(logging.INFO)
     async with (
         WorkerServer(sends(http(b""))) as bad,
@@ -220,7 +282,10 @@ async def test_cluster_that_is_gone_is_exported_no_more(clock: Clock):
 
 
 async def test_cancelled_round_leaves_the_window_as_it_was(clock: Clock, wait_until):
-    async with WorkerServer(sends(http(WorkerPages().text()))) as server, Scraper(clock=clock) as scraper:
+    async with (
+        WorkerServer(sends(http(WorkerPages().text()))) as server,
+        Scraper(clock=clock) as scraper,
+    ):
         process = Process(scraper, clock)
         await process.run([server.target()], 3)
         before = process.windows.pools()

@@ -15,7 +15,13 @@ STALE_AFTER = 3
 MISS = Miss(Reason.TIMEOUT, "too slow")
 
 
-def target(pod: str, pool: tuple[str, str] = PREFILL, *, address: str | None = None, cluster: tuple[str, str] = CHAT) -> Target:
+def target(
+    pod: str,
+    pool: tuple[str, str] = PREFILL,
+    *,
+    address: str | None = None,
+    cluster: tuple[str, str] = CHAT,
+) -> Target:
     return Target(cluster, *pool, pod, address or f"{pod}:8000")
 
 
@@ -49,18 +55,25 @@ def test_window_has_a_sample_for_each_round_and_pool():
 
     assert set(found) == {PREFILL, DECODE}
     assert [sample.at for sample in found[PREFILL]] == [0.0, 5.0]
-    assert [[worker.pod for worker in sample.workers] for sample in found[PREFILL]] == [["p-0", "p-1"]] * 2
+    assert [[worker.pod for worker in sample.workers] for sample in found[PREFILL]] == [
+        ["p-0", "p-1"]
+    ] * 2
     assert [sample.workers[0].num_requests_running for sample in found[PREFILL]] == [0.0, 5.0]
     assert [sample.workers[0].prompt_token_rate for sample in found[PREFILL]] == [None, 0.0]
 
 
 def test_worker_that_misses_keeps_its_numbers_until_it_has_missed_too_many():
     who = target("p-0")
-    windows = rounds_of([good(0.0, who, num_requests_running=7)], *([bad(at, who)] for at in (5.0, 10.0, 15.0, 20.0)))
+    windows = rounds_of(
+        [good(0.0, who, num_requests_running=7)],
+        *([bad(at, who)] for at in (5.0, 10.0, 15.0, 20.0)),
+    )
 
     samples = windows.pools()[PREFILL]
 
-    assert [[worker.num_requests_running for worker in sample.workers] for sample in samples] == [[7.0]] * 4 + [[]]
+    assert [[worker.num_requests_running for worker in sample.workers] for sample in samples] == [
+        [7.0]
+    ] * 4 + [[]]
     assert [sample.stale for sample in samples] == [()] * 4 + [("p-0",)]
     assert windows.stale() == {"p-0": MISS}
 
@@ -71,19 +84,28 @@ def test_worker_that_never_answered_counts_for_nothing_and_becomes_stale():
 
     samples = windows.pools()[PREFILL]
 
-    assert [(sample.workers, sample.stale) for sample in samples] == [((), ())] * 3 + [((), ("p-0",))]
+    assert [(sample.workers, sample.stale) for sample in samples] == [((), ())] * 3 + [
+        ((), ("p-0",))
+    ]
 
 
 def test_good_answer_ends_misses_and_rates_go_over_the_gap():
     who = target("p-0")
-    windows = rounds_of([good(0.0, who)], [bad(5.0, who)], [bad(10.0, who)], [good(15.0, who, prompt_tokens_total=30)])
+    windows = rounds_of(
+        [good(0.0, who)],
+        [bad(5.0, who)],
+        [bad(10.0, who)],
+        [good(15.0, who, prompt_tokens_total=30)],
+    )
 
     assert windows.pools()[PREFILL][-1].workers[0].prompt_token_rate == 2.0
 
 
 def test_stale_worker_begins_anew():
     who = target("p-0")
-    windows = rounds_of([good(0.0, who)], *([[bad(1.0, who)]] * 4), [good(25.0, who, prompt_tokens_total=30)])
+    windows = rounds_of(
+        [good(0.0, who)], *([[bad(1.0, who)]] * 4), [good(25.0, who, prompt_tokens_total=30)]
+    )
 
     newest = windows.pools()[PREFILL][-1]
 
@@ -95,7 +117,11 @@ def test_stale_worker_begins_anew():
 def test_pod_at_another_address_is_another_worker():
     """Neither its counters nor its misses are those of the pod that had its name before."""
     old, new = target("p-0"), target("p-0", address="10.0.0.9:8000")
-    windows = rounds_of([good(0.0, old, prompt_tokens_total=5, num_requests_running=9)], [bad(5.0, old)], [bad(10.0, new)])
+    windows = rounds_of(
+        [good(0.0, old, prompt_tokens_total=5, num_requests_running=9)],
+        [bad(5.0, old)],
+        [bad(10.0, new)],
+    )
     assert windows.pools()[PREFILL][-1].workers == ()
 
     windows.add(15.0, [good(15.0, new, prompt_tokens_total=50)], STALE_AFTER)
@@ -104,13 +130,24 @@ def test_pod_at_another_address_is_another_worker():
 
 def test_pod_that_is_gone_is_forgotten():
     stays, goes = target("p-0"), target("p-1")
-    windows = rounds_of([good(0.0, stays), good(0.0, goes)], [good(5.0, stays)], [good(10.0, stays), bad(10.0, goes)])
+    windows = rounds_of(
+        [good(0.0, stays), good(0.0, goes)],
+        [good(5.0, stays)],
+        [good(10.0, stays), bad(10.0, goes)],
+    )
 
-    assert [[worker.pod for worker in sample.workers] for sample in windows.pools()[PREFILL]] == [["p-0", "p-1"], ["p-0"], ["p-0"]]
+    assert [[worker.pod for worker in sample.workers] for sample in windows.pools()[PREFILL]] == [
+        ["p-0", "p-1"],
+        ["p-0"],
+        ["p-0"],
+    ]
 
 
 def test_pool_without_targets_is_forgotten():
-    windows = rounds_of([good(0.0, target("p-0")), good(0.0, target("d-0", DECODE))], [good(5.0, target("d-0", DECODE))])
+    windows = rounds_of(
+        [good(0.0, target("p-0")), good(0.0, target("d-0", DECODE))],
+        [good(5.0, target("d-0", DECODE))],
+    )
 
     assert set(windows.pools()) == {DECODE}
     assert list(windows.newest()) == [DECODE]
@@ -128,12 +165,19 @@ def test_window_is_bounded_in_rounds_however_far_apart(step: float):
     who = target("p-0")
     windows = rounds_of(*([good(step * number, who)] for number in range(100)), step=step)
 
-    assert [sample.at for sample in windows.pools()[PREFILL]] == [step * number for number in range(100 - MAX_ROUNDS, 100)]
+    assert [sample.at for sample in windows.pools()[PREFILL]] == [
+        step * number for number in range(100 - MAX_ROUNDS, 100)
+    ]
 
 
 def test_newest_tells_when_a_pool_last_answered():
-    windows = rounds_of([good(1.0, target("p-0")), good(2.0, target("p-1")), bad(3.0, target("d-0", DECODE))], [bad(6.0, target("p-1"))])
-    assert [(pool, sample.at, windows.answered_at(pool)) for pool, sample in windows.newest().items()] == [(PREFILL, 5.0, 2.0)]
+    windows = rounds_of(
+        [good(1.0, target("p-0")), good(2.0, target("p-1")), bad(3.0, target("d-0", DECODE))],
+        [bad(6.0, target("p-1"))],
+    )
+    assert [
+        (pool, sample.at, windows.answered_at(pool)) for pool, sample in windows.newest().items()
+    ] == [(PREFILL, 5.0, 2.0)]
 
     windows.add(10.0, [bad(10.0, target("d-0", DECODE))], STALE_AFTER)
     assert [(pool, windows.answered_at(pool)) for pool in windows.newest()] == [(DECODE, None)]
@@ -143,10 +187,15 @@ def test_newest_tells_when_a_pool_last_answered():
 @settings(deadline=None)
 @given(data=st.data())
 def test_staleness_is_that_of_the_misses_in_a_row(stale_after: int, data: st.DataObject):
-    histories = data.draw(st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=3))
+    histories = data.draw(
+        st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=3)
+    )
     windows = Windows(CHAT)
     for number in range(8):
-        answers = [(good if history[number] else bad)(float(number), target(f"p-{pod}")) for pod, history in enumerate(histories)]
+        answers = [
+            (good if history[number] else bad)(float(number), target(f"p-{pod}"))
+            for pod, history in enumerate(histories)
+        ]
         windows.add(float(number), answers, stale_after)
         newest = windows.pools()[PREFILL][-1]
         for pod, history in enumerate(histories):

@@ -1,4 +1,6 @@
-"""The scraper against real listeners on loopback: good workers, bad ones, bounds, and nothing left open."""
+"""The scraper against real listeners on loopback: good workers, bad ones, bounds, and nothing left
+open.
+"""
 
 import asyncio
 import gzip
@@ -26,7 +28,8 @@ from tests.worker_pages import WorkerPages, changed
 
 PAGE = WorkerPages().text()
 SOON = Limits(connect_seconds=0.2, total_seconds=0.2)
-PATIENT = Limits(connect_seconds=60.0, total_seconds=60.0)  # so that only what the test waits for ends a scrape
+# so that only what the test waits for ends a scrape
+PATIENT = Limits(connect_seconds=60.0, total_seconds=60.0)
 
 
 async def scrape_one(behaviour: Behaviour, limits: Limits = PATIENT) -> Page | Miss:
@@ -48,19 +51,33 @@ async def test_good_worker_gives_its_page():
 
 async def test_page_may_come_in_pieces_without_a_length():
     half = len(PAGE) // 2
-    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (PAGE[:half], PAGE[half:], b""))
+    chunks = b"".join(
+        b"%x\r\n%s\r\n" % (len(part), part) for part in (PAGE[:half], PAGE[half:], b"")
+    )
 
-    assert isinstance(await scrape_one(sends(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)), Page)
+    assert isinstance(
+        await scrape_one(sends(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)),
+        Page,
+    )
 
 
 @pytest.mark.parametrize(
     ("page", "message"),
     [
         (b"<html>sign in</html>\n", "it lacks pdcluster_num_requests_running"),
-        (PAGE[: PAGE.index(b"pdcluster_engine_busy_ratio") + 10], "it ends in the middle of a line"),
+        (
+            PAGE[: PAGE.index(b"pdcluster_engine_busy_ratio") + 10],
+            "it ends in the middle of a line",
+        ),
         (b"", "it ends in the middle of a line"),
-        (changed(PAGE, {"pdcluster_engine_busy_ratio": "NaN"}), "pdcluster_engine_busy_ratio is no number: b'NaN'"),
-        (changed(PAGE, {"pdcluster_prompt_tokens_total": "-5"}), "pdcluster_prompt_tokens_total is negative: -5"),
+        (
+            changed(PAGE, {"pdcluster_engine_busy_ratio": "NaN"}),
+            "pdcluster_engine_busy_ratio is no number: b'NaN'",
+        ),
+        (
+            changed(PAGE, {"pdcluster_prompt_tokens_total": "-5"}),
+            "pdcluster_prompt_tokens_total is negative: -5",
+        ),
         (gzip.compress(PAGE), "it ends in the middle of a line|it lacks"),
     ],
 )
@@ -74,13 +91,17 @@ async def test_page_that_is_wrong_is_a_miss(page: bytes, message: str):
 
 async def test_compressed_page_is_not_unpacked():
     """Else a small answer could fill the memory."""
-    result = await scrape_one(sends(http(gzip.compress(PAGE), headers="Content-Encoding: gzip\r\n")))
+    result = await scrape_one(
+        sends(http(gzip.compress(PAGE), headers="Content-Encoding: gzip\r\n"))
+    )
 
     assert isinstance(result, Miss)
     assert result.reason is Reason.BAD_PAGE
 
 
-@pytest.mark.parametrize("status", ["500 Internal Server Error", "404 Not Found", "204 No Content", "302 Found"])
+@pytest.mark.parametrize(
+    "status", ["500 Internal Server Error", "404 Not Found", "204 No Content", "302 Found"]
+)
 async def test_other_status_is_a_miss(status: str):
     result = await scrape_one(sends(http(b"", status=status, headers="Location: /elsewhere\r\n")))
 
@@ -89,7 +110,11 @@ async def test_other_status_is_a_miss(status: str):
 
 async def test_redirect_is_not_followed():
     async with WorkerServer(sends(http(PAGE))) as other:
-        away = http(b"", status="307 Temporary Redirect", headers=f"Location: http://127.0.0.1:{other.port}/metrics\r\n")
+        away = http(
+            b"",
+            status="307 Temporary Redirect",
+            headers=f"Location: http://127.0.0.1:{other.port}/metrics\r\n",
+        )
         assert isinstance(await scrape_one(sends(away)), Miss)
     assert other.num_connections == 0
 
@@ -120,9 +145,14 @@ async def test_answer_that_is_no_http_is_a_miss(answer: bytes):
     assert result.message.isprintable()
 
 
-@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n" + PAGE[:500]])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n" + PAGE[:500]],
+)
 async def test_worker_that_hangs_is_a_miss(sent: bytes):
-    assert await scrape_one(hangs_after(sent), SOON) == Miss(Reason.TIMEOUT, "no whole answer within 0.2 s")
+    assert await scrape_one(hangs_after(sent), SOON) == Miss(
+        Reason.TIMEOUT, "no whole answer within 0.2 s"
+    )
 
 
 async def test_worker_that_drips_is_a_miss():
@@ -144,7 +174,20 @@ async def test_refused_connection_is_a_miss():
     assert target.address in answer.result.message
 
 
-@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", ":8000", "127.0.0.1:99999", "::1:8000", "u@h:1", "h:1/x?", "h:1#"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "127.0.0.1",
+        "127.0.0.1:",
+        ":8000",
+        "127.0.0.1:99999",
+        "::1:8000",
+        "u@h:1",
+        "h:1/x?",
+        "h:1#",
+    ],
+)
 async def test_address_that_is_none_is_a_miss(address: str):
     async with Scraper() as scraper:
         [answer] = await scraper.scrape([Target(CHAT, "prefill", "cpu", "p-0", address)])
@@ -170,7 +213,10 @@ async def test_ipv6_address_is_scraped():
     assert isinstance(got.result, Page)
 
 
-@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n"])
+@pytest.mark.parametrize(
+    "head",
+    [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n"],
+)
 async def test_huge_page_is_not_read_to_its_end(head: bytes):
     result = await scrape_one(sends_endlessly(head, b"x" * 65536))
 
@@ -193,14 +239,32 @@ async def test_error_page_without_end_is_not_waited_for():
 
 
 async def test_bad_workers_cost_the_good_ones_nothing():
-    behaviours = [sends(http(PAGE)), hangs_after(), sends(http(PAGE)), sends(b"garbage", then_closes=True), sends(http(PAGE))]
+    behaviours = [
+        sends(http(PAGE)),
+        hangs_after(),
+        sends(http(PAGE)),
+        sends(b"garbage", then_closes=True),
+        sends(http(PAGE)),
+    ]
     async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(WorkerServer(behaviour)) for behaviour in behaviours]
-        scraper = await stack.enter_async_context(Scraper(Limits(connect_seconds=1.0, total_seconds=1.0)))
-        answers = await scraper.scrape([server.target(f"p-{n}") for n, server in enumerate(servers)])
+        servers = [
+            await stack.enter_async_context(WorkerServer(behaviour)) for behaviour in behaviours
+        ]
+        scraper = await stack.enter_async_context(
+            Scraper(Limits(connect_seconds=1.0, total_seconds=1.0))
+        )
+        answers = await scraper.scrape(
+            [server.target(f"p-{n}") for n, server in enumerate(servers)]
+        )
 
     assert [answer.target.pod for answer in answers] == ["p-0", "p-1", "p-2", "p-3", "p-4"]
-    assert [isinstance(answer.result, Page) for answer in answers] == [True, False, True, False, True]
+    assert [isinstance(answer.result, Page) for answer in answers] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 async def test_connections_are_kept():
@@ -233,7 +297,10 @@ async def test_no_more_at_once_than_the_limit_over_all_calls(wait_until):
 
     limits = Limits(concurrency=4, connect_seconds=60.0, total_seconds=60.0)
     async with WorkerServer(waits) as server, Scraper(limits) as scraper:
-        calls = [asyncio.create_task(scraper.scrape([server.target(f"p-{n}") for n in range(5)])) for _ in range(2)]
+        calls = [
+            asyncio.create_task(scraper.scrape([server.target(f"p-{n}") for n in range(5)]))
+            for _ in range(2)
+        ]
         await wait_until(lambda: len(now) == 4, "as many as may be are scraped at once")
         gate.set()
         answers = [answer for call in calls for answer in await call]
@@ -245,9 +312,15 @@ async def test_no_more_at_once_than_the_limit_over_all_calls(wait_until):
 
 async def test_slow_workers_of_one_cluster_leave_turns_to_the_others(wait_until):
     limits = Limits(concurrency=3, of_one_cluster=2, connect_seconds=60.0, total_seconds=60.0)
-    async with WorkerServer(hangs_after()) as slow, WorkerServer(sends(http(PAGE))) as good, Scraper(limits) as scraper:
+    async with (
+        WorkerServer(hangs_after()) as slow,
+        WorkerServer(sends(http(PAGE))) as good,
+        Scraper(limits) as scraper,
+    ):
         call = asyncio.create_task(scraper.scrape([slow.target(f"p-{n}") for n in range(5)]))
-        await wait_until(lambda: slow.num_open == 2, "as many of the slow cluster as may be are scraped at once")
+        await wait_until(
+            lambda: slow.num_open == 2, "as many of the slow cluster as may be are scraped at once"
+        )
         answers = await scraper.scrape([good.target(f"p-{n}") for n in range(5)])
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -258,7 +331,11 @@ async def test_slow_workers_of_one_cluster_leave_turns_to_the_others(wait_until)
 
 async def test_wait_for_a_turn_does_not_count_as_time_of_the_scrape():
     limits = Limits(concurrency=1, connect_seconds=0.5, total_seconds=0.5)
-    async with WorkerServer(hangs_after()) as slow, WorkerServer(sends(http(PAGE))) as good, Scraper(limits) as scraper:
+    async with (
+        WorkerServer(hangs_after()) as slow,
+        WorkerServer(sends(http(PAGE))) as good,
+        Scraper(limits) as scraper,
+    ):
         answers = await scraper.scrape([slow.target("p-0"), slow.target("p-1"), good.target("p-2")])
 
     assert [isinstance(answer.result, Page) for answer in answers] == [False, False, True]
@@ -267,7 +344,10 @@ async def test_wait_for_a_turn_does_not_count_as_time_of_the_scrape():
 async def test_cancelled_round_leaves_nothing_open(wait_until):
     before = num_sockets()
     limits = Limits(concurrency=2, connect_seconds=60.0, total_seconds=60.0)
-    async with WorkerServer(hangs_after(b"HTTP/1.1 200 OK\r\n\r\n")) as server, Scraper(limits) as scraper:
+    async with (
+        WorkerServer(hangs_after(b"HTTP/1.1 200 OK\r\n\r\n")) as server,
+        Scraper(limits) as scraper,
+    ):
         call = asyncio.create_task(scraper.scrape([server.target(f"p-{n}") for n in range(5)]))
         await wait_until(lambda: server.num_open == 2, "two are being scraped and three wait")
         call.cancel()
@@ -279,7 +359,9 @@ async def test_cancelled_round_leaves_nothing_open(wait_until):
         answers = await scraper.scrape([server.target(f"p-{n}") for n in range(5)])
         assert all(isinstance(answer.result, Page) for answer in answers)
         assert server.num_open > 0
-    await wait_until(lambda: num_sockets() <= before, "leaving the scraper closes kept connections too")
+    await wait_until(
+        lambda: num_sockets() <= before, "leaving the scraper closes kept connections too"
+    )
 
 
 async def test_scraper_makes_the_page_of_each_request_anew():

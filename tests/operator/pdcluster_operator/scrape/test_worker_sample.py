@@ -72,8 +72,15 @@ def test_idle_worker_has_rates_of_zero_and_no_latency():
         reading(5.0, time_to_first_token_seconds_count=3, time_to_first_token_seconds_sum=9),
     )
 
-    assert (sample.request_rate, sample.prompt_token_rate, sample.prefill_busy_rate) == (0.0, 0.0, 0.0)
-    assert (sample.time_to_first_token_seconds, sample.time_per_output_token_seconds) == (None, None)
+    assert (sample.request_rate, sample.prompt_token_rate, sample.prefill_busy_rate) == (
+        0.0,
+        0.0,
+        0.0,
+    )
+    assert (sample.time_to_first_token_seconds, sample.time_per_output_token_seconds) == (
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("name", COUNTERS)
@@ -88,23 +95,36 @@ def test_counter_that_went_back_is_another_life(name: str):
 @pytest.mark.parametrize(("before", "after"), [(1.0, 2.0), (2.0, 1.0), (None, 1.0), (1.0, None)])
 def test_other_time_of_creation_is_another_life(before: float | None, after: float | None):
     """A worker that soon counted further than the one before it."""
-    sample = worker_sample("w", reading(10.0, created=after, prompt_tokens_total=50), reading(5.0, created=before, prompt_tokens_total=5))
+    sample = worker_sample(
+        "w",
+        reading(10.0, created=after, prompt_tokens_total=50),
+        reading(5.0, created=before, prompt_tokens_total=5),
+    )
 
     assert sample == UNKNOWN
 
 
 def test_worker_without_time_of_creation_has_rates():
-    sample = worker_sample("w", reading(10.0, created=None, prompt_tokens_total=15), reading(5.0, created=None, prompt_tokens_total=5))
+    sample = worker_sample(
+        "w",
+        reading(10.0, created=None, prompt_tokens_total=15),
+        reading(5.0, created=None, prompt_tokens_total=5),
+    )
 
     assert sample.prompt_token_rate == 2.0
 
 
 @pytest.mark.parametrize("at", [5.0, 4.0])
 def test_no_time_between_two_readings_gives_no_rates(at: float):
-    assert worker_sample("w", reading(at, prompt_tokens_total=6), reading(5.0, prompt_tokens_total=5)) == UNKNOWN
+    assert (
+        worker_sample("w", reading(at, prompt_tokens_total=6), reading(5.0, prompt_tokens_total=5))
+        == UNKNOWN
+    )
 
 
 def test_rate_after_missed_scrapes_is_over_the_whole_time():
-    sample = worker_sample("w", reading(25.0, prompt_tokens_total=40), reading(5.0, prompt_tokens_total=0))
+    sample = worker_sample(
+        "w", reading(25.0, prompt_tokens_total=40), reading(5.0, prompt_tokens_total=0)
+    )
 
     assert sample.prompt_token_rate == 2.0

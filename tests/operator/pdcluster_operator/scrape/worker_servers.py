@@ -41,7 +41,14 @@ class WorkerServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def target(self, pod: str = "p-0", *, role: str = "prefill", pool: str = "cpu", cluster: tuple[str, str] = CHAT) -> Target:
+    def target(
+        self,
+        pod: str = "p-0",
+        *,
+        role: str = "prefill",
+        pool: str = "cpu",
+        cluster: tuple[str, str] = CHAT,
+    ) -> Target:
         """Its worker, as one to scrape."""
         return Target(cluster, role, pool, pod, f"127.0.0.1:{self.port}")
 

@@ -15,7 +15,8 @@ ONE_TRY = Limits(tries=1)
 
 
 class Store:
-    """Answers every request as an API server that has nothing; a test may refuse some and hold others back.
+    """Answers every request as an API server that has nothing; a test may refuse some and hold
+    others back.
 
     order:   names in the order in which their requests came
     refused: HTTP status by name
@@ -41,8 +42,13 @@ class Store:
             await self.release.wait()
         self.num_open -= 1
         if name in self.refused:
-            return web.json_response({"kind": "Status", "message": f"{name} is refused"}, status=self.refused[name])
-        return web.json_response({**body, "metadata": {**body["metadata"], "uid": name, "resourceVersion": "7"}}, status=201)
+            return web.json_response(
+                {"kind": "Status", "message": f"{name} is refused"}, status=self.refused[name]
+            )
+        return web.json_response(
+            {**body, "metadata": {**body["metadata"], "uid": name, "resourceVersion": "7"}},
+            status=201,
+        )
 
     def serve(self) -> AnsweringServer:
         """A server that gives these answers."""

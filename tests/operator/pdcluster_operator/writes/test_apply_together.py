@@ -1,4 +1,6 @@
-"""Actions of a reconcile that run at the same time, and effects of failures on the rest, against a server under control."""
+"""Actions of a reconcile that run at the same time, and effects of failures on the rest, against a
+server under control.
+"""
 
 import asyncio
 from collections import Counter
@@ -18,7 +20,10 @@ def making(*manifests: dict[str, Any]) -> list[Action]:
 
 
 def config_maps(number: int) -> list[dict[str, Any]]:
-    return [objects.manifest("ConfigMap", "v1", f"chat-{position:02}", OWNER, data={}) for position in range(number)]
+    return [
+        objects.manifest("ConfigMap", "v1", f"chat-{position:02}", OWNER, data={})
+        for position in range(number)
+    ]
 
 
 async def test_objects_that_do_not_need_each_other_are_written_together_and_stages_wait():
@@ -37,7 +42,9 @@ async def test_objects_that_do_not_need_each_other_are_written_together_and_stag
 
 async def test_no_more_than_the_bound_are_written_at_a_time():
     made = config_maps(3 * MAX_AT_ONCE)
-    store = Store(held={f"ConfigMap {manifest['metadata']['name']}" for manifest in made[:MAX_AT_ONCE]})
+    store = Store(
+        held={f"ConfigMap {manifest['metadata']['name']}" for manifest in made[:MAX_AT_ONCE]}
+    )
     async with store.serve() as server:
         working = asyncio.create_task(apply(server.client, making(*made)))
         async with asyncio.timeout(10):
@@ -49,10 +56,15 @@ async def test_no_more_than_the_bound_are_written_at_a_time():
 
 
 async def test_secrets_keep_their_order():
-    authority = {**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": "chat-ca"}}
+    authority = {
+        **objects.secret(OWNER),
+        "metadata": {**objects.secret(OWNER)["metadata"], "name": "chat-ca"},
+    }
     store = Store(held={"Secret chat-ca"})
     async with store.serve() as server:
-        working = asyncio.create_task(apply(server.client, making(objects.secret(OWNER), authority, *config_maps(3))))
+        working = asyncio.create_task(
+            apply(server.client, making(objects.secret(OWNER), authority, *config_maps(3)))
+        )
         async with asyncio.timeout(10):
             names = {await store.arrived.get() for _ in range(4)}
         assert "Secret chat-tls" not in names
@@ -62,17 +74,25 @@ async def test_secrets_keep_their_order():
 
 
 async def test_what_an_authority_has_signed_is_not_written_when_the_authority_is_refused():
-    authority = {**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": "chat-ca"}}
+    authority = {
+        **objects.secret(OWNER),
+        "metadata": {**objects.secret(OWNER)["metadata"], "name": "chat-ca"},
+    }
     store = Store(refused={"Secret chat-ca": 403})
     async with store.serve() as server:
-        failures = await apply(server.client, making(objects.secret(OWNER), authority, objects.config_map(OWNER)))
+        failures = await apply(
+            server.client, making(objects.secret(OWNER), authority, objects.config_map(OWNER))
+        )
     assert [failure.object for failure in failures] == ["Secret chat-ca"]
     assert sorted(store.order) == ["ConfigMap chat-policy", "Secret chat-ca"]
 
 
 async def test_a_refused_authority_holds_back_no_other_pair():
     names = ("chat-ca", "chat-pdc-ca", "chat-pdc-tls", "chat-tls")
-    pairs = [{**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": name}} for name in names]
+    pairs = [
+        {**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": name}}
+        for name in names
+    ]
     store = Store(refused={"Secret chat-pdc-ca": 403})
     async with store.serve() as server:
         failures = await apply(server.client, making(*pairs))
@@ -83,9 +103,13 @@ async def test_a_refused_authority_holds_back_no_other_pair():
 
 async def test_each_refusal_is_told_in_the_order_of_the_actions_and_stops_nothing():
     made = config_maps(4)
-    store = Store(refused={"ConfigMap chat-00": 403, "ConfigMap chat-02": 422}, held={"ConfigMap chat-00"})
+    store = Store(
+        refused={"ConfigMap chat-00": 403, "ConfigMap chat-02": 422}, held={"ConfigMap chat-00"}
+    )
     async with store.serve() as server:
-        working = asyncio.create_task(apply(server.client, making(*made, objects.ingress_service(OWNER))))
+        working = asyncio.create_task(
+            apply(server.client, making(*made, objects.ingress_service(OWNER)))
+        )
         async with asyncio.timeout(10):
             for _ in made:
                 await store.arrived.get()
@@ -98,10 +122,17 @@ async def test_each_refusal_is_told_in_the_order_of_the_actions_and_stops_nothin
 async def test_an_object_that_would_not_hold_still_is_told_at_the_end_with_what_was_refused():
     store = Store(refused={"ConfigMap chat-00": 409, "ConfigMap chat-01": 422})
     async with store.serve() as server:
-        with pytest.raises(UnsettledError, match="ConfigMap chat-00 was changed by others again and again") as caught:
+        with pytest.raises(
+            UnsettledError, match="ConfigMap chat-00 was changed by others again and again"
+        ) as caught:
             await apply(server.client, making(*config_maps(3), objects.ingress_service(OWNER)))
     assert [failure.object for failure in caught.value.failures] == ["ConfigMap chat-01"]
-    assert Counter(store.order) == {"ConfigMap chat-00": MAX_DECISIONS, "ConfigMap chat-01": 1, "ConfigMap chat-02": 1, "Service chat": 1}
+    assert Counter(store.order) == {
+        "ConfigMap chat-00": MAX_DECISIONS,
+        "ConfigMap chat-01": 1,
+        "ConfigMap chat-02": 1,
+        "Service chat": 1,
+    }
 
 
 async def test_a_server_that_cannot_be_used_ends_the_pass_before_the_next_stage():
@@ -114,7 +145,11 @@ async def test_a_server_that_cannot_be_used_ends_the_pass_before_the_next_stage(
 
 async def test_a_server_that_cannot_be_used_is_asked_no_more():
     made = config_maps(3 * MAX_AT_ONCE)
-    store = Store(refused=dict.fromkeys((f"ConfigMap {manifest['metadata']['name']}" for manifest in made), 503))
+    store = Store(
+        refused=dict.fromkeys(
+            (f"ConfigMap {manifest['metadata']['name']}" for manifest in made), 503
+        )
+    )
     async with store.serve() as server:
         with pytest.raises(UnavailableError):
             await apply(server.client, making(*made))
@@ -129,7 +164,9 @@ async def test_a_fault_of_our_own_is_raised_and_leaves_nothing_running():
     async with store.serve() as server:
         with pytest.raises(ExceptionGroup, match="unhandled errors"):
             await apply(server.client, making(), broken)
-        assert {task for task in asyncio.all_tasks() if "_one_after_the_other" in repr(task)} == set()
+        assert {
+            task for task in asyncio.all_tasks() if "_one_after_the_other" in repr(task)
+        } == set()
 
 
 async def test_making_is_an_apply_to_what_does_not_exist():
@@ -137,5 +174,9 @@ async def test_making_is_an_apply_to_what_does_not_exist():
     async with store.serve() as server:
         assert await apply(server.client, making(objects.config_map(OWNER))) == []
         [(method, path, body)] = server.seen
-    assert (method, "force=false" in path, body["metadata"]["resourceVersion"]) == ("PATCH", True, NO_VERSION)
+    assert (method, "force=false" in path, body["metadata"]["resourceVersion"]) == (
+        "PATCH",
+        True,
+        NO_VERSION,
+    )
     assert Counter(store.order) == {"ConfigMap chat-policy": 1}

@@ -18,8 +18,20 @@ def as_applied(manifest: Manifest) -> Manifest:
     """Manifest as the API server stores it, when that owns every field as a whole."""
     body = stamped(prepared(manifest))
     content = {f"f:{key}": {} for key in body if key not in ("apiVersion", "kind", "metadata")}
-    entry = {"manager": "pdcluster-operator", "operation": "Apply", "fieldsV1": {"f:metadata": {}, **content}}
-    return {**body, "metadata": {**body["metadata"], "uid": "live-uid", "resourceVersion": "7", "managedFields": [entry]}}
+    entry = {
+        "manager": "pdcluster-operator",
+        "operation": "Apply",
+        "fieldsV1": {"f:metadata": {}, **content},
+    }
+    return {
+        **body,
+        "metadata": {
+            **body["metadata"],
+            "uid": "live-uid",
+            "resourceVersion": "7",
+            "managedFields": [entry],
+        },
+    }
 
 
 def verbs(desired: list[Manifest], live: list[Manifest], **options: Any) -> list[tuple[Verb, str]]:
@@ -29,15 +41,34 @@ def verbs(desired: list[Manifest], live: list[Manifest], **options: Any) -> list
 def test_converge_makes_everything_in_order():
     made = [action.kind.name for action in diff(UID, objects.everything(OWNER), [])]
     assert made == [
-        *("ServiceAccount", "Secret", "ConfigMap", "ConfigMap", "ControllerRevision", "NetworkPolicy", "PodDisruptionBudget"),
+        *(
+            "ServiceAccount",
+            "Secret",
+            "ConfigMap",
+            "ConfigMap",
+            "ControllerRevision",
+            "NetworkPolicy",
+            "PodDisruptionBudget",
+        ),
         *("PDPoolScaler", "StatefulSet", "StatefulSet", "Service", "Service"),
     ]
 
 
 def test_stages_keep_the_order_that_matters():
-    made = [sorted({action.kind.name for action in stage}) for stage in stages(diff(UID, objects.everything(OWNER), []))]
+    made = [
+        sorted({action.kind.name for action in stage})
+        for stage in stages(diff(UID, objects.everything(OWNER), []))
+    ]
     assert made == [
-        ["ConfigMap", "ControllerRevision", "NetworkPolicy", "PDPoolScaler", "PodDisruptionBudget", "Secret", "ServiceAccount"],
+        [
+            "ConfigMap",
+            "ControllerRevision",
+            "NetworkPolicy",
+            "PDPoolScaler",
+            "PodDisruptionBudget",
+            "Secret",
+            "ServiceAccount",
+        ],
         ["StatefulSet"],
         ["Service"],
     ]
@@ -47,9 +78,13 @@ def test_stages_delete_last_and_stateful_sets_before_what_they_use():
     everything = objects.everything(OWNER)
     kept = [manifest for manifest in everything if manifest["kind"] == "Service"]
     live = [as_applied(manifest) for manifest in everything if manifest["kind"] != "Service"]
-    staged = [{(action.verb, action.kind.name) for action in stage} for stage in stages(diff(UID, kept, live))]
+    staged = [
+        {(action.verb, action.kind.name) for action in stage}
+        for stage in stages(diff(UID, kept, live))
+    ]
     budget, *others = staged
-    assert budget == {(Verb.DELETE, "PodDisruptionBudget")}  # a pod that has the new one beside it is never evicted
+    # a pod that has the new one beside it is never evicted
+    assert budget == {(Verb.DELETE, "PodDisruptionBudget")}
     assert others[:2] == [{(Verb.CREATE, "Service")}, {(Verb.DELETE, "StatefulSet")}]
     assert (Verb.DELETE, "ConfigMap") in others[2]
     assert {verb for verb, _ in others[2]} == {Verb.DELETE}
@@ -59,7 +94,9 @@ def test_stages_delete_last_and_stateful_sets_before_what_they_use():
 def test_only_what_is_named_is_seen_until_what_it_owns_is_gone():
     live = [as_applied(manifest) for manifest in objects.everything(OWNER)]
     named = ObjectName("StatefulSet", objects.WORKLOAD)
-    assert [str(action) for action in diff(UID, [], live, foreground=[named]) if action.foreground] == [" ".join(named)]
+    assert [
+        str(action) for action in diff(UID, [], live, foreground=[named]) if action.foreground
+    ] == [" ".join(named)]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +108,9 @@ def test_only_what_is_named_is_seen_until_what_it_owns_is_gone():
         ([], UID, []),
     ],
 )
-def test_what_is_wanted_again_while_it_goes_in_the_foreground_does_not_wait_for_what_it_owns(finalizers, uid, made):
+def test_what_is_wanted_again_while_it_goes_in_the_foreground_does_not_wait_for_what_it_owns(
+    finalizers, uid, made
+):
     manifest = objects.stateful_set(OWNER)
     live = as_applied(objects.stateful_set({"metadata": {**OWNER["metadata"], "uid": uid}}))
     live["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": finalizers}
@@ -119,7 +158,11 @@ def test_diff_names_a_kind_that_has_no_rule():
 
 @pytest.mark.parametrize(
     "references",
-    [[], [{"kind": "Deployment", "name": "chat", "uid": "x", "controller": True}], [{"kind": "PDCluster", "name": "other", "uid": "x"}]],
+    [
+        [],
+        [{"kind": "Deployment", "name": "chat", "uid": "x", "controller": True}],
+        [{"kind": "PDCluster", "name": "other", "uid": "x"}],
+    ],
 )
 def test_converge_refuses_an_object_of_somebody_else(references: list[Manifest]):
     body = as_applied(objects.ingress_service(OWNER))
@@ -136,19 +179,29 @@ def test_converge_waits_for_a_child_of_a_deleted_namesake_and_for_one_that_goes(
 
 
 def test_converge_applies_changed_content_to_that_very_object():
-    [action] = diff(UID, [objects.config_map(OWNER, "new")], [as_applied(objects.config_map(OWNER, "old"))])
-    assert (action.verb, action.uid, action.desired["data"]) == (Verb.APPLY, "live-uid", {"policy.yaml": "new"})
+    [action] = diff(
+        UID, [objects.config_map(OWNER, "new")], [as_applied(objects.config_map(OWNER, "old"))]
+    )
+    assert (action.verb, action.uid, action.desired["data"]) == (
+        Verb.APPLY,
+        "live-uid",
+        {"policy.yaml": "new"},
+    )
 
 
 def test_converge_leaves_what_others_added():
     body = as_applied(objects.stateful_set(OWNER))
-    body["metadata"]["managedFields"].append({"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:paused": {}}}})
+    body["metadata"]["managedFields"].append(
+        {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:paused": {}}}}
+    )
     assert verbs([objects.stateful_set(OWNER)], [body]) == []
 
 
 def test_converge_replaces_an_immutable_config_map_with_other_content():
     body = as_applied(objects.engine_config_map(OWNER, "other"))
-    assert verbs([objects.engine_config_map(OWNER)], [body]) == [(Verb.REPLACE, f"ConfigMap {objects.WORKLOAD}")]
+    assert verbs([objects.engine_config_map(OWNER)], [body]) == [
+        (Verb.REPLACE, f"ConfigMap {objects.WORKLOAD}")
+    ]
 
 
 def test_converge_does_not_delete_a_secret_that_was_made_immutable():
@@ -167,7 +220,9 @@ def test_converge_writes_a_secret_once_and_again_only_when_asked():
     old = as_applied(objects.secret(OWNER))
     new = {**objects.secret(OWNER), "stringData": {"tls.crt": "newer"}}
     assert verbs([new], [old]) == []
-    assert verbs([new], [old], rewrite=[ObjectName("Secret", "chat-tls")]) == [(Verb.APPLY, "Secret chat-tls")]
+    assert verbs([new], [old], rewrite=[ObjectName("Secret", "chat-tls")]) == [
+        (Verb.APPLY, "Secret chat-tls")
+    ]
 
 
 @pytest.mark.parametrize("make", [objects.secret, objects.record])
@@ -195,6 +250,13 @@ def test_converge_leaves_the_replicas_of_a_scaler_to_the_user():
 
 
 def test_converge_writes_a_request_and_what_was_seen_together():
-    [action] = diff(UID, [objects.scaler(OWNER, replicas=3, seen=3)], [as_applied(objects.scaler(OWNER, replicas=5, seen=1))])
+    [action] = diff(
+        UID,
+        [objects.scaler(OWNER, replicas=3, seen=3)],
+        [as_applied(objects.scaler(OWNER, replicas=5, seen=1))],
+    )
     assert action.verb is Verb.PATCH
-    assert action.patch == {"metadata": {"annotations": {SEEN_REPLICAS: "3"}}, "spec": {"replicas": 3}}
+    assert action.patch == {
+        "metadata": {"annotations": {SEEN_REPLICAS: "3"}},
+        "spec": {"replicas": 3},
+    }

@@ -1,4 +1,6 @@
-"""Drift by managedFields, on sets of fields as the API server writes them; the server's own are in tests/apiserver."""
+"""Drift by managedFields, on sets of fields as the API server writes them; the server's own are in
+tests/apiserver.
+"""
 
 import copy
 from typing import Any
@@ -9,7 +11,10 @@ from pdcluster_api.schema.labels import APPLIED
 from pdcluster_operator.writes.drift import has_drifted, owns, prepared, stamped, writers
 
 OURS: dict[str, Any] = {
-    "f:metadata": {"f:annotations": {f"f:{APPLIED}": {}}, "f:ownerReferences": {'k:{"uid":"u1"}': {}}},
+    "f:metadata": {
+        "f:annotations": {f"f:{APPLIED}": {}},
+        "f:ownerReferences": {'k:{"uid":"u1"}': {}},
+    },
     "f:spec": {
         "f:type": {},
         "f:selector": {},
@@ -23,16 +28,31 @@ def service() -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "chat", "namespace": "default", "ownerReferences": [{"uid": "u1"}]},
-        "spec": {"type": "ClusterIP", "selector": {"a": "b"}, "ports": [{"name": "http", "port": 80}]},
+        "spec": {
+            "type": "ClusterIP",
+            "selector": {"a": "b"},
+            "ports": [{"name": "http", "port": 80}],
+        },
     }
 
 
 def applied(fields: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"manager": "pdcluster-operator", "operation": "Apply", "apiVersion": "v1", "fieldsV1": OURS if fields is None else fields}
+    return {
+        "manager": "pdcluster-operator",
+        "operation": "Apply",
+        "apiVersion": "v1",
+        "fieldsV1": OURS if fields is None else fields,
+    }
 
 
 def edited(fields: dict[str, Any], **entry: str) -> dict[str, Any]:
-    return {"manager": "kubectl-edit", "operation": "Update", "apiVersion": "v1", "fieldsV1": fields, **entry}
+    return {
+        "manager": "kubectl-edit",
+        "operation": "Update",
+        "apiVersion": "v1",
+        "fieldsV1": fields,
+        **entry,
+    }
 
 
 def live(*entries: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +118,13 @@ def test_another_manifest_than_was_applied_is_drift():
         {"f:metadata": {"f:labels": {"f:x": {}}}, "f:data": {"f:x": {}}},
         {"f:spec": {"f:type": {}, "f:ports": {'k:{"port":80,"protocol":"TCP"}': {"f:port": {}}}}},
     ],
-    ids=["a field", "an item of a list", "a field of an item", "a label and a value", "what we say too"],
+    ids=[
+        "a field",
+        "an item of a list",
+        "a field of an item",
+        "a label and a value",
+        "what we say too",
+    ],
 )
 def test_what_others_add_is_theirs_and_no_drift(fields: dict[str, Any]):
     assert not drifted(applied(), edited(fields))
@@ -130,8 +156,13 @@ def test_writers_are_others_that_set_more_than_metadata_and_status():
         ({"f:a": {'k:{"n":"x"}': {".": {}, "f:n": {}}}}, {"a": [{"n": "x"}]}, True),
         ({"f:a": {'k:{"n":"x"}': {".": {}, "f:n": {}}}}, {"a": [{"n": "x", "v": 1}]}, False),
         ({"f:a": {'k:{"n":"x"}': {".": {}, "f:n": {}}}}, {"a": [{"n": "y"}]}, False),
-        ({"f:a": {'k:{"p":1,"q":"TCP"}': {".": {}, "f:p": {}}}}, {"a": [{"p": 1}]}, True),  # q by default
-        ({"f:a": {'k:{"p":1,"q":"TCP"}': {".": {}, "f:p": {}}}}, {"a": [{"p": 1, "q": "UDP"}]}, False),
+        # q by default
+        ({"f:a": {'k:{"p":1,"q":"TCP"}': {".": {}, "f:p": {}}}}, {"a": [{"p": 1}]}, True),
+        (
+            {"f:a": {'k:{"p":1,"q":"TCP"}': {".": {}, "f:p": {}}}},
+            {"a": [{"p": 1, "q": "UDP"}]},
+            False,
+        ),
     ],
 )
 def test_owns_follows_structure(fields: dict[str, Any], wanted: dict[str, Any], expected: bool):

@@ -7,20 +7,34 @@ import pytest
 from pdcluster_api.plan.result import Event
 from pdcluster_operator.writes.events import MAX_NOTE_BYTES, event_object
 
-ABOUT = {"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat", "namespace": "default", "uid": "u"}}
+ABOUT = {
+    "apiVersion": "pdcluster.io/v1alpha1",
+    "kind": "PDCluster",
+    "metadata": {"name": "chat", "namespace": "default", "uid": "u"},
+}
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 
 
 def test_event_says_what_happened_to_what():
     body = event_object(ABOUT, Event("Scaled", "decode/cpu from 1 to 2"), "operator-0", NOW)
     assert body["eventTime"] == "2026-01-02T03:04:05.000006Z"
-    assert (body["type"], body["reason"], body["note"]) == ("Normal", "Scaled", "decode/cpu from 1 to 2")
-    assert body["regarding"] == {**{key: ABOUT[key] for key in ("apiVersion", "kind")}, **ABOUT["metadata"]}
+    assert (body["type"], body["reason"], body["note"]) == (
+        "Normal",
+        "Scaled",
+        "decode/cpu from 1 to 2",
+    )
+    assert body["regarding"] == {
+        **{key: ABOUT[key] for key in ("apiVersion", "kind")},
+        **ABOUT["metadata"],
+    }
     assert body["metadata"]["namespace"] == "default"
 
 
 def test_event_of_a_warning():
-    assert event_object(ABOUT, Event("NameTaken", "x", warning=True), "operator-0", NOW)["type"] == "Warning"
+    assert (
+        event_object(ABOUT, Event("NameTaken", "x", warning=True), "operator-0", NOW)["type"]
+        == "Warning"
+    )
 
 
 def test_event_has_one_name_for_one_change():

@@ -27,7 +27,9 @@ def creation(manifest: dict[str, Any]) -> Action:
     return action
 
 
-def workload(*volumes: dict[str, Any], service_account: str = "default", cluster: str = objects.NAME) -> Action:
+def workload(
+    *volumes: dict[str, Any], service_account: str = "default", cluster: str = objects.NAME
+) -> Action:
     made = objects.stateful_set(OWNER)
     pod = made["spec"]["template"]
     pod["spec"] |= {
@@ -52,7 +54,9 @@ def workload(*volumes: dict[str, Any], service_account: str = "default", cluster
     ],
     ids=["ServiceAccount", "Secret", "projected Secret", "NetworkPolicy"],
 )
-def test_only_what_would_use_it_waits(taken: dict[str, Any], user: Action, stranger: Action) -> None:
+def test_only_what_would_use_it_waits(
+    taken: dict[str, Any], user: Action, stranger: Action
+) -> None:
     lacking = [Lacking(creation(taken), TAKEN)]
     assert waiting(user, lacking) == Failure(str(user), NAME_TAKEN, "waits for the object")
     assert waiting(stranger, lacking) is None
@@ -85,7 +89,9 @@ async def test_a_secret_of_a_refused_authority_holds_its_user_back_and_nothing_i
         "metadata": {**objects.config_map(OWNER)["metadata"], "name": "old", "uid": "of-old"},
     }
     user = dict(workload(MOUNTED).desired)
-    actions = diff("owner-uid", [authority, objects.secret(OWNER), user, objects.ingress_service(OWNER)], [old])
+    actions = diff(
+        "owner-uid", [authority, objects.secret(OWNER), user, objects.ingress_service(OWNER)], [old]
+    )
     store = Store(refused={"Secret chat-ca": 403})
     async with store.serve() as server:
         first, waits = await apply(server.client, actions)
@@ -94,21 +100,30 @@ async def test_a_secret_of_a_refused_authority_holds_its_user_back_and_nothing_i
         f"StatefulSet {objects.WORKLOAD}",
         first.reason,
     )
-    assert first.message.endswith("until then no StatefulSet that would use it is made or changed, and nothing is deleted")
+    assert first.message.endswith(
+        "until then no StatefulSet that would use it is made or changed, and nothing is deleted"
+    )
     assert store.order == ["Secret chat-ca", "Service chat"]
     assert first.reason != FORBIDDEN  # an admission plugin's refusal, and no right that is missing
 
 
 async def test_users_of_two_refused_authorities_each_wait_for_their_own() -> None:
     names = ("chat-ca", "chat-tls", "chat-pdc-ca", "chat-pdc-tls")
-    pairs = [{**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": name}} for name in names]
+    pairs = [
+        {**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": name}}
+        for name in names
+    ]
     user = dict(workload({"name": "tls", "secret": {"secretName": "chat-tls"}}).desired)
     newer = dict(workload({"name": "tls", "secret": {"secretName": "chat-pdc-tls"}}).desired)
     newer["metadata"] = {**newer["metadata"], "name": "chat-newer"}
     store = Store(refused={"Secret chat-ca": 403, "Secret chat-pdc-ca": 403})
     async with store.serve() as server:
         failures = await apply(server.client, diff("owner-uid", [*pairs, user, newer], []))
-    waits = {failure.object: failure.message for failure in failures if failure.object.startswith("StatefulSet")}
+    waits = {
+        failure.object: failure.message
+        for failure in failures
+        if failure.object.startswith("StatefulSet")
+    }
     assert waits == {
         f"StatefulSet {objects.WORKLOAD}": "waits for Secret chat-ca",
         "StatefulSet chat-newer": "waits for Secret chat-pdc-ca",
@@ -123,17 +138,24 @@ class Deleting(Store):
     """One that has something to delete."""
 
     async def answer(self, request: web.Request) -> web.Response:
-        return web.json_response({"kind": "Status"}) if request.method == "DELETE" else await super().answer(request)
+        return (
+            web.json_response({"kind": "Status"})
+            if request.method == "DELETE"
+            else await super().answer(request)
+        )
 
 
 async def test_a_disruption_budget_goes_though_nothing_else_is_deleted() -> None:
     """Beside the one that comes it would keep its pods from any eviction."""
     old = [
-        {**body, "metadata": {**body["metadata"], "uid": "of-it"}} for body in (objects.disruption_budget(OWNER), objects.config_map(OWNER))
+        {**body, "metadata": {**body["metadata"], "uid": "of-it"}}
+        for body in (objects.disruption_budget(OWNER), objects.config_map(OWNER))
     ]
     store = Deleting(refused={"NetworkPolicy chat": 403})
     async with store.serve() as server:
-        failures = await apply(server.client, diff("owner-uid", [objects.network_policy(OWNER)], old))
+        failures = await apply(
+            server.client, diff("owner-uid", [objects.network_policy(OWNER)], old)
+        )
         deleted = [path for method, path, _ in server.seen if method == "DELETE"]
     assert [failure.object for failure in failures] == ["NetworkPolicy chat"]
     assert len(deleted) == 1

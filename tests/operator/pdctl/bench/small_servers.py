@@ -1,4 +1,6 @@
-"""A small HTTP server that answers as a test says, whatever it is asked; keeps the bodies that it got."""
+"""A small HTTP server that answers as a test says, whatever it is asked; keeps the bodies that it
+got.
+"""
 
 import asyncio
 import json
@@ -14,11 +16,17 @@ TOKEN = {"choices": [{"index": 0, "text": "a"}], "usage": None}
 
 
 def usage(num_tokens: int, num_prompt_tokens: int = 8) -> dict[str, Any]:
-    return {"choices": [], "usage": {"completion_tokens": num_tokens, "prompt_tokens": num_prompt_tokens}}
+    return {
+        "choices": [],
+        "usage": {"completion_tokens": num_tokens, "prompt_tokens": num_prompt_tokens},
+    }
 
 
 def events(*bodies: object) -> bytes:
-    return b"".join(b"data: " + (body if isinstance(body, bytes) else json.dumps(body).encode()) + b"\n\n" for body in bodies)
+    return b"".join(
+        b"data: " + (body if isinstance(body, bytes) else json.dumps(body).encode()) + b"\n\n"
+        for body in bodies
+    )
 
 
 def answer_of(body: dict[str, Any]) -> bytes:
@@ -36,7 +44,10 @@ class SmallServer:
 
 @asynccontextmanager
 async def serving(
-    answer: Callable[[dict[str, Any]], bytes] = answer_of, *, status: int = 200, piece_bytes: int = 1000
+    answer: Callable[[dict[str, Any]], bytes] = answer_of,
+    *,
+    status: int = 200,
+    piece_bytes: int = 1000,
 ) -> AsyncIterator[SmallServer]:
     """On a free loopback port; bytes leave in pieces, wherever that cuts them."""
     server = SmallServer("")

@@ -57,11 +57,15 @@ async def test_a_cluster_is_started_once_for_trials_of_the_same_sizes(started: l
 
     assert started == [Sizes(256, 64)]
     assert [one.trial.rate for one in found.tried] == [500.0, 750.0, 1125.0]
-    assert lines[0].startswith("trial 1: maxBatchedTokens 256, maxSequences 64, continuous, 500 requests/s: TTFT p90 ")
+    assert lines[0].startswith(
+        "trial 1: maxBatchedTokens 256, maxSequences 64, continuous, 500 requests/s: TTFT p90 "
+    )
     assert lines[0].endswith(": inside the limits")
 
 
-async def test_sizes_that_do_not_start_are_over_the_limits(started: list[Sizes], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sizes_that_do_not_start_are_over_the_limits(
+    started: list[Sizes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = iter([Seen(1.0, 1.0), Seen(math.inf, 1.0), Seen(math.inf, 1.0)])
     monkeypatch.setattr(autotune_module, "seen_in", lambda run: next(seen))
     lines: list[str] = []
@@ -82,7 +86,11 @@ def test_run_shows_its_two_latencies_and_failures() -> None:
     answers = (Answer(0.0, 0.0, (0.1, 0.2, 0.5), 3), Answer(0.0, 0.0, (), 0, "HTTP 503"))
 
     seen = seen_in(Run(answers, 1.0, 0.0))
-    assert (seen.ttft_p90_ms, seen.itl_p99_ms, seen.num_failed) == (pytest.approx(100), pytest.approx(298), 1)
+    assert (seen.ttft_p90_ms, seen.itl_p99_ms, seen.num_failed) == (
+        pytest.approx(100),
+        pytest.approx(298),
+        1,
+    )
 
 
 def test_run_without_an_answer_is_an_error_that_says_why() -> None:
@@ -93,15 +101,24 @@ def test_run_without_an_answer_is_an_error_that_says_why() -> None:
 def test_best_sizes_are_a_section_to_paste() -> None:
     text = found_text(Found(TRIED, [TRIED]), Limits(1000, 100))
 
-    assert yaml.safe_load(text) == {"spec": {"engine": {"maxBatchedTokens": 512, "maxSequences": 64, "scheduler": "continuous"}}}
-    assert text.startswith("# 1.5 requests/s with TTFT p90 900 ms and ITL p99 80 ms, after 1 trials")
+    assert yaml.safe_load(text) == {
+        "spec": {"engine": {"maxBatchedTokens": 512, "maxSequences": 64, "scheduler": "continuous"}}
+    }
+    assert text.startswith(
+        "# 1.5 requests/s with TTFT p90 900 ms and ITL p99 80 ms, after 1 trials"
+    )
 
 
 def test_sarathi_gets_a_target_below_the_limit() -> None:
     tried = Tried(Trial(Sizes(512, 64, "sarathi"), 1.5), Seen(900.0, 80.0))
     engine = yaml.safe_load(found_text(Found(tried, [tried]), Limits(1000, 100)))["spec"]["engine"]
 
-    assert engine == {"maxBatchedTokens": 512, "maxSequences": 64, "scheduler": "sarathi", "tbtSloMilliseconds": 80.0}
+    assert engine == {
+        "maxBatchedTokens": 512,
+        "maxSequences": 64,
+        "scheduler": "sarathi",
+        "tbtSloMilliseconds": 80.0,
+    }
     parse(cluster(**engine))
 
 
@@ -112,7 +129,10 @@ def test_another_scheduler_takes_the_files_target_away() -> None:
 def test_nothing_inside_the_limits_says_how_near_it_came() -> None:
     text = found_text(Found(None, [TRIED]), Limits(500, 100))
 
-    assert text.startswith("no trial was inside TTFT p90 500 ms and ITL p99 100 ms; the closest: 900 ms and 80 ms at 1.5")
+    assert text.startswith(
+        "no trial was inside TTFT p90 500 ms and ITL p99 100 ms; the closest: 900 ms and 80 ms at "
+        "1.5"
+    )
     assert "raise a limit, lower --request-rate" in text
 
 
@@ -134,7 +154,12 @@ def test_search_starts_at_the_files_sizes() -> None:
 
 
 def test_sizes_of_a_role_are_refused() -> None:
-    with pytest.raises(InvalidObjectError, match=r"spec\.roles\.mixed\.engine\.scheduler: goes over"):
+    with pytest.raises(
+        InvalidObjectError, match=r"spec\.roles\.mixed\.engine\.scheduler: goes over"
+    ):
         start_sizes(parse(cluster(scheduler="sarathi")))
-    with pytest.raises(InvalidObjectError, match=r"spec\.roles\.mixed\.engine\.maxSequences: goes over .*; leave it out"):
+    with pytest.raises(
+        InvalidObjectError,
+        match=r"spec\.roles\.mixed\.engine\.maxSequences: goes over .*; leave it out",
+    ):
         start_sizes(parse(cluster(maxSequences=8)))

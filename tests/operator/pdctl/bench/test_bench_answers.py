@@ -13,7 +13,12 @@ SLO = Slo(ttft_seconds=2.0, tpot_seconds=0.1)
 
 
 def answer(*chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None = None) -> Answer:
-    return Answer(scheduled, scheduled, chunk_seconds, len(chunk_seconds) if num_tokens is None else num_tokens)
+    return Answer(
+        scheduled,
+        scheduled,
+        chunk_seconds,
+        len(chunk_seconds) if num_tokens is None else num_tokens,
+    )
 
 
 def failed(*chunk_seconds: float) -> Answer:
@@ -82,5 +87,8 @@ def test_slo_without_limits_wants_a_complete_answer_only() -> None:
 def test_run_has_latencies_of_complete_answers() -> None:
     run = Run((answer(0.1, 0.3), failed(9.0)), 1.0, 0.0)
 
-    found = {name: [round(value, 9) for value in values] for name, values in run.latencies_seconds.items()}
+    found = {
+        name: [round(value, 9) for value in values]
+        for name, values in run.latencies_seconds.items()
+    }
     assert found == {"ttft": [0.1], "tpot": [0.2], "itl": [0.2], "e2el": [0.3]}

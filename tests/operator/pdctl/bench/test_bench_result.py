@@ -7,7 +7,13 @@ import pytest
 
 from pdctl.bench import svg
 from pdctl.bench.answers import Answer, Run, Slo
-from pdctl.bench.result import Reporting, latency_result, serve_result, serve_text, throughput_result
+from pdctl.bench.result import (
+    Reporting,
+    latency_result,
+    serve_result,
+    serve_text,
+    throughput_result,
+)
 from pdctl.bench.svg import Curve, Panel, picture
 
 GOOD = Answer(0.0, 0.0, (0.5, 0.7, 0.9), 3, None, 8)
@@ -16,7 +22,11 @@ RUN = Run((GOOD, FAILED), 2.0, 0.0)
 VLLM_KEYS = {
     *("date", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens"),
     *("request_throughput", "request_goodput", "output_throughput", "total_token_throughput"),
-    *(f"{word}_{name}_ms" for word in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl")),
+    *(
+        f"{word}_{name}_ms"
+        for word in ("mean", "median", "std", "p99")
+        for name in ("ttft", "tpot", "itl")
+    ),
 }
 VLLM_DETAILS = {"input_lens", "output_lens", "start_times", "ttfts", "itls", "errors"}
 
@@ -33,7 +43,10 @@ def test_serve_result_counts_failures_and_leaves_them_out_of_latencies() -> None
     counts = ("model_id", "completed", "failed", "total_input_tokens", "total_output_tokens")
     assert [result[key] for key in counts] == ["small", 1, 1, 8, 3]
     assert (result["request_goodput"], result["output_throughput"]) == (0.5, 1.5)
-    assert (result["mean_ttft_ms"], result["p99.9_e2el_ms"]) == (pytest.approx(500), pytest.approx(900))
+    assert (result["mean_ttft_ms"], result["p99.9_e2el_ms"]) == (
+        pytest.approx(500),
+        pytest.approx(900),
+    )
     assert "mean_itl_ms" not in result
     assert (result["ttfts"], result["errors"]) == ([0.5, 0.0], ["", "HTTP 503"])
 
@@ -57,7 +70,11 @@ def test_serve_result_without_an_answer_has_no_latencies() -> None:
 def test_latency_and_throughput_have_vllms_keys() -> None:
     latency = latency_result([1.0, 3.0])
 
-    assert (latency["avg_latency"], latency["latencies"], latency["percentiles"]["50"]) == (2.0, [1.0, 3.0], 2.0)
+    assert (latency["avg_latency"], latency["latencies"], latency["percentiles"]["50"]) == (
+        2.0,
+        [1.0, 3.0],
+        2.0,
+    )
     assert list(latency["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
     assert throughput_result(RUN) == {
         "elapsed_time": 2.0,
@@ -72,8 +89,14 @@ def test_latency_and_throughput_have_vllms_keys() -> None:
 def test_picture_is_xml_with_a_line_for_each_curve() -> None:
     assert doctest.testmod(svg).failed == 0
     curves = [Curve("a < b", [(0.0, 0.0), (2.0, 4.0)]), Curve("none", [])]
-    text = picture("A & B", [Panel("first", "ms", curves), Panel("second", "s", [Curve("zero", [(0.0, 0.0)])])])
+    text = picture(
+        "A & B", [Panel("first", "ms", curves), Panel("second", "s", [Curve("zero", [(0.0, 0.0)])])]
+    )
 
-    lines = [one.get("points") for one in ElementTree.fromstring(text).iter() if one.tag.endswith("polyline")]
+    lines = [
+        one.get("points")
+        for one in ElementTree.fromstring(text).iter()
+        if one.tag.endswith("polyline")
+    ]
     assert lines[1] == "70.0,220.0 630.0,40.0"
     assert len(lines) == 2 + 3  # axes and curves

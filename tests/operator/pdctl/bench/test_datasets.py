@@ -13,10 +13,16 @@ def test_random_requests_follow_from_the_seed() -> None:
     lengths = Lengths(8, 4, prefix_len=3)
     asks = random_asks(3, lengths, 600, "a", Sampling(0.5, ignore_eos=True))
 
-    assert asks == random_asks(3, lengths, 600, "a", Sampling(0.5)) != random_asks(3, lengths, 600, "b", Sampling(0.5))
+    assert (
+        asks
+        == random_asks(3, lengths, 600, "a", Sampling(0.5))
+        != random_asks(3, lengths, 600, "b", Sampling(0.5))
+    )
     assert {len(ask.prompt) for ask in asks} == {11}
     assert len({tuple(ask.prompt[:3]) for ask in asks}) == 1
-    assert all(isinstance(token, int) and 256 <= token < 600 for ask in asks for token in ask.prompt)
+    assert all(
+        isinstance(token, int) and 256 <= token < 600 for ask in asks for token in ask.prompt
+    )
 
 
 def test_random_lengths_vary_within_their_ratio() -> None:
@@ -44,7 +50,10 @@ def test_first_text_of_each_conversation_is_sent(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
     path.write_text(json.dumps([{"conversations": turns}, {"conversations": []}]))
 
-    assert [ask.prompt for ask in file_asks(path, "sharegpt", 2, 9, Sampling())] == ["hello", "hello"]
+    assert [ask.prompt for ask in file_asks(path, "sharegpt", 2, 9, Sampling())] == [
+        "hello",
+        "hello",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +62,11 @@ def test_first_text_of_each_conversation_is_sent(tmp_path: Path) -> None:
         ("custom", '{"prompt": "a"}\n{"prompt": ""}', "line 2: has no text `prompt`; write a line"),
         ("custom", "{", "line 1: has no text"),
         ("custom", "[1]", "line 1: has no text"),
-        ("custom", '{"prompt": "a", "output_tokens": 0}', "line 1: output_tokens is 0; give a whole number from 1"),
+        (
+            "custom",
+            '{"prompt": "a", "output_tokens": 0}',
+            "line 1: output_tokens is 0; give a whole number from 1",
+        ),
         ("custom", "\n", "has no prompt; write a line"),
         ("sharegpt", "{}", "is no JSON list; write a list of"),
         ("sharegpt", "[]", "has no prompt; write a list of"),

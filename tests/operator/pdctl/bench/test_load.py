@@ -9,7 +9,9 @@ from pdctl.bench.load import Ask, Counted, OnChunk, Pace, poisson_arrivals, run_
 
 
 class Echo:
-    """Answers with as many tokens as asked less `missing`; remembers the most requests it had at a time."""
+    """Answers with as many tokens as asked less `missing`; remembers the most requests it had at a
+    time.
+    """
 
     def __init__(self, missing: int = 0) -> None:
         self.missing = missing
@@ -50,7 +52,9 @@ async def test_closed_loop_request_is_due_when_there_is_room() -> None:
     run = await run_load(Echo(), [ASK] * 4, Pace(max_concurrency=1))
 
     ends = [one.chunk_seconds[-1] for one in run.answers]
-    assert all(one.scheduled_seconds >= end for one, end in zip(run.answers[1:], ends, strict=False))
+    assert all(
+        one.scheduled_seconds >= end for one, end in zip(run.answers[1:], ends, strict=False)
+    )
 
 
 async def test_open_loop_sends_each_request_at_or_after_its_time() -> None:
@@ -94,4 +98,8 @@ def test_arrivals_keep_the_mean_rate_and_their_order() -> None:
 
 
 def test_arrivals_follow_from_the_seed() -> None:
-    assert poisson_arrivals(2.0, 9, "a") == poisson_arrivals(2.0, 9, "a") != poisson_arrivals(2.0, 9, "b")
+    assert (
+        poisson_arrivals(2.0, 9, "a")
+        == poisson_arrivals(2.0, 9, "a")
+        != poisson_arrivals(2.0, 9, "b")
+    )

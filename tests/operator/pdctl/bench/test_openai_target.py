@@ -10,17 +10,25 @@ from tests.operator.pdctl.bench.small_servers import TOKEN, events, serving, usa
 ASK = Ask([300, 301], 2)
 
 
-async def ask(body: bytes, *, status: int = 200, piece_bytes: int = 1000, endpoint: str = COMPLETIONS) -> tuple[Counted, int]:
+async def ask(
+    body: bytes, *, status: int = 200, piece_bytes: int = 1000, endpoint: str = COMPLETIONS
+) -> tuple[Counted, int]:
     """(what was counted, chunks) of an answer."""
     chunks: list[None] = []
-    async with serving(lambda _: body, status=status, piece_bytes=piece_bytes) as server, http_session() as session:
+    async with (
+        serving(lambda _: body, status=status, piece_bytes=piece_bytes) as server,
+        http_session() as session,
+    ):
         target = OpenAIServer(session, server.base_url, "small", endpoint)
         return await target.answer(ASK, lambda: chunks.append(None)), len(chunks)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 10_000])
 async def test_stream_counts_chunks_and_takes_tokens_from_usage(piece_bytes: int) -> None:
-    assert await ask(events(TOKEN, TOKEN, usage(2), b"[DONE]"), piece_bytes=piece_bytes) == (Counted(2, 8), 2)
+    assert await ask(events(TOKEN, TOKEN, usage(2), b"[DONE]"), piece_bytes=piece_bytes) == (
+        Counted(2, 8),
+        2,
+    )
 
 
 async def test_stream_with_carriage_returns_is_read_too() -> None:
@@ -33,7 +41,10 @@ async def test_stream_of_a_chat_counts_only_chunks_with_text() -> None:
     role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
     text = {"choices": [{"delta": {"content": "a"}}]}
 
-    assert await ask(events(role, text, text, usage(2), b"[DONE]"), endpoint=CHAT) == (Counted(2, 8), 2)
+    assert await ask(events(role, text, text, usage(2), b"[DONE]"), endpoint=CHAT) == (
+        Counted(2, 8),
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,9 +81,18 @@ async def test_request_says_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> N
     async with http_session() as session:
         assert session.headers["Authorization"] == "Bearer a key"
         body = OpenAIServer(session, "http://x", "small").body(Ask([5], 7, temperature=0.5, seed=3))
-        chat = OpenAIServer(session, "http://x", "small", CHAT).body(Ask("hello", 7, ignore_eos=False))
+        chat = OpenAIServer(session, "http://x", "small", CHAT).body(
+            Ask("hello", 7, ignore_eos=False)
+        )
 
-    wanted = {"model": "small", "prompt": [5], "max_tokens": 7, "temperature": 0.5, "ignore_eos": True, "seed": 3}
+    wanted = {
+        "model": "small",
+        "prompt": [5],
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "ignore_eos": True,
+        "seed": 3,
+    }
     assert body == {**wanted, "stream": True, "stream_options": {"include_usage": True}}
     assert chat["messages"] == [{"role": "user", "content": "hello"}]
     assert "ignore_eos" not in chat

@@ -16,7 +16,9 @@ Surface = Callable[[Trial], Seen]
 
 
 def surface(best: Sizes, capacity: float) -> Surface:
-    """Sizes hold `capacity` requests a second at `best`, and a third less for each doubling away from it."""
+    """Sizes hold `capacity` requests a second at `best`, and a third less for each doubling away
+    from it.
+    """
 
     def see(trial: Trial) -> Seen:
         away = abs(math.log2(trial.sizes.max_batched_tokens / best.max_batched_tokens))
@@ -38,7 +40,9 @@ def found_on(see: Surface, start: Sizes = START, rate: float = 1.0, max_trials: 
             return found
 
 
-@pytest.mark.parametrize("best", [Sizes(1024, 64), Sizes(256, 16), Sizes(128, 128), Sizes(64, 8), START])
+@pytest.mark.parametrize(
+    "best", [Sizes(1024, 64), Sizes(256, 16), Sizes(128, 128), Sizes(64, 8), START]
+)
 def test_search_climbs_to_the_best_sizes(best: Sizes) -> None:
     found = found_on(surface(best, capacity=8.0))
 
@@ -86,7 +90,9 @@ def test_noise_is_not_climbed() -> None:
     st.floats(0.01, 100.0),
     st.integers(1, 25),
 )
-def test_search_ends_within_its_trials_and_only_claims_what_it_saw(best: Sizes, capacity: float, max_trials: int) -> None:
+def test_search_ends_within_its_trials_and_only_claims_what_it_saw(
+    best: Sizes, capacity: float, max_trials: int
+) -> None:
     found = found_on(surface(best, capacity), max_trials=max_trials)
 
     assert 1 <= len(found.tried) <= max_trials

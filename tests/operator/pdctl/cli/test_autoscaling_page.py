@@ -1,4 +1,6 @@
-"""docs/autoscaling.md names every rule in its order, the defaults, and no rule that is not there."""
+"""docs/autoscaling.md names every rule in its order, the defaults, and no rule that
+is not there.
+"""
 
 import re
 import shlex
@@ -26,7 +28,10 @@ def test_every_rule_is_told_in_its_order():
 def test_lines_are_the_defaults():
     told = re.findall(r"`(\w+(?:Up|Down))` ([\d.]+)", section("Signals"))
     spec = AutoscaleSpec().model_dump(by_alias=True)
-    prefill, decode = [(name, float(value)) for name, value in told[:4]], [(name, float(value)) for name, value in told[4:]]
+    prefill, decode = (
+        [(name, float(value)) for name, value in told[:4]],
+        [(name, float(value)) for name, value in told[4:]],
+    )
 
     assert len(told) == 8
     assert all(spec["prefill"][name] == value for name, value in prefill)
@@ -43,7 +48,9 @@ def test_links_and_pictures_are_there_and_small():
 
 
 def options(command: list[str]) -> set[str]:
-    """Options of the command itself, not of its help, which is styled and wrapped by the environment."""
+    """Options of the command itself, not of its help, which is styled and wrapped by the
+    environment.
+    """
     found = get_command(main.app)
     for name in command:
         found = found.commands[name]
@@ -51,7 +58,11 @@ def options(command: list[str]) -> set[str]:
 
 
 def test_commands_of_the_page_exist_with_their_options():
-    lines = [line.partition("#")[0].strip() for line in PAGE.splitlines() if line.startswith("    pdctl ")]
+    lines = [
+        line.partition("#")[0].strip()
+        for line in PAGE.splitlines()
+        if line.startswith("    pdctl ")
+    ]
     assert len(lines) >= 5
     for line in lines:
         words = shlex.split(line)[1:]
@@ -60,7 +71,9 @@ def test_commands_of_the_page_exist_with_their_options():
 
 
 def test_pdctl_is_a_plugin_of_kubectl_too():
-    scripts = tomllib.loads((ROOT / "operator" / "pyproject.toml").read_text())["project"]["scripts"]
+    scripts = tomllib.loads((ROOT / "operator" / "pyproject.toml").read_text())["project"][
+        "scripts"
+    ]
 
     assert scripts["kubectl-pd"] == scripts["pdctl"] == "pdctl.cli.main:main"
     assert callable(main.main)

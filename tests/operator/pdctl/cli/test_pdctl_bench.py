@@ -61,24 +61,57 @@ def test_examples_hold() -> None:
 
 
 def test_serve_prints_and_writes_what_clients_saw(server: SmallServer, tmp_path: Path) -> None:
-    saved = ("--save-result", "--result-dir", str(tmp_path / "new"), "--result-filename", "a.json", "--plot", str(tmp_path / "a.svg"))
-    load = ("--ignore-eos", "--temperature", "0.5", "--max-concurrency", "2", "--goodput", "ttft:60000,tpot:60000")
+    saved = (
+        "--save-result",
+        "--result-dir",
+        str(tmp_path / "new"),
+        "--result-filename",
+        "a.json",
+        "--plot",
+        str(tmp_path / "a.svg"),
+    )
+    load = (
+        "--ignore-eos",
+        "--temperature",
+        "0.5",
+        "--max-concurrency",
+        "2",
+        "--goodput",
+        "ttft:60000,tpot:60000",
+    )
     result = bench(*SERVE, "--base-url", server.base_url + "/v1", *load, *saved)
 
     assert result.exit_code == 0, result.output
     assert "Successful requests:                     3" in result.output
     written = json.loads((tmp_path / "new" / "a.json").read_text())
-    assert (written["model_id"], written["completed"], written["max_concurrency"], written["request_rate"]) == ("small", 3, 2, "inf")
+    assert (
+        written["model_id"],
+        written["completed"],
+        written["max_concurrency"],
+        written["request_rate"],
+    ) == ("small", 3, 2, "inf")
     assert written["request_goodput"] == pytest.approx(written["request_throughput"])
     assert "TTFT" in (tmp_path / "a.svg").read_text()
-    assert len({tuple(body["prompt"]) for body in server.bodies}) == 4  # none twice, the warm-up's neither
-    assert {(body["ignore_eos"], body["temperature"], body["max_tokens"]) for body in server.bodies} == {(True, 0.5, 2)}
+    # none twice, the warm-up's neither
+    assert len({tuple(body["prompt"]) for body in server.bodies}) == 4
+    assert {
+        (body["ignore_eos"], body["temperature"], body["max_tokens"]) for body in server.bodies
+    } == {(True, 0.5, 2)}
 
 
 def test_serve_sends_text_to_a_chat(server: SmallServer, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
-    chat = ("--endpoint", "/v1/chat/completions", "--dataset-name", "custom", "--dataset-path", str(tmp_path / "prompts.jsonl"))
-    result = bench(*SERVE, "--base-url", server.base_url, "--model", "mine", "--request-rate", "500", *chat)
+    chat = (
+        "--endpoint",
+        "/v1/chat/completions",
+        "--dataset-name",
+        "custom",
+        "--dataset-path",
+        str(tmp_path / "prompts.jsonl"),
+    )
+    result = bench(
+        *SERVE, "--base-url", server.base_url, "--model", "mine", "--request-rate", "500", *chat
+    )
 
     assert result.exit_code == 0, result.output
     assert server.bodies[0]["messages"] == [{"role": "user", "content": "hello"}]
@@ -122,10 +155,16 @@ def test_serve_gives_up_an_answer_after_the_time_that_it_was_given() -> None:
         (("--request-timeout", "0"), "--request-timeout"),
         (("--request-rate", "0"), "--request-rate: is 0; give requests a second above 0, or inf"),
         (("--endpoint", "/v2"), "--endpoint: is /v2; give /v1/completions or /v1/chat/completions"),
-        (("--endpoint", "/v1/chat/completions"), "takes no token ids, which random prompts are; use --dataset-name"),
+        (
+            ("--endpoint", "/v1/chat/completions"),
+            "takes no token ids, which random prompts are; use --dataset-name",
+        ),
         (("--goodput", "ttft"), "--goodput: 'ttft' is no limit; write ttft:MS"),
         (("--goodput", "ttft:-1"), "--goodput: 'ttft:-1' is no limit"),
-        (("--metric-percentiles", "50,101"), "--metric-percentiles: '50,101'; write numbers from 0 to 100"),
+        (
+            ("--metric-percentiles", "50,101"),
+            "--metric-percentiles: '50,101'; write numbers from 0 to 100",
+        ),
         (("--percentile-metrics", "ttfb"), "--percentile-metrics: no 'ttfb'; write names of ttft"),
         (("--dataset-name", "custom"), "--dataset-path: not given; give the file"),
         (("--num-prompts", "0"), "--num-prompts"),
@@ -148,8 +187,21 @@ def test_serve_without_a_server_says_what_to_correct() -> None:
     assert "start the server, or correct --base-url" in result.output
 
 
-def test_latency_times_batches_of_other_prompts(as_cluster: SmallServer, files: tuple[str, ...], tmp_path: Path) -> None:
-    sizes = ("--input-len", "8", "--output-len", "2", "--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "1")
+def test_latency_times_batches_of_other_prompts(
+    as_cluster: SmallServer, files: tuple[str, ...], tmp_path: Path
+) -> None:
+    sizes = (
+        "--input-len",
+        "8",
+        "--output-len",
+        "2",
+        "--batch-size",
+        "2",
+        "--num-iters",
+        "2",
+        "--num-iters-warmup",
+        "1",
+    )
     out = ("--output-json", str(tmp_path / "l.json"), "--plot", str(tmp_path / "l.svg"))
     result = bench("latency", *files, *sizes, *out)
 
@@ -160,18 +212,31 @@ def test_latency_times_batches_of_other_prompts(as_cluster: SmallServer, files: 
     assert (tmp_path / "l.svg").read_text().startswith("<svg")
 
 
-def test_throughput_sends_all_at_once(as_cluster: SmallServer, files: tuple[str, ...], tmp_path: Path) -> None:
+def test_throughput_sends_all_at_once(
+    as_cluster: SmallServer, files: tuple[str, ...], tmp_path: Path
+) -> None:
     out = ("--output-json", str(tmp_path / "t.json"), "--plot", str(tmp_path / "t.svg"))
-    result = bench("throughput", *files, "--input-len", "8", "--output-len", "2", "--num-prompts", "5", *out)
+    result = bench(
+        "throughput", *files, "--input-len", "8", "--output-len", "2", "--num-prompts", "5", *out
+    )
 
     assert result.exit_code == 0, result.output
     written = json.loads((tmp_path / "t.json").read_text())
     assert (written["num_requests"], written["total_num_tokens"]) == (5, 5 * (8 + 2))
 
 
-def test_throughput_takes_prompts_of_a_file(as_cluster: SmallServer, files: tuple[str, ...], tmp_path: Path) -> None:
+def test_throughput_takes_prompts_of_a_file(
+    as_cluster: SmallServer, files: tuple[str, ...], tmp_path: Path
+) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
-    custom = ("--dataset-name", "custom", "--dataset-path", str(tmp_path / "prompts.jsonl"), "--output-len", "2")
+    custom = (
+        "--dataset-name",
+        "custom",
+        "--dataset-path",
+        str(tmp_path / "prompts.jsonl"),
+        "--output-len",
+        "2",
+    )
     result = bench("throughput", *files, *custom, "--num-prompts", "2")
 
     assert result.exit_code == 0, result.output
@@ -179,15 +244,22 @@ def test_throughput_takes_prompts_of_a_file(as_cluster: SmallServer, files: tupl
 
 
 @pytest.mark.parametrize("command", ["latency", "throughput", "autotune"])
-def test_requests_that_the_model_has_no_room_for_are_refused(command: str, files: tuple[str, ...]) -> None:
+def test_requests_that_the_model_has_no_room_for_are_refused(
+    command: str, files: tuple[str, ...]
+) -> None:
     limits = ("--ttft-p90", "1000", "--itl-p99", "100") if command == "autotune" else ()
     result = bench(command, *files, "--input-len", "60", "--output-len", "5", *limits)
 
     assert result.exit_code == 2
-    assert "--input-len and --output-len: together 65 tokens, and spec.engine.maxModelLen is 64; lower them" in result.output
+    assert (
+        "--input-len and --output-len: together 65 tokens, and spec.engine.maxModelLen is 64; "
+        "lower them" in result.output
+    )
 
 
-def test_failed_request_ends_a_measurement(files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_request_ends_a_measurement(
+    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serving_aside(lambda body: events({"error": "the engine died"})) as server:
 
         @asynccontextmanager
@@ -209,24 +281,43 @@ def test_model_without_a_vocabulary_is_refused(files: tuple[str, ...], tmp_path:
     assert "has no vocab_size; give the folder of a model" in result.output
 
 
-def test_result_that_cannot_be_written_says_so(as_cluster: SmallServer, files: tuple[str, ...], tmp_path: Path) -> None:
+def test_result_that_cannot_be_written_says_so(
+    as_cluster: SmallServer, files: tuple[str, ...], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     out = ("--output-json", str(tmp_path / "file" / "t.json"))
-    result = bench("throughput", *files, "--input-len", "8", "--output-len", "2", "--num-prompts", "1", *out)
+    result = bench(
+        "throughput", *files, "--input-len", "8", "--output-len", "2", "--num-prompts", "1", *out
+    )
 
     assert result.exit_code == 1
     assert "cannot be written" in result.output
 
 
-def test_autotune_prints_the_section_to_paste(as_cluster: SmallServer, files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autotune_prints_the_section_to_paste(
+    as_cluster: SmallServer, files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pdctl.bench import autotune
 
     monkeypatch.setattr(autotune, "started_cluster", measure.started_cluster)
-    load = ("--input-len", "8", "--output-len", "2", "--num-prompts", "2", "--request-rate", "500", "--max-trials", "2")
+    load = (
+        "--input-len",
+        "8",
+        "--output-len",
+        "2",
+        "--num-prompts",
+        "2",
+        "--request-rate",
+        "500",
+        "--max-trials",
+        "2",
+    )
     result = bench("autotune", *files, "--ttft-p90", "60000", "--itl-p99", "60000", *load)
 
     assert result.exit_code == 0, result.output
-    assert yaml.safe_load(result.stdout) == {"spec": {"engine": {"maxBatchedTokens": 256, "maxSequences": 64, "scheduler": "continuous"}}}
+    assert yaml.safe_load(result.stdout) == {
+        "spec": {"engine": {"maxBatchedTokens": 256, "maxSequences": 64, "scheduler": "continuous"}}
+    }
     assert "trial 2: " in result.stderr
 
 

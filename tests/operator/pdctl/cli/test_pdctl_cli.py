@@ -19,21 +19,49 @@ STATE = {
     "revision": "abc",
     "etcd": {"endpoints": ["127.0.0.1:1"], "pid": 5},
     "workers": [
-        {"name": "chat-decode-cpu-0", "role": "decode", "state": "ready", "http": "127.0.0.1:8000", "pid": 7, "restarts": 0, "log": "/l"},
-        {"name": "chat-prefill-cpu-0", "role": "prefill", "state": "restarting", "http": None, "pid": None, "restarts": 2, "log": "/m"},
-        {"name": "chat-router-cpu-0", "role": "router", "state": "ready", "http": "127.0.0.1:8001", "pid": 8, "restarts": 0, "log": "/r"},
+        {
+            "name": "chat-decode-cpu-0",
+            "role": "decode",
+            "state": "ready",
+            "http": "127.0.0.1:8000",
+            "pid": 7,
+            "restarts": 0,
+            "log": "/l",
+        },
+        {
+            "name": "chat-prefill-cpu-0",
+            "role": "prefill",
+            "state": "restarting",
+            "http": None,
+            "pid": None,
+            "restarts": 2,
+            "log": "/m",
+        },
+        {
+            "name": "chat-router-cpu-0",
+            "role": "router",
+            "state": "ready",
+            "http": "127.0.0.1:8001",
+            "pid": 8,
+            "restarts": 0,
+            "log": "/r",
+        },
     ],
 }
 
 
 @pytest.fixture
 def pdctl() -> Callable[..., Any]:
-    """`pdctl` on a plain terminal of 80 columns: no color parts the words of its output, whatever forces one on."""
+    """`pdctl` on a plain terminal of 80 columns: no color parts the words of its output, whatever
+    forces one on.
+    """
     runner = CliRunner(env={"TERM": "dumb", "COLUMNS": "80"})
     return lambda *arguments: runner.invoke(app, list(arguments))
 
 
-def test_validate_says_valid(pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path]) -> None:
+def test_validate_says_valid(
+    pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path]
+) -> None:
     result = pdctl("validate", str(write_document(document)))
 
     assert (result.exit_code, "chat is valid, revision " in result.output) == (0, True)
@@ -41,7 +69,10 @@ def test_validate_says_valid(pdctl: Callable[..., Any], document: dict[str, Any]
 
 @pytest.mark.parametrize("command", ["validate", "up"])
 def test_bad_file_is_exit_2_with_a_line_for_each_fault(
-    command: str, pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path]
+    command: str,
+    pdctl: Callable[..., Any],
+    document: dict[str, Any],
+    write_document: Callable[..., Path],
 ) -> None:
     document["spec"]["engine"] = {"blocksize": 16, "threads": "two"}
     path = write_document(document)
@@ -49,14 +80,18 @@ def test_bad_file_is_exit_2_with_a_line_for_each_fault(
 
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        f"error: {path}: spec.engine.threads: must be a whole number, not 'two'; write it without quotes or a fraction",
+        f"error: {path}: spec.engine.threads: must be a whole number, not 'two'; write it without "
+        "quotes or a fraction",
         f"error: {path}: spec.engine.blocksize: unknown field; did you mean blockSize?",
     ]
 
 
 @pytest.mark.parametrize("command", ["validate", "up"])
 def test_file_that_yaml_cannot_read_is_exit_2(
-    command: str, pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path]
+    command: str,
+    pdctl: Callable[..., Any],
+    document: dict[str, Any],
+    write_document: Callable[..., Path],
 ) -> None:
     document["spec"]["routing"] = {"offload": {"prefillQueueMax": "DATE"}}
     path = write_document(document)
@@ -74,7 +109,10 @@ def test_batches_ahead_beyond_its_limit_is_exit_2(
     result = pdctl("validate", str(write_document(document)))
 
     assert result.exit_code == 2
-    assert "spec.routing.credits.batchesAhead: must be at most 1000, not 1e+308; lower it" in result.stderr
+    assert (
+        "spec.routing.credits.batchesAhead: must be at most 1000, not 1e+308; lower it"
+        in result.stderr
+    )
 
 
 def test_up_refuses_a_plan_for_another_machine(
@@ -84,7 +122,10 @@ def test_up_refuses_a_plan_for_another_machine(
     result = pdctl("up", str(write_document(document)))
 
     assert result.exit_code == 2
-    assert "spec.roles.decode.pools[0].gpu: pdctl runs cpu pools on this machine, not B300" in result.stderr
+    assert (
+        "spec.roles.decode.pools[0].gpu: pdctl runs cpu pools on this machine, not B300"
+        in result.stderr
+    )
 
 
 def test_up_tells_where_it_looks_for_the_model(pdctl: Callable[..., Any]) -> None:
@@ -94,7 +135,10 @@ def test_up_tells_where_it_looks_for_the_model(pdctl: Callable[..., Any]) -> Non
 
 
 def test_up_takes_the_port_from_the_environment(
-    pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    pdctl: Callable[..., Any],
+    document: dict[str, Any],
+    write_document: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PDCLUSTER_PORT", "no")
 
@@ -117,18 +161,29 @@ def test_status_shows_workers(pdctl: Callable[..., Any], tmp_path: Path) -> None
     assert json.loads(as_json.output) == STATE
 
 
-def test_status_says_whether_prefill_and_decode_work_together(pdctl: Callable[..., Any], tmp_path: Path) -> None:
-    found = {"status": "False", "reason": "PairRefused", "message": "decode worker a may not use prefill worker b"}
+def test_status_says_whether_prefill_and_decode_work_together(
+    pdctl: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = {
+        "status": "False",
+        "reason": "PairRefused",
+        "message": "decode worker a may not use prefill worker b",
+    }
     RunDirectory.create(tmp_path, "chat").write_state(STATE | {"disaggregation": found})
     last = pdctl("status", "--state-dir", str(tmp_path)).output.splitlines()[-1]
 
-    assert last == "disaggregating: False (PairRefused): decode worker a may not use prefill worker b"
+    assert (
+        last == "disaggregating: False (PairRefused): decode worker a may not use prefill worker b"
+    )
 
 
 def test_status_without_a_run_is_exit_1(pdctl: Callable[..., Any], tmp_path: Path) -> None:
     result = pdctl("status", "chat", "--state-dir", str(tmp_path))
 
-    assert (result.exit_code, result.stderr) == (1, "error: no cluster named chat runs here; start one with `pdctl up FILE`\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: no cluster named chat runs here; start one with `pdctl up FILE`\n",
+    )
 
 
 def test_status_of_several_asks_for_a_name(pdctl: Callable[..., Any], tmp_path: Path) -> None:
@@ -136,7 +191,10 @@ def test_status_of_several_asks_for_a_name(pdctl: Callable[..., Any], tmp_path: 
         RunDirectory.create(tmp_path, name).write_state(STATE | {"name": name})
     result = pdctl("status", "--state-dir", str(tmp_path))
 
-    assert (result.exit_code, result.stderr) == (2, "error: several clusters run here: name one of a, b\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: several clusters run here: name one of a, b\n",
+    )
 
 
 def test_module_is_pdctl() -> None:

@@ -14,7 +14,13 @@ def test_the_last_column_is_wrapped_below_itself():
     lines = table(("RULE", "WHY"), [("need", "word " * 40), ("result", "x")])
 
     assert max(len(line) for line in lines) <= WIDTH
-    assert [line[:8] for line in lines] == ["RULE    ", "need    ", "        ", "        ", "result  "]
+    assert [line[:8] for line in lines] == [
+        "RULE    ",
+        "need    ",
+        "        ",
+        "        ",
+        "result  ",
+    ]
     assert "".join(line[8:] + " " for line in lines[1:4]).split() == ["word"] * 40
 
 

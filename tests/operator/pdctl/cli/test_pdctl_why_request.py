@@ -1,4 +1,6 @@
-"""`pdctl why --request`: the workers asked, the output, and the message when no worker knows the request."""
+"""`pdctl why --request`: the workers asked, the output, and the message when no worker knows the
+request.
+"""
 
 import json
 import threading
@@ -19,8 +21,18 @@ INGRESS = {
     "began_unix": 1700000000.0,
     "events": [
         {"name": "issued", "seconds": 0.0, "worker": "", "facts": {"role": "ingress"}},
-        {"name": "decode", "seconds": 0.0012, "worker": "", "facts": {"worker": "d1", "policy": "prefixAware", "cost": 2.5}},
-        {"name": "offload", "seconds": 0.0031, "worker": "d1", "facts": {"remote": True, "uncached_tokens": 512}},
+        {
+            "name": "decode",
+            "seconds": 0.0012,
+            "worker": "",
+            "facts": {"worker": "d1", "policy": "prefixAware", "cost": 2.5},
+        },
+        {
+            "name": "offload",
+            "seconds": 0.0031,
+            "worker": "d1",
+            "facts": {"remote": True, "uncached_tokens": 512},
+        },
     ],
 }
 AT_PEER = {
@@ -40,7 +52,9 @@ def serve() -> Iterator[Callable[[Answers], str]]:
     def start(answers: Answers) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                status, body = answers.get(self.path.partition("?")[0], (404, {"error": {"message": "not here"}}))
+                status, body = answers.get(
+                    self.path.partition("?")[0], (404, {"error": {"message": "not here"}})
+                )
                 if self.headers.get("Authorization") not in (None, "Bearer k"):
                     status, body = 401, {"error": {"message": "incorrect API key provided"}}
                 content = json.dumps(body).encode()
@@ -55,7 +69,9 @@ def serve() -> Iterator[Callable[[Answers], str]]:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         return f"127.0.0.1:{server.server_port}"
 
     yield start
@@ -67,14 +83,18 @@ def serve() -> Iterator[Callable[[Answers], str]]:
 @pytest.fixture
 def why(tmp_path: Path) -> Callable[..., Any]:
     runner = CliRunner(env={"TERM": "dumb", "COLUMNS": "100"})
-    return lambda *arguments: runner.invoke(app, ["why", "--request", "abc", "--state-dir", str(tmp_path), *arguments])
+    return lambda *arguments: runner.invoke(
+        app, ["why", "--request", "abc", "--state-dir", str(tmp_path), *arguments]
+    )
 
 
 def worker(name: str, address: str | None) -> dict[str, Any]:
     return {"name": name, "http": address}
 
 
-def test_why_request_shows_each_decision_with_its_numbers(why: Callable[..., Any], serve: Callable[[Answers], str]) -> None:
+def test_why_request_shows_each_decision_with_its_numbers(
+    why: Callable[..., Any], serve: Callable[[Answers], str]
+) -> None:
     address = serve({"/debug/requests/abc": (200, {"journeys": [INGRESS]})})
 
     assert why("--url", f"http://{address}/", "--api-key", "k").output.splitlines() == [
@@ -86,29 +106,46 @@ def test_why_request_shows_each_decision_with_its_numbers(why: Callable[..., Any
     ]
 
 
-def test_why_request_asks_the_workers_of_this_machine(why: Callable[..., Any], serve: Callable[[Answers], str], tmp_path: Path) -> None:
+def test_why_request_asks_the_workers_of_this_machine(
+    why: Callable[..., Any], serve: Callable[[Answers], str], tmp_path: Path
+) -> None:
     path = "/debug/requests/abc"
     addresses = [serve({path: (200, {"journeys": [each]})}) for each in (AT_PEER, INGRESS)]
-    workers = [worker("d1", addresses[0]), worker("d0", addresses[1]), worker("p0", None), worker("d2", serve({}))]
+    workers = [
+        worker("d1", addresses[0]),
+        worker("d0", addresses[1]),
+        worker("p0", None),
+        worker("d2", serve({})),
+    ]
     RunDirectory.create(tmp_path, "chat").write_state({"name": "chat", "workers": workers})
 
     result = why()
 
     heads = [line for line in result.output.splitlines() if line.startswith("request")]
-    assert [head.split(",")[0] for head in heads] == ["request abc at d0", "request abc-0 at d1"]  # where it came in first
+    # where it came in first
+    assert [head.split(",")[0] for head in heads] == ["request abc at d0", "request abc-0 at d1"]
 
 
-def test_why_request_that_nobody_knows_says_who_was_asked(why: Callable[..., Any], serve: Callable[[Answers], str], tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path, "chat").write_state({"name": "chat", "workers": [worker("d0", serve({})), worker("d1", "127.0.0.1:1")]})
+def test_why_request_that_nobody_knows_says_who_was_asked(
+    why: Callable[..., Any], serve: Callable[[Answers], str], tmp_path: Path
+) -> None:
+    RunDirectory.create(tmp_path, "chat").write_state(
+        {"name": "chat", "workers": [worker("d0", serve({})), worker("d1", "127.0.0.1:1")]}
+    )
     result = why()
 
     assert result.exit_code == 1
     first, second = result.stderr.splitlines()
-    assert first == "error: none of 2 workers knows request abc: each keeps its last 2048 that have ended"
+    assert (
+        first
+        == "error: none of 2 workers knows request abc: each keeps its last 2048 that have ended"
+    )
     assert second.startswith("d1 does not answer")
 
 
-def test_why_request_passes_on_what_a_worker_refuses(why: Callable[..., Any], serve: Callable[[Answers], str]) -> None:
+def test_why_request_passes_on_what_a_worker_refuses(
+    why: Callable[..., Any], serve: Callable[[Answers], str]
+) -> None:
     result = why("--url", f"http://{serve({})}", "--api-key", "wrong")
 
     assert result.exit_code == 1
@@ -118,10 +155,15 @@ def test_why_request_passes_on_what_a_worker_refuses(why: Callable[..., Any], se
 def test_why_request_needs_a_cluster_to_ask(why: Callable[..., Any]) -> None:
     result = why()
 
-    assert (result.exit_code, "give the NAME of one in Kubernetes, or --url of a worker" in result.stderr) == (2, True)
+    assert (
+        result.exit_code,
+        "give the NAME of one in Kubernetes, or --url of a worker" in result.stderr,
+    ) == (2, True)
 
 
-def test_why_request_asks_the_pods_through_the_api_server(why: Callable[..., Any], serve: Callable[[Answers], str], tmp_path: Path) -> None:
+def test_why_request_asks_the_pods_through_the_api_server(
+    why: Callable[..., Any], serve: Callable[[Answers], str], tmp_path: Path
+) -> None:
     pods = "/api/v1/namespaces/default/pods"
     listed = {"items": [{"metadata": {"name": name}} for name in ("d0", "d1", "d2")]}
     answers: Answers = {
@@ -131,7 +173,12 @@ def test_why_request_asks_the_pods_through_the_api_server(why: Callable[..., Any
     }
     context = {"name": "test", "context": {"cluster": "test", "user": "test"}}
     clusters = [{"name": "test", "cluster": {"server": f"http://{serve(answers)}"}}]
-    found = {"current-context": "test", "contexts": [context], "clusters": clusters, "users": [{"name": "test", "user": {}}]}
+    found = {
+        "current-context": "test",
+        "contexts": [context],
+        "clusters": clusters,
+        "users": [{"name": "test", "user": {}}],
+    }
     file = tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **found}))
 

@@ -29,18 +29,30 @@ def main() -> None:
         sys.stderr.write("loading\nerror: model kind is not supported\nbye\n")
         sys.exit(int(code))
     if behaviour == "parent":
-        subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"])
-    asyncio.run(serve(yaml.safe_load(arguments.engine_config.read_text()), stubborn=behaviour == "stubborn"))
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()",
+            ]
+        )
+    asyncio.run(
+        serve(yaml.safe_load(arguments.engine_config.read_text()), stubborn=behaviour == "stubborn")
+    )
 
 
 async def serve(config: dict, *, stubborn: bool) -> None:
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, (lambda: None) if stubborn else stop.set)
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGTERM, (lambda: None) if stubborn else stop.set
+    )
     host, _, port = config["discovery"]["endpoints"][0].partition(":")
     pod, namespace = os.environ["POD_NAME"], os.environ["POD_NAMESPACE"]
     place = "/".join(config[name] for name in ("revision", "role", "pool"))
     key = f"/pdcluster/{namespace}/{config['cluster']}/workers/{place}/{pod}"
-    with socket.create_server((config["listen"]["host"], config["listen"].get("http", 8000))) as listener:
+    with socket.create_server(
+        (config["listen"]["host"], config["listen"].get("http", 8000))
+    ) as listener:
         record = {
             "engine_id": uuid.uuid4().hex,
             "state": "ready",

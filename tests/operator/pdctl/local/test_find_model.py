@@ -1,4 +1,6 @@
-"""Source of a model for `pdctl up`: the folder that is given, the object's path, the cache by the model's name."""
+"""Source of a model for `pdctl up`: the folder that is given, the object's path, the cache by the
+model's name.
+"""
 
 import sys
 from pathlib import Path
@@ -28,21 +30,29 @@ def model_in(folder: Path) -> Path:
     return folder
 
 
-def find(model: dict[str, Any], document: dict[str, Any], tmp_path: Path, given: Path | None = None) -> FoundModel:
+def find(
+    model: dict[str, Any], document: dict[str, Any], tmp_path: Path, given: Path | None = None
+) -> FoundModel:
     document["spec"]["model"] = model
     return find_model(parse(document), tmp_path / "chat.yaml", given)
 
 
 @pytest.mark.parametrize("model", [OWN, VOLUME, HUB], ids=["path", "volume", "hub"])
-def test_a_given_folder_goes_over_all(model: dict[str, Any], cache: Path, document: dict[str, Any], tmp_path: Path) -> None:
+def test_a_given_folder_goes_over_all(
+    model: dict[str, Any], cache: Path, document: dict[str, Any], tmp_path: Path
+) -> None:
     model_in(cache / "tiny")
     model_in(tmp_path / "tiny")
 
-    assert find(model, document, tmp_path, model_in(tmp_path / "given")) == FoundModel(tmp_path / "given", "--model-path")
+    assert find(model, document, tmp_path, model_in(tmp_path / "given")) == FoundModel(
+        tmp_path / "given", "--model-path"
+    )
 
 
 @pytest.mark.parametrize("path", ["tiny", "{folder}/tiny", "~/tiny"])
-def test_the_objects_path_goes_over_the_cache(path: str, cache: Path, document: dict[str, Any], tmp_path: Path) -> None:
+def test_the_objects_path_goes_over_the_cache(
+    path: str, cache: Path, document: dict[str, Any], tmp_path: Path
+) -> None:
     model_in(cache / "tiny")
     expected = model_in(Path.home() / "tiny" if path.startswith("~") else tmp_path / "tiny")
     found = find({"name": "tiny", "path": path.format(folder=tmp_path)}, document, tmp_path)
@@ -50,16 +60,26 @@ def test_the_objects_path_goes_over_the_cache(path: str, cache: Path, document: 
     assert found == FoundModel(expected, "spec.model.path")
 
 
-@pytest.mark.parametrize("model", [VOLUME, HUB, {"name": "tiny", "path": "/models/in/an/image"}], ids=["volume", "hub", "path in an image"])
-def test_the_cache_has_it_by_name(model: dict[str, Any], cache: Path, document: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [VOLUME, HUB, {"name": "tiny", "path": "/models/in/an/image"}],
+    ids=["volume", "hub", "path in an image"],
+)
+def test_the_cache_has_it_by_name(
+    model: dict[str, Any], cache: Path, document: dict[str, Any], tmp_path: Path
+) -> None:
     """A folder beside the file is none of a volume's, whatever its name."""
     model_in(cache / "tiny")
     model_in(tmp_path / "tiny")
 
-    assert find(model, document, tmp_path) == FoundModel(cache / "tiny", "the cache, by the name tiny")
+    assert find(model, document, tmp_path) == FoundModel(
+        cache / "tiny", "the cache, by the name tiny"
+    )
 
 
-@pytest.mark.parametrize(("name", "folder"), [("org/tiny", "org--tiny"), ("../../tiny", "..--..--tiny")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("org/tiny", "org--tiny"), ("../../tiny", "..--..--tiny")]
+)
 def test_a_name_with_slashes_is_one_folder_of_the_cache(
     name: str, folder: str, cache: Path, document: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -68,7 +88,9 @@ def test_a_name_with_slashes_is_one_folder_of_the_cache(
     assert find({**VOLUME, "name": name}, document, tmp_path).path == cache / folder
 
 
-def test_a_given_folder_that_is_not_there_is_refused(cache: Path, document: dict[str, Any], tmp_path: Path) -> None:
+def test_a_given_folder_that_is_not_there_is_refused(
+    cache: Path, document: dict[str, Any], tmp_path: Path
+) -> None:
     model_in(cache / "tiny")
     with pytest.raises(StartError, match=r"^--model-path: no folder at .*/none; correct the path$"):
         find(VOLUME, document, tmp_path, tmp_path / "none")
@@ -86,10 +108,19 @@ def test_a_model_that_is_nowhere_is_refused_with_the_three_places_and_the_fix(
         return str(refused.value)
 
     begin = "spec.model: no folder of tiny is on this machine: --model-path is not given, "
-    last = f", and the cache has none at {cache}/tiny; give it with `pdctl up FILE --model-path FOLDER`, or "
+    last = (
+        f", and the cache has none at {cache}/tiny; give it with `pdctl up FILE --model-path "
+        "FOLDER`, or "
+    )
     put = f"put it at {cache}/tiny (`make model` puts the sample model there)"
-    download = f"download it: {sys.executable} -m pdcluster_worker.fetch --repo=org/tiny --revision=v2 --target={cache}/tiny"
+    download = (
+        f"download it: {sys.executable} -m pdcluster_worker.fetch --repo=org/tiny --revision=v2 "
+        f"--target={cache}/tiny"
+    )
 
     assert refusal(OWN) == f"{begin}there is none at spec.model.path, {tmp_path}/tiny{last}{put}"
     assert refusal(VOLUME) == f"{begin}spec.model.path is a folder of the volume models{last}{put}"
-    assert refusal(HUB) == f"{begin}spec.model.huggingFace is downloaded on Kubernetes only{last}{download}"
+    assert (
+        refusal(HUB)
+        == f"{begin}spec.model.huggingFace is downloaded on Kubernetes only{last}{download}"
+    )

@@ -1,4 +1,6 @@
-"""Sections that have an effect on Kubernetes alone: accepted by `pdctl up`, named in a line, and edited without a restart."""
+"""Sections that have an effect on Kubernetes alone: accepted by `pdctl up`, named in a line, and
+edited without a restart.
+"""
 
 from typing import Any
 
@@ -15,20 +17,33 @@ IDLE = {
         "spec.model.pvc has no effect here: there are no volumes here",
     ),
     "hub": (
-        at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b"}, "nodeCache": "/var/models"}),
-        "spec.model.huggingFace, spec.model.nodeCache have no effect here: nothing is downloaded here",
+        at(
+            "spec.model",
+            {"name": "tiny", "huggingFace": {"repo": "a/b"}, "nodeCache": "/var/models"},
+        ),
+        "spec.model.huggingFace, spec.model.nodeCache have no effect here: nothing is downloaded "
+        "here",
     ),
-    "image": (at("spec.image", {"name": "llm:1"}), "spec.image has no effect here: workers are processes of this installation"),
+    "image": (
+        at("spec.image", {"name": "llm:1"}),
+        "spec.image has no effect here: workers are processes of this installation",
+    ),
     "resources": (
         at("spec.roles.decode.resources", {"limits": {"cpu": "2"}}),
         "spec.roles.decode.resources has no effect here: a process may take what the machine has",
     ),
-    "template": (at("spec.podTemplate", {"spec": {}}), "spec.podTemplate has no effect here: there are no pods here"),
+    "template": (
+        at("spec.podTemplate", {"spec": {}}),
+        "spec.podTemplate has no effect here: there are no pods here",
+    ),
     "template of a role": (
         at("spec.roles.prefill.podTemplate", {"spec": {}}),
         "spec.roles.prefill.podTemplate has no effect here: there are no pods here",
     ),
-    "accelerators": (at("spec.accelerators", {"B100": {}}), "spec.accelerators has no effect here: no node is chosen here"),
+    "accelerators": (
+        at("spec.accelerators", {"B100": {}}),
+        "spec.accelerators has no effect here: no node is chosen here",
+    ),
     "etcd": (
         at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi"}}),
         "spec.discovery.etcd.replicas, spec.discovery.etcd.storage have no effect here:"
@@ -36,19 +51,27 @@ IDLE = {
     ),
     "service": (
         at("spec.service", {"type": "LoadBalancer", "annotations": {"a": "b"}}),
-        "spec.service.type, spec.service.annotations have no effect here: there is no Service here: the API is at 127.0.0.1",
+        "spec.service.type, spec.service.annotations have no effect here: there is no Service "
+        "here: the API is at 127.0.0.1",
     ),
     "keys": (
         at("spec.service.apiKeySecret", "keys"),
         "spec.service.apiKeySecret has no effect here:"
         " there are no Secrets here: no key is asked for, and only this machine reaches the API",
     ),
-    "placement": (at("spec.placement", {"domainLabel": "rack"}), "spec.placement has no effect here: all workers are on this machine"),
+    "placement": (
+        at("spec.placement", {"domainLabel": "rack"}),
+        "spec.placement has no effect here: all workers are on this machine",
+    ),
     "rollout": (
         at("spec.rollout", {"strategy": "Recreate"}),
-        "spec.rollout has no effect here: there is one revision, and workers have a minute to finish their streams",
+        "spec.rollout has no effect here: there is one revision, and workers have a minute to "
+        "finish their streams",
     ),
-    "network policy": (at("spec.networkPolicy.enabled", False), "spec.networkPolicy has no effect here: workers listen on 127.0.0.1 alone"),
+    "network policy": (
+        at("spec.networkPolicy.enabled", False),
+        "spec.networkPolicy has no effect here: workers listen on 127.0.0.1 alone",
+    ),
     "autoscaler": (
         at("spec.autoscale", {"mode": "Advise"}),
         "autoscale.mode is Advise, and pdctl up does not scale:"
@@ -58,7 +81,9 @@ IDLE = {
 
 
 @pytest.mark.parametrize(("change", "line"), IDLE.values(), ids=IDLE.keys())
-def test_a_section_without_effect_is_one_line(change: Any, line: str, document: dict[str, Any]) -> None:
+def test_a_section_without_effect_is_one_line(
+    change: Any, line: str, document: dict[str, Any]
+) -> None:
     change(document)
 
     assert idle_remarks(parse(document)) == [line]
@@ -75,9 +100,16 @@ def test_an_edit_of_it_needs_no_restart(case: str, document: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(
     "change",
-    [at("spec.service.type", "ClusterIP"), at("spec.rollout", {"strategy": "BlueGreen"}), at("spec.image", {}), at("spec.service.port", 1)],
+    [
+        at("spec.service.type", "ClusterIP"),
+        at("spec.rollout", {"strategy": "BlueGreen"}),
+        at("spec.image", {}),
+        at("spec.service.port", 1),
+    ],
 )
-def test_defaults_and_what_has_an_effect_are_not_told(change: Any, document: dict[str, Any]) -> None:
+def test_defaults_and_what_has_an_effect_are_not_told(
+    change: Any, document: dict[str, Any]
+) -> None:
     change(document)
 
     assert idle_remarks(parse(document)) == []

@@ -39,7 +39,9 @@ def test_backoff_doubles_to_30_seconds() -> None:
     assert [RESTART.after(number) for number in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
 
 
-async def test_keeper_starts_a_dead_process_again_with_its_last_lines_told(launch: Callable[[str], Launch]) -> None:
+async def test_keeper_starts_a_dead_process_again_with_its_last_lines_told(
+    launch: Callable[[str], Launch],
+) -> None:
     time, said = Time(), []
 
     def report(text: str) -> None:
@@ -47,16 +49,26 @@ async def test_keeper_starts_a_dead_process_again_with_its_last_lines_told(launc
         if len(said) == 4:
             keeper.stop()
 
-    keeper = Keeper(launch("print('one'); print('two'); raise SystemExit(3)"), report, sleep=time.sleep, clock=time.clock)
+    keeper = Keeper(
+        launch("print('one'); print('two'); raise SystemExit(3)"),
+        report,
+        sleep=time.sleep,
+        clock=time.clock,
+    )
     await keeper.run()
 
     assert time.slept[:3] == [1, 2, 4]
     assert keeper.num_lives == 4
     assert keeper.phase == "stopped"
-    assert said[0].startswith("worker ended with code 3, starts again in 1 s; last lines of its log:\n    one\n    two\n    (")
+    assert said[0].startswith(
+        "worker ended with code 3, starts again in 1 s; last lines of its log:\n    one\n    two\n "
+        "   ("
+    )
 
 
-async def test_keeper_forgets_a_crash_loop_after_a_healthy_life(launch: Callable[[str], Launch]) -> None:
+async def test_keeper_forgets_a_crash_loop_after_a_healthy_life(
+    launch: Callable[[str], Launch],
+) -> None:
     time, said = Time(), []
     time_steps = itertools.cycle([0.0, 0.0, 0.0, 61.0])  # began, ended, began, ended
 
@@ -85,10 +97,13 @@ async def test_keeper_gives_up_on_a_configuration_error(launch: Callable[[str], 
     assert said == ["worker ended with code 2 and is not started again: no such model"]
 
 
-async def test_keeper_stop_drains_with_sigterm(launch: Callable[[str], Launch], wait_until: Callable[..., Any]) -> None:
+async def test_keeper_stop_drains_with_sigterm(
+    launch: Callable[[str], Launch], wait_until: Callable[..., Any]
+) -> None:
     said: list[str] = []
     code = (
-        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('drained'), sys.exit(0)));"
+        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('drained'), "
+        "sys.exit(0)));"
         "print('up', flush=True); signal.pause()"
     )
     keeper = Keeper(launch(code), said.append)
@@ -101,7 +116,9 @@ async def test_keeper_stop_drains_with_sigterm(launch: Callable[[str], Launch], 
     assert (said, keeper.phase, keeper.pid) == ([], "stopped", None)
 
 
-async def test_keeper_stop_ends_a_wait(launch: Callable[[str], Launch], wait_until: Callable[..., Any]) -> None:
+async def test_keeper_stop_ends_a_wait(
+    launch: Callable[[str], Launch], wait_until: Callable[..., Any]
+) -> None:
     async def forever(seconds: float) -> None:
         await asyncio.Event().wait()
 
@@ -119,7 +136,8 @@ async def test_keeper_kills_what_a_dead_leader_left(
 ) -> None:
     child = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
     code = (
-        f"import os, signal, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]);"
+        "import os, signal, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', "
+        f"{child!r}]);"
         "print(p.pid, flush=True); signal.pause()"
     )
     keeper = Keeper(launch(code), lambda text: None)
@@ -132,17 +150,28 @@ async def test_keeper_kills_what_a_dead_leader_left(
 
     keeper.stop()
     await running
-    await wait_until(lambda: not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE, "its end")
+    await wait_until(
+        lambda: (
+            not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
+        ),
+        "its end",
+    )
 
 
 async def test_keeper_raises_when_nothing_can_be_started(tmp_path: Path) -> None:
-    keeper = Keeper(Launch("worker", (sys.executable,), tmp_path / "missing" / "log"), lambda text: None)
+    keeper = Keeper(
+        Launch("worker", (sys.executable,), tmp_path / "missing" / "log"), lambda text: None
+    )
     with pytest.raises(FileNotFoundError):
         await keeper.run()
 
 
 async def test_process_without_a_program_says_so_in_its_log(tmp_path: Path) -> None:
-    keeper = Keeper(Launch("worker", ("/no/such/program",), tmp_path / "log"), lambda text: None, give_up_on=frozenset({1}))
+    keeper = Keeper(
+        Launch("worker", ("/no/such/program",), tmp_path / "log"),
+        lambda text: None,
+        give_up_on=frozenset({1}),
+    )
     await keeper.run()
 
     assert keeper.phase == "failed"
@@ -158,6 +187,9 @@ def test_last_lines_of_a_missing_log_are_none(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none", 3) == []
 
 
-@pytest.mark.parametrize(("code", "text"), [(0, "code 0"), (1, "code 1"), (-signal.SIGKILL, "signal SIGKILL"), (-99, "signal 99")])
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(0, "code 0"), (1, "code 1"), (-signal.SIGKILL, "signal SIGKILL"), (-99, "signal 99")],
+)
 def test_exit_is_described_in_words(code: int, text: str) -> None:
     assert describe_exit(code) == text

@@ -29,7 +29,9 @@ def context(side: Certificates, protocol: int, trusted: Certificates) -> ssl.SSL
 @pytest.mark.parametrize("name", [WORKER_NAME, "127.0.0.1"])
 def test_certificates_serve_both_ends_of_mutual_tls(name: str, certificates: Certificates) -> None:
     handshake(
-        context(certificates, ssl.PROTOCOL_TLS_SERVER, certificates), context(certificates, ssl.PROTOCOL_TLS_CLIENT, certificates), name
+        context(certificates, ssl.PROTOCOL_TLS_SERVER, certificates),
+        context(certificates, ssl.PROTOCOL_TLS_CLIENT, certificates),
+        name,
     )
 
 
@@ -42,12 +44,21 @@ def test_certificates_name_no_other_host(certificates: Certificates) -> None:
         )
 
 
-def test_certificates_of_another_run_are_refused(certificates: Certificates, tmp_path: Path) -> None:
+def test_certificates_of_another_run_are_refused(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     (tmp_path / "other").mkdir()
     other = make_certificates(tmp_path / "other")
     with pytest.raises(ssl.SSLCertVerificationError):
-        handshake(context(other, ssl.PROTOCOL_TLS_SERVER, other), context(certificates, ssl.PROTOCOL_TLS_CLIENT, certificates), WORKER_NAME)
+        handshake(
+            context(other, ssl.PROTOCOL_TLS_SERVER, other),
+            context(certificates, ssl.PROTOCOL_TLS_CLIENT, certificates),
+            WORKER_NAME,
+        )
 
 
 def test_certificate_files_are_for_this_user_only(certificates: Certificates) -> None:
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (certificates.ca, certificates.certificate, certificates.key)} == {0o600}
+    assert {
+        stat.S_IMODE(path.stat().st_mode)
+        for path in (certificates.ca, certificates.certificate, certificates.key)
+    } == {0o600}

@@ -17,7 +17,14 @@ from pdctl.local.keeper import Keeper
 from tests.ports import free_port
 
 PREFIX = keys.workers_prefix("default", "chat", "r1")
-RECORD = {"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3", "schema": 1}
+RECORD = {
+    "engine_id": "e1",
+    "state": "ready",
+    "http_address": "h:1",
+    "grpc_address": "h:2",
+    "kv_address": "h:3",
+    "schema": 1,
+}
 
 
 @pytest.fixture
@@ -40,16 +47,31 @@ async def put(endpoint: str, key: str, value: bytes) -> None:
 
 
 async def test_records_are_read_by_pod_and_strangers_ignored(endpoint: str) -> None:
-    await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "chat-decode-cpu-0"), json.dumps(RECORD).encode())
+    await put(
+        endpoint,
+        keys.worker_key(PREFIX, "decode", "cpu", "chat-decode-cpu-0"),
+        json.dumps(RECORD).encode(),
+    )
     await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "broken"), b"{")
     await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "other-schema"), b"{}")
     await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "list"), b"[]")
     await put(endpoint, PREFIX + "stray", json.dumps(RECORD).encode())
-    await put(endpoint, keys.worker_key(keys.workers_prefix("default", "chat", "r2"), "decode", "cpu", "p"), json.dumps(RECORD).encode())
+    await put(
+        endpoint,
+        keys.worker_key(keys.workers_prefix("default", "chat", "r2"), "decode", "cpu", "p"),
+        json.dumps(RECORD).encode(),
+    )
     await check_reachable([endpoint], keys.ROOT)
 
     assert await read_workers([endpoint], PREFIX) == {
-        "chat-decode-cpu-0": WorkerRecord("chat-decode-cpu-0", "decode", "cpu", "e1", "ready", {"http": "h:1", "grpc": "h:2", "kv": "h:3"})
+        "chat-decode-cpu-0": WorkerRecord(
+            "chat-decode-cpu-0",
+            "decode",
+            "cpu",
+            "e1",
+            "ready",
+            {"http": "h:1", "grpc": "h:2", "kv": "h:3"},
+        )
     }
 
 
@@ -65,13 +87,17 @@ async def test_no_endpoint_that_answers_is_an_error() -> None:
         await check_reachable([dead], keys.ROOT)
 
 
-async def test_etcd_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_etcd_that_does_not_start_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(etcd, "START_SECONDS", 0.0)
     with pytest.raises(StartError, match="etcd did not start within 0 s; its log is "):
         await etcd.wait_until_reachable(f"127.0.0.1:{free_port()}", tmp_path / "etcd.log")
 
 
-def test_etcd_is_found_in_the_path_when_not_beside_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_etcd_is_found_in_the_path_when_not_beside_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(etcd.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(StartError, match="no etcd program found; run `make setup`"):
@@ -83,5 +109,8 @@ def test_etcd_is_found_in_the_path_when_not_beside_python(monkeypatch: pytest.Mo
 
 
 def test_keys_are_those_of_the_contract() -> None:
-    assert keys.worker_key(PREFIX, "decode", "cpu", "pod-0") == "/pdcluster/default/chat/workers/r1/decode/cpu/pod-0"
+    assert (
+        keys.worker_key(PREFIX, "decode", "cpu", "pod-0")
+        == "/pdcluster/default/chat/workers/r1/decode/cpu/pod-0"
+    )
     assert keys.command_key("default", "chat", "pod-0") == "/pdcluster/default/chat/commands/pod-0"

@@ -11,7 +11,10 @@ from pdctl.local.plan import MAX_PROCESSES, plan_local
 
 def two_by_two(document: dict[str, Any]) -> dict[str, Any]:
     document["spec"]["roles"] = {
-        "prefill": {"pools": [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}], "engine": {"threads": 3}},
+        "prefill": {
+            "pools": [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}],
+            "engine": {"threads": 3},
+        },
         "decode": {"pools": [{"name": "cpu", "replicas": 2}]},
     }
     return document
@@ -20,7 +23,10 @@ def two_by_two(document: dict[str, Any]) -> dict[str, Any]:
 def test_plan_lists_every_process(document: dict[str, Any]) -> None:
     plan = plan_local(parse(two_by_two(document)), cores=8, port=8000)
 
-    assert [(p.name, p.role, p.pool.name, p.ordinal, p.engine.threads, p.http_port) for p in plan.processes] == [
+    assert [
+        (p.name, p.role, p.pool.name, p.ordinal, p.engine.threads, p.http_port)
+        for p in plan.processes
+    ] == [
         ("chat-prefill-a-0", "prefill", "a", 0, 3, 0),
         ("chat-prefill-b-0", "prefill", "b", 0, 3, 0),
         ("chat-decode-cpu-0", "decode", "cpu", 0, 2, 8000),
@@ -30,7 +36,9 @@ def test_plan_lists_every_process(document: dict[str, Any]) -> None:
 
 
 def test_plan_of_mixed_serves_at_the_first(document: dict[str, Any]) -> None:
-    document["spec"]["roles"] = {"mixed": {"pools": [{"name": "off", "replicas": 0}, {"name": "cpu", "replicas": 1}]}}
+    document["spec"]["roles"] = {
+        "mixed": {"pools": [{"name": "off", "replicas": 0}, {"name": "cpu", "replicas": 1}]}
+    }
     plan = plan_local(parse(document), cores=2, port=0)
 
     assert [(p.name, p.engine.threads) for p in plan.processes] == [("chat-mixed-cpu-0", 2)]
@@ -44,7 +52,9 @@ def test_plan_gives_every_process_a_thread(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("cores", "owned"), [(9, False), (10, True)])
-def test_processes_own_their_cores_where_all_threads_have_one(document: dict[str, Any], cores: int, owned: bool) -> None:
+def test_processes_own_their_cores_where_all_threads_have_one(
+    document: dict[str, Any], cores: int, owned: bool
+) -> None:
     document = two_by_two(document)
     document["spec"]["engine"] = {"threads": 2}
     plan = plan_local(parse(document), cores=cores, port=0)
@@ -62,7 +72,8 @@ def test_plan_refuses_gpus_and_a_cluster_without_ingress(document: dict[str, Any
     assert list(map(str, refused.value.faults)) == [
         "spec.roles.prefill.pools[0].gpu: pdctl runs cpu pools on this machine, not B200; "
         "use gpu: cpu here; pools of GPUs run on Kubernetes",
-        "spec.roles.decode.pools: no decode worker would answer requests; set replicas to 1 or more",
+        "spec.roles.decode.pools: no decode worker would answer requests; set replicas to 1 or "
+        "more",
     ]
 
 
@@ -81,11 +92,14 @@ def test_plan_refuses_more_processes_than_a_machine_should_run(document: dict[st
 
 
 def test_plan_refuses_an_etcd_that_asks_for_certificates(document: dict[str, Any]) -> None:
-    document["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd.example:2379"], "tlsSecret": "etcd-client"}}
+    document["spec"]["discovery"] = {
+        "etcd": {"endpoints": ["etcd.example:2379"], "tlsSecret": "etcd-client"}
+    }
     with pytest.raises(InvalidObjectError) as refused:
         plan_local(parse(document), cores=1, port=0)
 
     assert str(refused.value) == (
-        "spec.discovery.etcd.tlsSecret: there are no Secrets on this machine, and pdctl reaches no etcd by TLS;"
+        "spec.discovery.etcd.tlsSecret: there are no Secrets on this machine, and pdctl reaches no "
+        "etcd by TLS;"
         " leave endpoints and tlsSecret out here"
     )

@@ -27,10 +27,16 @@ def rows(decode: Disaggregation | None, prefill: str = "ready") -> list[Row]:
         (None, "ready", ("Unknown", "NoLongPrompts")),
         (REFUSING, "ready", ("False", "PairRefused")),
         (BUSY, "ready", ("True", "Offloading")),
-        (Disaggregation("tcp", long_prompts=10, remote_ratio=0.0), "failed", ("False", "NoPrefillWorker")),
+        (
+            Disaggregation("tcp", long_prompts=10, remote_ratio=0.0),
+            "failed",
+            ("False", "NoPrefillWorker"),
+        ),
     ],
 )
-def test_rows_make_the_condition(said: Disaggregation | None, prefill: str, expected: tuple[str, str]) -> None:
+def test_rows_make_the_condition(
+    said: Disaggregation | None, prefill: str, expected: tuple[str, str]
+) -> None:
     found = disaggregation_of(CLUSTER, rows(said, prefill))
 
     assert found is not None

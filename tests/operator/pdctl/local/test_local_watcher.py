@@ -41,7 +41,9 @@ def keeper() -> Keeper:
     return made
 
 
-async def test_watcher_tells_changes_only_and_keeps_what_it_knew_in_an_outage(etcd: Etcd, keeper: Keeper) -> None:
+async def test_watcher_tells_changes_only_and_keeps_what_it_knew_in_an_outage(
+    etcd: Etcd, keeper: Keeper
+) -> None:
     told: list[Sequence[Row]] = []
     watched, workers = watcher.Watcher(["e:1"], "/p/", told.append), [("decode", "cpu", keeper)]
     await watched.prime()
@@ -55,7 +57,9 @@ async def test_watcher_tells_changes_only_and_keeps_what_it_knew_in_an_outage(et
     assert watched.http_address("w") == "127.0.0.1:8000"
 
 
-async def test_watcher_is_not_fooled_by_records_of_an_earlier_run(etcd: Etcd, keeper: Keeper) -> None:
+async def test_watcher_is_not_fooled_by_records_of_an_earlier_run(
+    etcd: Etcd, keeper: Keeper
+) -> None:
     etcd.records = {"w": RECORD}
     watched = watcher.Watcher(["e:1"], "/p/", lambda rows: None)
     await watched.prime()
@@ -76,5 +80,8 @@ def test_port_that_is_not_ours_is_a_start_error(monkeypatch: pytest.MonkeyPatch)
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(up, "port_is_free", refuse)
-    with pytest.raises(StartError, match=r"port 80 cannot be used \(Permission denied\); choose another with --port"):
+    with pytest.raises(
+        StartError,
+        match=r"port 80 cannot be used \(Permission denied\); choose another with --port",
+    ):
         up._check_port(80)

@@ -50,8 +50,12 @@ class Run:
 
 
 @pytest.fixture
-def start(tmp_path: Path, document: dict[str, Any], write_document: Callable[[dict[str, Any]], Path]) -> Iterator[Callable[..., Run]]:
-    """Start pdctl up on the document, or on a file, in a home folder of its own; whatever is left of it afterwards is killed."""
+def start(
+    tmp_path: Path, document: dict[str, Any], write_document: Callable[[dict[str, Any]], Path]
+) -> Iterator[Callable[..., Run]]:
+    """Start pdctl up on the document, or on a file, in a home folder of its own; whatever is left
+    of it afterwards is killed.
+    """
     (tmp_path / "model").mkdir()
     document["spec"]["model"]["path"] = "model"
     started: list[Run] = []
@@ -60,7 +64,14 @@ def start(tmp_path: Path, document: dict[str, Any], write_document: Callable[[di
         output = tmp_path / "output"
         with output.open("wb") as written:
             served = str(file or write_document(document))
-            command = [sys.executable, "-c", _UP.format(standin=str(_STANDIN)), "up", served, "--no-progress"]
+            command = [
+                sys.executable,
+                "-c",
+                _UP.format(standin=str(_STANDIN)),
+                "up",
+                served,
+                "--no-progress",
+            ]
             process = subprocess.Popen(
                 [*command, "--state-dir", str(tmp_path / "state"), *(options or ("--port", "0"))],
                 stdout=written,
@@ -77,19 +88,27 @@ def start(tmp_path: Path, document: dict[str, Any], write_document: Callable[[di
 
 
 def none_alive(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    return not any(
+        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        for pid in pids
+    )
 
 
 def processes_of(run: Run) -> list[int]:
     """Whatever was started on the run's files."""
-    commands = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    commands = {
+        process.pid: " ".join(process.info["cmdline"] or ())
+        for process in psutil.process_iter(["cmdline"])
+    }
     return [pid for pid, command in commands.items() if str(run.state_dir) in command]
 
 
 async def test_up_serves_the_file_that_kubernetes_takes_until_sigterm_and_leaves_no_process(
     start: Callable[..., Run], wait_until: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The file of e2e, as it is: its model comes from the cache, and what is Kubernetes' is said to have no effect."""
+    """The file of e2e, as it is: its model comes from the cache, and what is Kubernetes' is said to
+    have no effect.
+    """
     folder = tmp_path / ".cache/pdcluster/smollm2-135m-instruct"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -98,8 +117,10 @@ async def test_up_serves_the_file_that_kubernetes_takes_until_sigterm_and_leaves
     assert run.text().splitlines()[1:5] == [
         f"model {folder}, from the cache, by the name smollm2-135m-instruct",
         "spec.model.pvc has no effect here: there are no volumes here",
-        "spec.roles.prefill.resources, spec.roles.decode.resources have no effect here: a process may take what the machine has",
-        "spec.rollout has no effect here: there is one revision, and workers have a minute to finish their streams",
+        "spec.roles.prefill.resources, spec.roles.decode.resources have no effect here: a process "
+        "may take what the machine has",
+        "spec.rollout has no effect here: there is one revision, and workers have a minute to "
+        "finish their streams",
     ]
     (engine,) = tmp_path.glob("state/chat/run-*/config/chat-decode-cpu-0.yaml")
     assert yaml.safe_load(engine.read_text())["model"]["path"] == str(folder)
@@ -114,14 +135,21 @@ async def test_up_serves_the_file_that_kubernetes_takes_until_sigterm_and_leaves
     assert run.states() == ["stopped", "stopped"]
 
 
-async def test_up_says_that_it_does_not_scale(start: Callable[..., Run], document: dict[str, Any], wait_until: Callable[..., Any]) -> None:
+async def test_up_says_that_it_does_not_scale(
+    start: Callable[..., Run], document: dict[str, Any], wait_until: Callable[..., Any]
+) -> None:
     document["spec"]["autoscale"] = {"mode": "On", "budget": {"total": 4}}
     run = start()
-    said = "autoscale.mode is On, and pdctl up does not scale: every pool runs its `replicas`; `pdctl autoscale replay` tries it on a trace"
+    said = (
+        "autoscale.mode is On, and pdctl up does not scale: every pool runs its `replicas`; `pdctl "
+        "autoscale replay` tries it on a trace"
+    )
     await wait_until(lambda: said in run.text().splitlines(), "the remark")
 
 
-async def test_up_killed_leaves_no_process(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
+async def test_up_killed_leaves_no_process(
+    start: Callable[..., Run], wait_until: Callable[..., Any]
+) -> None:
     run = start()
     await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
     pids = run.pids()
@@ -131,18 +159,31 @@ async def test_up_killed_leaves_no_process(start: Callable[..., Run], wait_until
     await wait_until(lambda: none_alive(pids), "the end of every child")
 
 
-async def test_up_restarts_a_killed_worker_and_says_so(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
+async def test_up_restarts_a_killed_worker_and_says_so(
+    start: Callable[..., Run], wait_until: Callable[..., Any]
+) -> None:
     run = start()
     await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
     first = run.pids()[1]
 
     os.kill(first, signal.SIGKILL)
-    await wait_until(lambda: "chat-prefill-cpu-0 ended with signal SIGKILL, starts again in 1 s" in run.text(), "the line")
-    await wait_until(lambda: (run.state() or {})["workers"][0]["restarts"] == 1 and run.states() == ["ready", "ready"], "the second life")
+    await wait_until(
+        lambda: "chat-prefill-cpu-0 ended with signal SIGKILL, starts again in 1 s" in run.text(),
+        "the line",
+    )
+    await wait_until(
+        lambda: (
+            (run.state() or {})["workers"][0]["restarts"] == 1
+            and run.states() == ["ready", "ready"]
+        ),
+        "the second life",
+    )
     assert run.pids()[1] != first
 
 
-async def test_up_restarts_etcd_at_its_address(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
+async def test_up_restarts_etcd_at_its_address(
+    start: Callable[..., Run], wait_until: Callable[..., Any]
+) -> None:
     run = start()
     await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
     port = int((run.state() or {})["etcd"]["endpoints"][0].partition(":")[2])
@@ -166,7 +207,9 @@ async def test_up_ends_with_2_when_a_worker_refuses_its_input(start: Callable[..
     assert processes_of(run) == []
 
 
-async def test_up_second_signal_kills_a_worker_that_does_not_drain(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
+async def test_up_second_signal_kills_a_worker_that_does_not_drain(
+    start: Callable[..., Run], wait_until: Callable[..., Any]
+) -> None:
     run = start(standin="stubborn")
     await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
     pids = run.pids()
@@ -191,7 +234,12 @@ async def test_up_takes_a_policy_edit(
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 32}}
     write_document(document)
     await wait_until(lambda: "policy updated" in run.text(), "the line")
-    assert yaml.safe_load(Path((run.state() or {})["policy"]).read_text())["offload"]["prefillLengthThreshold"] == 32
+    assert (
+        yaml.safe_load(Path((run.state() or {})["policy"]).read_text())["offload"][
+            "prefillLengthThreshold"
+        ]
+        == 32
+    )
 
 
 async def test_up_refuses_an_edit_that_yaml_cannot_read_and_takes_the_next(
@@ -206,8 +254,15 @@ async def test_up_refuses_an_edit_that_yaml_cannot_read_and_takes_the_next(
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 32}}
     path = write_document(document)
     good = path.read_text()
-    path.write_text(good.replace("prefillLengthThreshold: 32", "prefillLengthThreshold: 2020-13-45"))
-    await wait_until(lambda: "edit refused, the last good policy stays:\n    not YAML: month must be" in run.text(), "the refusal")
+    path.write_text(
+        good.replace("prefillLengthThreshold: 32", "prefillLengthThreshold: 2020-13-45")
+    )
+    await wait_until(
+        lambda: (
+            "edit refused, the last good policy stays:\n    not YAML: month must be" in run.text()
+        ),
+        "the refusal",
+    )
     path.write_text(good)
     await wait_until(lambda: "policy updated" in run.text(), "the line")
     assert run.states() == ["ready", "ready"]
@@ -218,25 +273,38 @@ async def test_up_refuses_a_taken_port(start: Callable[..., Run]) -> None:
         port = taken.getsockname()[1]
         run = start("--port", str(port))
         assert run.process.wait(30) == 2
-    assert run.text() == f"error: port {port} is taken; choose another with --port or PDCLUSTER_PORT\n"
+    assert (
+        run.text() == f"error: port {port} is taken; choose another with --port or PDCLUSTER_PORT\n"
+    )
 
 
-async def test_up_refuses_a_model_that_is_nowhere(start: Callable[..., Run], document: dict[str, Any], tmp_path: Path) -> None:
+async def test_up_refuses_a_model_that_is_nowhere(
+    start: Callable[..., Run], document: dict[str, Any], tmp_path: Path
+) -> None:
     document["spec"]["model"]["path"] = "other"
     run = start()
     assert run.process.wait(30) == 2
-    place = f"there is none at spec.model.path, {tmp_path}/other, and the cache has none at {tmp_path}/.cache/pdcluster/tiny;"
-    assert run.text().startswith(f"error: {tmp_path}/cluster.yaml: spec.model: no folder of tiny is on this machine: ")
+    place = (
+        f"there is none at spec.model.path, {tmp_path}/other, and the cache has none at "
+        f"{tmp_path}/.cache/pdcluster/tiny;"
+    )
+    assert run.text().startswith(
+        f"error: {tmp_path}/cluster.yaml: spec.model: no folder of tiny is on this machine: "
+    )
     assert place in run.text()
 
 
-async def test_up_refuses_a_model_path_that_is_not_there(start: Callable[..., Run], tmp_path: Path) -> None:
+async def test_up_refuses_a_model_path_that_is_not_there(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
     run = start("--model-path", str(tmp_path / "none"))
     assert run.process.wait(30) == 2
     assert run.text() == f"error: --model-path: no folder at {tmp_path}/none; correct the path\n"
 
 
-async def test_up_says_that_a_given_etcd_is_unreachable(start: Callable[..., Run], document: dict[str, Any]) -> None:
+async def test_up_says_that_a_given_etcd_is_unreachable(
+    start: Callable[..., Run], document: dict[str, Any]
+) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{unused.getsockname()[1]}"

@@ -15,7 +15,9 @@ Write = Callable[[dict[str, Any]], Path]
 
 
 @pytest.fixture
-def watched(document: dict[str, Any], write_document: Write, tmp_path: Path) -> tuple[PolicyWatcher, Path, list[str]]:
+def watched(
+    document: dict[str, Any], write_document: Write, tmp_path: Path
+) -> tuple[PolicyWatcher, Path, list[str]]:
     """A watcher of the document's file that has looked once, its policy file, and what it says."""
     source, target, said = write_document(document), tmp_path / "policy.yaml", []
     cluster = load(source)
@@ -59,12 +61,17 @@ def test_an_edit_of_who_may_call_the_api_and_of_its_limits_is_taken(
     watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any], write_document: Write
 ) -> None:
     watcher, target, said = watched
-    document["spec"].setdefault("service", {}).update(cors={"allowedOrigins": ["http://localhost:3000"]}, limits={"maxHeaders": 64})
+    document["spec"].setdefault("service", {}).update(
+        cors={"allowedOrigins": ["http://localhost:3000"]}, limits={"maxHeaders": 64}
+    )
     write_document(document)
     watcher.look()
     policy = yaml.safe_load(target.read_text())
 
-    assert (policy["cors"]["allowedOrigins"], policy["httpLimits"]["maxHeaders"]) == (["http://localhost:3000"], 64)
+    assert (policy["cors"]["allowedOrigins"], policy["httpLimits"]["maxHeaders"]) == (
+        ["http://localhost:3000"],
+        64,
+    )
     assert said == ["policy updated"]
 
 
@@ -95,12 +102,18 @@ def test_engine_edit_is_refused_whole(
     watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any], write_document: Write
 ) -> None:
     watcher, target, said = watched
-    document["spec"] |= {"routing": {"offload": {"prefillLengthThreshold": 7}}, "engine": {"maxBatchedTokens": 512}}
+    document["spec"] |= {
+        "routing": {"offload": {"prefillLengthThreshold": 7}},
+        "engine": {"maxBatchedTokens": 512},
+    }
     write_document(document)
     watcher.look()
 
     assert threshold(target) == 256
-    assert said == ["edit refused, the last good policy stays: spec.engine.maxBatchedTokens changed; restart to apply"]
+    assert said == [
+        "edit refused, the last good policy stays: spec.engine.maxBatchedTokens changed; restart "
+        "to apply"
+    ]
 
 
 def test_edit_that_cannot_be_written_is_told_and_the_next_one_taken(
@@ -120,7 +133,9 @@ def test_edit_that_cannot_be_written_is_told_and_the_next_one_taken(
     assert said[1:] == ["policy updated"]
 
 
-def test_missing_and_unchanged_files_are_no_edits(watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any]) -> None:
+def test_missing_and_unchanged_files_are_no_edits(
+    watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any]
+) -> None:
     watcher, target, said = watched
     source = target.with_name("cluster.yaml")
     source.unlink()
@@ -132,7 +147,9 @@ def test_missing_and_unchanged_files_are_no_edits(watched: tuple[PolicyWatcher, 
     assert threshold(target) == 256
 
 
-def test_edit_between_load_and_watch_is_found(document: dict[str, Any], write_document: Write, tmp_path: Path) -> None:
+def test_edit_between_load_and_watch_is_found(
+    document: dict[str, Any], write_document: Write, tmp_path: Path
+) -> None:
     before = parse(document)
     document["spec"]["qos"] = {"admission": {"maxQueuedRequests": 5}}
     said: list[str] = []
@@ -163,14 +180,24 @@ def test_an_edit_of_the_autoscaler_is_no_reason_to_refuse_and_is_said_to_do_noth
     [
         (("spec", "service"), {"port": 9}, ["spec.service.port"]),
         (("spec", "engine"), {"blockSize": 16}, []),
-        (("spec", "roles", "prefill", "engine"), {"maxBatchedTokens": 256}, ["spec.roles.prefill.engine.maxBatchedTokens"]),
-        (("spec", "roles", "decode", "pools"), [{"name": "cpu", "replicas": 2}], ["spec.roles.decode.pools"]),
+        (
+            ("spec", "roles", "prefill", "engine"),
+            {"maxBatchedTokens": 256},
+            ["spec.roles.prefill.engine.maxBatchedTokens"],
+        ),
+        (
+            ("spec", "roles", "decode", "pools"),
+            [{"name": "cpu", "replicas": 2}],
+            ["spec.roles.decode.pools"],
+        ),
         (("metadata", "name"), "other", ["metadata.name"]),
         (("metadata", "labels"), {"team": "chat"}, []),
         (("spec", "autoscale"), {"mode": "On", "budget": {"total": 4}}, []),
     ],
 )
-def test_restart_fields_are_those_outside_policy(path: tuple[str, ...], value: Any, expected: list[str], document: dict[str, Any]) -> None:
+def test_restart_fields_are_those_outside_policy(
+    path: tuple[str, ...], value: Any, expected: list[str], document: dict[str, Any]
+) -> None:
     before = parse(document)
     section = document
     for part in path[:-1]:

@@ -39,7 +39,9 @@ def row(kept: Keeper, record: WorkerRecord | None, ledger: LifeLedger) -> Row:
         ("stopped", 1, RECORD, "stopped"),
     ],
 )
-def test_row_state_is_of_process_and_record(phase: Phase, num_lives: int, record: WorkerRecord | None, state: str) -> None:
+def test_row_state_is_of_process_and_record(
+    phase: Phase, num_lives: int, record: WorkerRecord | None, state: str
+) -> None:
     assert row(keeper(phase, num_lives), record, LifeLedger({})).state == state
 
 
@@ -81,7 +83,10 @@ def test_plain_screen_prints_changes_only(capsys: pytest.CaptureFixture[str]) ->
             screen.show(rows)
         screen.say("[news] of 2")
 
-    assert capsys.readouterr().out == "w: starting (log /logs/w.log)\nw: ready (http 127.0.0.1:8000)\n[news] of 2\n"
+    assert (
+        capsys.readouterr().out
+        == "w: starting (log /logs/w.log)\nw: ready (http 127.0.0.1:8000)\n[news] of 2\n"
+    )
 
 
 def test_live_screen_draws_a_table(capsys: pytest.CaptureFixture[str]) -> None:

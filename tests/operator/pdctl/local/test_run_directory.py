@@ -42,7 +42,11 @@ def test_unwritable_state_folder_is_named_with_the_way_out(tmp_path: Path) -> No
     with pytest.raises(StartError) as refused:
         RunDirectory.create(tmp_path / "file", "chat")
 
-    assert str(refused.value) == f"cannot write {tmp_path}/file/chat: Not a directory; choose another folder with --state-dir"
+    assert (
+        str(refused.value)
+        == f"cannot write {tmp_path}/file/chat: Not a directory; choose another folder with "
+        "--state-dir"
+    )
     assert refused.value.exit_code == 1
 
 
@@ -72,7 +76,9 @@ def test_replaced_file_leaves_no_other(tmp_path: Path) -> None:
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
     ],
 )
-def test_cores_are_limited_by_the_cgroup(files: dict[str, str], limit: int | None, tmp_path: Path) -> None:
+def test_cores_are_limited_by_the_cgroup(
+    files: dict[str, str], limit: int | None, tmp_path: Path
+) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

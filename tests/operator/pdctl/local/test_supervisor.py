@@ -12,8 +12,14 @@ import pytest
 from pdctl.local.processes import Launch, last_lines
 from pdctl.local.supervisor import Supervisor
 
-SERVE = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); signal.pause()"
-STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()"
+SERVE = (
+    "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', "
+    "flush=True); signal.pause()"
+)
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile "
+    "True: signal.pause()"
+)
 REFUSE = "import sys; print('error: bad model'); sys.exit(2)"
 
 
@@ -24,11 +30,16 @@ def launch(tmp_path: Path) -> Callable[[str, str], Launch]:
 
 async def started(supervisor: Supervisor, wait_until: Callable[..., Any]) -> list[int]:
     supervisor.start()
-    await wait_until(lambda: all(last_lines(keeper.launch.log, 1) for keeper in supervisor.keepers), "every process")
+    await wait_until(
+        lambda: all(last_lines(keeper.launch.log, 1) for keeper in supervisor.keepers),
+        "every process",
+    )
     return [keeper.pid for keeper in supervisor.keepers if keeper.pid is not None]
 
 
-async def test_supervisor_drains_all(launch: Callable[[str, str], Launch], wait_until: Callable[..., Any]) -> None:
+async def test_supervisor_drains_all(
+    launch: Callable[[str, str], Launch], wait_until: Callable[..., Any]
+) -> None:
     said: list[str] = []
     supervisor = Supervisor([launch("a", SERVE), launch("b", SERVE)], said.append)
     pids = await started(supervisor, wait_until)
@@ -48,7 +59,9 @@ async def test_supervisor_kills_what_does_not_drain_when_hurried(
     pids = await started(supervisor, wait_until)
     hurry = asyncio.Event()
     stopping = asyncio.create_task(supervisor.stop(hurry))
-    await wait_until(lambda: supervisor.keepers[0].phase == "stopped", "the end of the one that drains")
+    await wait_until(
+        lambda: supervisor.keepers[0].phase == "stopped", "the end of the one that drains"
+    )
     hurry.set()
     await stopping
 
@@ -56,7 +69,9 @@ async def test_supervisor_kills_what_does_not_drain_when_hurried(
     assert [psutil.pid_exists(pid) for pid in pids] == [False, False]
 
 
-async def test_supervisor_kills_what_does_not_drain_in_time(launch: Callable[[str, str], Launch], wait_until: Callable[..., Any]) -> None:
+async def test_supervisor_kills_what_does_not_drain_in_time(
+    launch: Callable[[str, str], Launch], wait_until: Callable[..., Any]
+) -> None:
     supervisor = Supervisor([launch("a", STUBBORN)], lambda text: None)
     pids = await started(supervisor, wait_until)
     await supervisor.stop(asyncio.Event(), drain_seconds=0.0)
@@ -64,7 +79,9 @@ async def test_supervisor_kills_what_does_not_drain_in_time(launch: Callable[[st
     assert [psutil.pid_exists(pid) for pid in pids] == [False]
 
 
-async def test_supervisor_returns_the_first_that_gives_up(launch: Callable[[str, str], Launch]) -> None:
+async def test_supervisor_returns_the_first_that_gives_up(
+    launch: Callable[[str, str], Launch],
+) -> None:
     supervisor = Supervisor([launch("a", SERVE), launch("b", REFUSE)], lambda text: None)
     supervisor.start()
     keeper = await supervisor.given_up()

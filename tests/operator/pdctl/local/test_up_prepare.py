@@ -19,7 +19,9 @@ def request_at(tmp_path: Path, document: dict[str, Any]) -> Callable[[int], UpRe
     return lambda port: UpRequest(tmp_path / "chat.yaml", parse(document), port, tmp_path / "state")
 
 
-def test_prepare_turns_port_0_into_one_that_a_restart_keeps(request_at: Callable[[int], UpRequest]) -> None:
+def test_prepare_turns_port_0_into_one_that_a_restart_keeps(
+    request_at: Callable[[int], UpRequest],
+) -> None:
     plan = prepare(request_at(0)).plan
 
     assert plan.ingress.http_port > 0

@@ -11,7 +11,15 @@ from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdctl.preview.fields import changed_fields
 from pdctl.preview.immutable import identity_faults, immutable_faults
-from pdctl.preview.preview import Accelerators, Effect, PoolChange, Preview, effect_of, preview, settled
+from pdctl.preview.preview import (
+    Accelerators,
+    Effect,
+    PoolChange,
+    Preview,
+    effect_of,
+    preview,
+    settled,
+)
 from tests.operator.object_cases import NIGHT, Change, at, both, minimal
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, workload
 from tests.operator.pdcluster_api.schema.revision_cases import ROLLS, STAYS
@@ -45,20 +53,27 @@ def test_the_same_file_changes_nothing():
 
 
 def test_a_default_that_is_written_out_is_no_change():
-    old, new = changed(both(at("spec.engine.blockSize", 16), at("spec.rollout.strategy", "BlueGreen")))
+    old, new = changed(
+        both(at("spec.engine.blockSize", 16), at("spec.rollout.strategy", "BlueGreen"))
+    )
 
     assert changed_fields(old, new) == []
 
 
 def test_a_roles_own_value_counts_even_if_it_is_the_default():
-    old, new = changed(at("spec.roles.decode.engine.maxSequences", 64), before=at("spec.engine.maxSequences", 32))
+    old, new = changed(
+        at("spec.roles.decode.engine.maxSequences", 64), before=at("spec.engine.maxSequences", 32)
+    )
 
     assert changed_fields(old, new) == [("spec.roles.decode.engine.maxSequences", None, 64)]
     assert of_files(old, new).is_rollout
 
 
 def test_a_value_that_each_role_overrides_does_nothing():
-    own = both(at("spec.roles.decode.engine.maxSequences", 32), at("spec.roles.prefill.engine.maxSequences", 32))
+    own = both(
+        at("spec.roles.decode.engine.maxSequences", 32),
+        at("spec.roles.prefill.engine.maxSequences", 32),
+    )
     old, new = changed(at("spec.engine.maxSequences", 99), before=own)
 
     assert [change.effect for change in of_files(old, new).changes] == [Effect.NONE]
@@ -79,35 +94,64 @@ def test_what_makes_no_revision_is_told_so(name: str):
     found = of_files(*changed(STAYS[name]))
 
     assert not found.is_rollout
-    assert name == "a default of a role" or not any(effect_of(change.path) is Effect.REVISION for change in found.changes)
+    assert name == "a default of a role" or not any(
+        effect_of(change.path) is Effect.REVISION for change in found.changes
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "path", "effect"),
     [
-        (at("spec.routing.offload.minOffloadLength", 1), "spec.routing.offload.minOffloadLength", Effect.POLICY),
-        (at("spec.qos.admission.maxQueuedRequests", 1), "spec.qos.admission.maxQueuedRequests", Effect.POLICY),
+        (
+            at("spec.routing.offload.minOffloadLength", 1),
+            "spec.routing.offload.minOffloadLength",
+            Effect.POLICY,
+        ),
+        (
+            at("spec.qos.admission.maxQueuedRequests", 1),
+            "spec.qos.admission.maxQueuedRequests",
+            Effect.POLICY,
+        ),
         (at("spec.autoscale.mode", "Advise"), "spec.autoscale.mode", Effect.MODE),
         (at("spec.autoscale.tolerance", 0.2), "spec.autoscale.tolerance", Effect.ASLEEP),
         (at("spec.service.port", 9000), "spec.service.port", Effect.SERVICE),
         (at("spec.service.apiKeySecret", "keys"), "spec.service.apiKeySecret", Effect.REVISION),
         (at("spec.networkPolicy.enabled", False), "spec.networkPolicy.enabled", Effect.OBJECTS),
-        (at("spec.rollout.drainTimeoutSeconds", 60), "spec.rollout.drainTimeoutSeconds", Effect.LATER),
+        (
+            at("spec.rollout.drainTimeoutSeconds", 60),
+            "spec.rollout.drainTimeoutSeconds",
+            Effect.LATER,
+        ),
         (at("spec.discovery.etcd.image", "etcd:2"), "spec.discovery.etcd.image", Effect.ETCD),
-        (at("spec.roles.decode.pools.0.replicas", 3), "spec.roles.decode.pools[cpu].replicas", Effect.POOLS),
-        (at("spec.roles.decode.pools.0.maxReplicas", 3), "spec.roles.decode.pools[cpu].maxReplicas", Effect.BOUNDS),
+        (
+            at("spec.roles.decode.pools.0.replicas", 3),
+            "spec.roles.decode.pools[cpu].replicas",
+            Effect.POOLS,
+        ),
+        (
+            at("spec.roles.decode.pools.0.maxReplicas", 3),
+            "spec.roles.decode.pools[cpu].maxReplicas",
+            Effect.BOUNDS,
+        ),
         (at("metadata.labels", {"team": "a"}), "metadata.labels.team", Effect.LABELS),
     ],
 )
 def test_each_field_says_when_it_takes_effect(change: Change, path: str, effect: Effect):
-    assert [(each.path, each.effect) for each in of_files(*changed(change)).changes] == [(path, effect)]
+    assert [(each.path, each.effect) for each in of_files(*changed(change)).changes] == [
+        (path, effect)
+    ]
 
 
 @pytest.mark.parametrize(("gpu", "effect"), [("cpu", Effect.UNUSED), ("H100", Effect.ACCELERATORS)])
 def test_a_definition_over_a_known_type_concerns_the_pools_that_name_it(gpu: str, effect: Effect):
-    old, new = changed(at("spec.accelerators.H100", {"nodeLabels": {"a.b/c": "d"}}), before=at("spec.roles.decode.pools.0.gpu", gpu))
+    old, new = changed(
+        at("spec.accelerators.H100", {"nodeLabels": {"a.b/c": "d"}}),
+        before=at("spec.roles.decode.pools.0.gpu", gpu),
+    )
 
-    assert [(each.path, each.effect) for each in of_files(old, new).changes] == [("spec.accelerators.H100.nodeLabels.a.b/c", effect)]
+    assert [(each.path, each.effect) for each in of_files(old, new).changes] == [
+        ("spec.accelerators.H100.nodeLabels.a.b/c", effect)
+    ]
 
 
 def test_blue_green_needs_a_second_set_of_accelerators():
@@ -131,7 +175,9 @@ def test_a_stateful_set_that_is_being_deleted_holds_what_its_pods_hold_and_no_mo
     new = make_cluster(decode=[pool(4)], strategy="Recreate", engine=32)
     going = workload(identity(revision_of(old.spec)), 4, current=1, gone=True)
 
-    assert accelerators(preview(new, old, replace(settled(old), workloads=[going]), NOW)) == {"cpu": (1, 5, 5)}
+    assert accelerators(preview(new, old, replace(settled(old), workloads=[going]), NOW)) == {
+        "cpu": (1, 5, 5)
+    }
 
 
 def test_pools_come_and_go_and_change_their_size():
@@ -153,9 +199,15 @@ def test_a_scale_stays_where_the_file_says_nothing_new_and_goes_where_it_does():
     old = make_cluster(decode=[pool(2, maxReplicas=9)])
     scaled = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 6, 2)]
     revision = revision_of(old.spec)
-    there = replace(settled(old), scalers=scaled, workloads=[workload(identity(revision, "prefill"), 1), workload(identity(revision), 6)])
+    there = replace(
+        settled(old),
+        scalers=scaled,
+        workloads=[workload(identity(revision, "prefill"), 1), workload(identity(revision), 6)],
+    )
 
-    same = preview(make_cluster(decode=[pool(2, maxReplicas=9)], engine=32), old, there, NOW).pools[1]
+    same = preview(make_cluster(decode=[pool(2, maxReplicas=9)], engine=32), old, there, NOW).pools[
+        1
+    ]
     other = preview(make_cluster(decode=[pool(3, maxReplicas=9)]), old, there, NOW).pools[1]
     bound = preview(make_cluster(decode=[pool(2, maxReplicas=4)]), old, there, NOW).pools[1]
 
@@ -169,7 +221,10 @@ def test_with_the_autoscaler_on_its_decision_counts():
     document = minimal()
     at("spec.autoscale", {"mode": "On", "budget": {"total": 20}})(document)
     old = parse(document)
-    sizes = [{"role": "prefill", "pool": "cpu", "replicas": 1}, {"role": "decode", "pool": "cpu", "replicas": 5}]
+    sizes = [
+        {"role": "prefill", "pool": "cpu", "replicas": 1},
+        {"role": "decode", "pool": "cpu", "replicas": 5},
+    ]
     there = replace(settled(old), status={"autoscaling": {"mode": "On", "replicas": sizes}})
     at("spec.roles.decode.pools.0.replicas", 2)(document)
     decode = preview(parse(document), old, there, NOW).pools[1]
@@ -189,7 +244,12 @@ def autoscaled(decode: dict[str, Any], **autoscale: Any) -> PDCluster:
 def decided_to(cluster: PDCluster, prefill: int, decode: int) -> Observed:
     """State after the autoscaler decided on these sizes, and all followed."""
     numbers, revision = {"prefill": prefill, "decode": decode}, revision_of(cluster.spec)
-    record = {"mode": "On", "replicas": [{"role": role, "pool": "cpu", "replicas": number} for role, number in numbers.items()]}
+    record = {
+        "mode": "On",
+        "replicas": [
+            {"role": role, "pool": "cpu", "replicas": number} for role, number in numbers.items()
+        ],
+    }
     return replace(
         settled(cluster),
         status={"autoscaling": record},
@@ -202,10 +262,19 @@ def decided_to(cluster: PDCluster, prefill: int, decode: int) -> Observed:
     ("decode", "autoscale", "after", "note"),
     [
         ({"maxReplicas": 4}, {}, 4, "bounds: 1 to 4 by minReplicas and maxReplicas"),
-        ({"replicas": 8, "minReplicas": 8, "maxReplicas": 9}, {}, 8, "bounds: 8 to 9 by minReplicas and maxReplicas"),
+        (
+            {"replicas": 8, "minReplicas": 8, "maxReplicas": 9},
+            {},
+            8,
+            "bounds: 8 to 9 by minReplicas and maxReplicas",
+        ),
         (
             {},
-            {"schedules": [{**NIGHT, "minReplicas": 7, "maxReplicas": 9, "start": "03:00", "end": "04:00"}]},
+            {
+                "schedules": [
+                    {**NIGHT, "minReplicas": 7, "maxReplicas": 9, "start": "03:00", "end": "04:00"}
+                ]
+            },
             7,
             "bounds: 7 to 9 by schedule night",
         ),
@@ -228,23 +297,37 @@ def test_with_the_autoscaler_on_new_limits_move_its_decision_at_once(
 
 def test_what_would_stand_in_the_autoscalers_way_is_foreseen():
     old = autoscaled({})
-    found = preview(autoscaled({"maxReplicas": 2}, ratio={"min": 2}), old, decided_to(old, 1, 6), NOW)
+    found = preview(
+        autoscaled({"maxReplicas": 2}, ratio={"min": 2}), old, decided_to(old, 1, 6), NOW
+    )
 
     assert [reason for reason, _ in found.problems] == []  # prefill has room, and follows
     assert found.pools[0].after == 4
     document = autoscaled({"maxReplicas": 2}, ratio={"min": 9}, budget={"total": 4})
-    assert [reason for reason, _ in preview(document, old, decided_to(old, 1, 6), NOW).problems] == ["RatioConstraintViolated"]
+    assert [
+        reason for reason, _ in preview(document, old, decided_to(old, 1, 6), NOW).problems
+    ] == ["RatioConstraintViolated"]
 
 
 def test_a_schedule_that_will_exclude_a_bound_is_told_before_it_begins():
-    night = {**NIGHT, "days": ["Sat"], "timeZone": "Europe/Berlin", "maxReplicas": None, "minReplicas": 7}
+    night = {
+        **NIGHT,
+        "days": ["Sat"],
+        "timeZone": "Europe/Berlin",
+        "maxReplicas": None,
+        "minReplicas": 7,
+    }
     old, new = autoscaled({"maxReplicas": 4}), autoscaled({"maxReplicas": 4}, schedules=[night])
-    fine = autoscaled({"maxReplicas": 4}, schedules=[night, {**night, "name": "more", "minReplicas": None, "maxReplicas": 9}])
+    fine = autoscaled(
+        {"maxReplicas": 4},
+        schedules=[night, {**night, "name": "more", "minReplicas": None, "maxReplicas": 9}],
+    )
 
     assert preview(new, old, decided_to(old, 1, 3), NOW).problems == (
         (
             "BoundsConflict",
-            "when schedule night begins, Sat 22:00 Europe/Berlin: decode/cpu: minReplicas is 7 and maxReplicas is 4: 4 counts; "
+            "when schedule night begins, Sat 22:00 Europe/Berlin: decode/cpu: minReplicas is 7 and "
+            "maxReplicas is 4: 4 counts; "
             "lower minReplicas or raise maxReplicas",
         ),
     )
@@ -255,7 +338,10 @@ def test_replicas_of_a_file_are_overruled_only_where_the_autoscaler_knows_the_po
     old = autoscaled({})
     document = minimal()
     at("spec.autoscale", {"mode": "On", "budget": {"total": 20}})(document)
-    document["spec"]["roles"]["decode"]["pools"] = [{"name": "cpu", "replicas": 3}, {"name": "new", "replicas": 2}]
+    document["spec"]["roles"]["decode"]["pools"] = [
+        {"name": "cpu", "replicas": 3},
+        {"name": "new", "replicas": 2},
+    ]
     found = preview(parse(document), old, decided_to(old, 1, 6), NOW)
     effects = {change.path: change.effect for change in found.changes}
 
@@ -290,7 +376,8 @@ REFUSED: dict[str, tuple[Change, Change, str]] = {
     "etcd of one's own": (
         at("spec.discovery.etcd", {}),
         at("spec.discovery.etcd.endpoints", ["a:1"]),
-        "spec.discovery.etcd.endpoints: an etcd of your own and one that is run for the cluster cannot be exchanged for each other; "
+        "spec.discovery.etcd.endpoints: an etcd of your own and one that is run for the cluster "
+        "cannot be exchanged for each other; "
         "make a new PDCluster",
     ),
     "members": (
@@ -301,9 +388,14 @@ REFUSED: dict[str, tuple[Change, Change, str]] = {
     "an accelerator": (
         at("spec.accelerators.MI300", {"resource": "amd.com/gpu"}),
         at("spec.accelerators.MI300.nodeLabels", {"a.b/c": "d"}),
-        "spec.accelerators.MI300: the definition of an accelerator cannot change; add a type under another name, and pools of it",
+        "spec.accelerators.MI300: the definition of an accelerator cannot change; add a type under "
+        "another name, and pools of it",
     ),
-    "storage": (STORED, at("spec.discovery.etcd.storage.size", "2Gi"), "spec.discovery.etcd.storage: cannot change; make a new PDCluster"),
+    "storage": (
+        STORED,
+        at("spec.discovery.etcd.storage.size", "2Gi"),
+        "spec.discovery.etcd.storage: cannot change; make a new PDCluster",
+    ),
 }
 
 
@@ -319,13 +411,22 @@ def test_what_cannot_change_is_refused_with_its_fix(name: str):
 def test_two_files_must_be_of_one_object():
     old, new = changed(both(at("metadata.name", "talk"), at("metadata.namespace", "other")))
 
-    assert [fault.path for fault in identity_faults(old, new)] == ["metadata.name", "metadata.namespace"]
+    assert [fault.path for fault in identity_faults(old, new)] == [
+        "metadata.name",
+        "metadata.namespace",
+    ]
     assert identity_faults(old, old) == ()
 
 
 def test_lists_without_names_are_compared_as_a_whole():
     def tolerations(*values: str) -> Any:
-        return at("spec.podTemplate", {"spec": {"tolerations": [{"key": value} for value in values]}})
+        return at(
+            "spec.podTemplate", {"spec": {"tolerations": [{"key": value} for value in values]}}
+        )
 
     (found,) = changed_fields(*changed(tolerations("a", "b"), before=tolerations("a")))
-    assert found == ("spec.podTemplate.spec.tolerations", [{"key": "a"}], [{"key": "a"}, {"key": "b"}])
+    assert found == (
+        "spec.podTemplate.spec.tolerations",
+        [{"key": "a"}],
+        [{"key": "a"}, {"key": "b"}],
+    )

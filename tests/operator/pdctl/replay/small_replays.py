@@ -7,7 +7,9 @@ from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdctl.replay.speeds import Speeds
 from pdctl.replay.trace import Load, Trace
 
-SPEEDS = Speeds(prefill_tokens_per_second=1000.0, step_seconds=0.02, kv_tokens=10_000.0, start_seconds=20.0)
+SPEEDS = Speeds(
+    prefill_tokens_per_second=1000.0, step_seconds=0.02, kv_tokens=10_000.0, start_seconds=20.0
+)
 
 
 def make_spec(roles: dict[str, Any] | None = None, **autoscale: Any) -> PDClusterSpec:
@@ -17,8 +19,17 @@ def make_spec(roles: dict[str, Any] | None = None, **autoscale: Any) -> PDCluste
         "roles": roles or {"prefill": {"pools": [pool]}, "decode": {"pools": [pool]}},
         "autoscale": {"scaleDown": {"windowSeconds": 60, "maxStep": 1}, **autoscale},
     }
-    return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": spec}).spec
+    return parse(
+        {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": "chat"},
+            "spec": spec,
+        }
+    ).spec
 
 
-def steady(rate: float, seconds: float, input_tokens: float = 500.0, output_tokens: float = 100.0) -> Trace:
+def steady(
+    rate: float, seconds: float, input_tokens: float = 500.0, output_tokens: float = 100.0
+) -> Trace:
     return Trace(tuple(Load(at, rate, input_tokens, output_tokens) for at in (0.0, seconds / 2)))

@@ -11,7 +11,13 @@ from pdctl.replay.speeds import Speeds
 from pdctl.replay.streams import Streams
 from pdctl.replay.trace import Load
 
-SPEEDS = Speeds(prefill_tokens_per_second=100.0, step_seconds=0.1, stream_seconds=0.0, kv_tokens=1000.0, start_seconds=10.0)
+SPEEDS = Speeds(
+    prefill_tokens_per_second=100.0,
+    step_seconds=0.1,
+    stream_seconds=0.0,
+    kv_tokens=1000.0,
+    start_seconds=10.0,
+)
 
 
 def pool(replicas: int, role: str = "decode", speed: float = 1.0) -> SimulatedPool:
@@ -75,7 +81,8 @@ def test_a_time_limit_cuts_what_still_runs():
 
 def test_prompts_are_served_in_order_at_the_speed_of_the_ready_workers():
     phase, pools = PrefillPhase(SPEEDS), [pool(1, "prefill"), pool(1, "prefill", speed=2.0)]
-    done = phase.serve(Load(0.0, 4.0, 100.0, 5.0), pools, 5.0)  # 2000 tokens, of which 1500 can be served
+    # 2000 tokens, of which 1500 can be served
+    done = phase.serve(Load(0.0, 4.0, 100.0, 5.0), pools, 5.0)
 
     assert [batch.number for batch in done] == [15.0]
     assert (phase.num_requests, phase.num_tokens, phase.engine_busy_ratio) == (5.0, 500.0, 1.0)
@@ -116,7 +123,8 @@ def test_streams_of_another_kind_are_joined_by_their_means():
 def test_streams_wait_for_room_in_the_kv_cache_and_for_a_place_in_the_batch():
     phase, pools = DecodePhase(SPEEDS, max_sequences=8), [pool(2)]
     phase.serve([Batch(30.0, 200.0, 100.0, 0.0)], pools, 2.0)
-    assert phase.num_requests_waiting == pytest.approx(30.0 - 2 * 4.0)  # (1000 tokens) / (200 + 100 / 2)
+    # (1000 tokens) / (200 + 100 / 2)
+    assert phase.num_requests_waiting == pytest.approx(30.0 - 2 * 4.0)
     assert phase.usage(pools[0].workers[0]) > 0.8
 
     phase, pools = DecodePhase(SPEEDS, max_sequences=3), [pool(2)]

@@ -14,7 +14,12 @@ from tests.operator.pdctl.replay.small_replays import SPEEDS, make_spec, steady
 @pytest.mark.parametrize("hours", [0.05, 4.0])
 def test_picture_is_a_small_png(hours: float, tmp_path: Path):
     spec = make_spec(intervalSeconds=30)
-    draw(list(replay(spec, steady(6.0, hours * 3600.0), SPEEDS)), spec.autoscale, "chat: steady", tmp_path / "x.png")
+    draw(
+        list(replay(spec, steady(6.0, hours * 3600.0), SPEEDS)),
+        spec.autoscale,
+        "chat: steady",
+        tmp_path / "x.png",
+    )
     content = (tmp_path / "x.png").read_bytes()
 
     assert content.startswith(b"\x89PNG\r\n")
@@ -23,8 +28,14 @@ def test_picture_is_a_small_png(hours: float, tmp_path: Path):
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     require_matplotlib()
-    monkeypatch.setattr("pdctl.replay.plot.find_spec", lambda name: None if name == "matplotlib" else util.find_spec(name))
+    monkeypatch.setattr(
+        "pdctl.replay.plot.find_spec",
+        lambda name: None if name == "matplotlib" else util.find_spec(name),
+    )
 
-    with pytest.raises(StartError, match=r"pip install 'pdcluster-operator\[replay\]', or go without with --no-plot") as caught:
+    with pytest.raises(
+        StartError,
+        match=r"pip install 'pdcluster-operator\[replay\]', or go without with --no-plot",
+    ) as caught:
         require_matplotlib()
     assert caught.value.exit_code == 1

@@ -25,7 +25,8 @@ def sizes(moments: list[Moment], role: str) -> list[int]:
 
 
 def test_prompts_alone_grow_prefill_alone():
-    moments = list(replay(make_spec(), steady(6.0, 600.0, output_tokens=2.0), SPEEDS))  # 3 workers' worth of prompts
+    # 3 workers' worth of prompts
+    moments = list(replay(make_spec(), steady(6.0, 600.0, output_tokens=2.0), SPEEDS))
 
     assert len(moments) == 120
     assert moments[-1].demand["prefill"] == 3.0
@@ -35,14 +36,18 @@ def test_prompts_alone_grow_prefill_alone():
 
 
 def test_answers_alone_grow_decode_alone():
-    moments = list(replay(make_spec(), steady(2.0, 600.0, input_tokens=10.0, output_tokens=2000.0), SPEEDS))
+    moments = list(
+        replay(make_spec(), steady(2.0, 600.0, input_tokens=10.0, output_tokens=2000.0), SPEEDS)
+    )
 
     assert set(sizes(moments, "prefill")) == {1}
     assert max(sizes(moments, "decode")) > 2
 
 
 def test_a_role_shrinks_after_its_window_and_not_before():
-    trace = Trace((Load(0.0, 6.0, 500.0, 2.0), Load(300.0, 0.0, 500.0, 2.0), Load(600.0, 0.0, 500.0, 2.0)))
+    trace = Trace(
+        (Load(0.0, 6.0, 500.0, 2.0), Load(300.0, 0.0, 500.0, 2.0), Load(600.0, 0.0, 500.0, 2.0))
+    )
     moments = list(replay(make_spec(), trace, SPEEDS))
     prefill = sizes(moments, "prefill")
     most = max(prefill)
@@ -69,41 +74,64 @@ def test_budget_and_bounds_hold_at_every_moment():
 
 
 def test_the_mode_does_not_matter():
-    on, off = (list(replay(make_spec(mode=mode), steady(6.0, 120.0), SPEEDS)) for mode in ("On", "Off"))
+    on, off = (
+        list(replay(make_spec(mode=mode), steady(6.0, 120.0), SPEEDS)) for mode in ("On", "Off")
+    )
 
     assert sizes(on, "prefill") == sizes(off, "prefill") != [1] * len(on)
 
 
 def test_the_same_trace_gives_the_same_replay():
-    assert list(replay(make_spec(), steady(6.0, 120.0), SPEEDS)) == list(replay(make_spec(), steady(6.0, 120.0), SPEEDS))
+    assert list(replay(make_spec(), steady(6.0, 120.0), SPEEDS)) == list(
+        replay(make_spec(), steady(6.0, 120.0), SPEEDS)
+    )
 
 
 def test_a_pool_of_faster_accelerators_serves_more():
     def roles(gpu: str) -> dict[str, Any]:
-        pools = [{"name": "x", "gpu": "H100", "replicas": 1, "maxReplicas": 1}, {"name": "y", "gpu": gpu, "replicas": 1, "maxReplicas": 1}]
+        pools = [
+            {"name": "x", "gpu": "H100", "replicas": 1, "maxReplicas": 1},
+            {"name": "y", "gpu": gpu, "replicas": 1, "maxReplicas": 1},
+        ]
         return {"prefill": {"pools": pools}, "decode": {"pools": [{"name": "x", "replicas": 1}]}}
 
-    slow, fast = (list(replay(make_spec(roles(gpu)), steady(10.0, 60.0), SPEEDS))[-1].prefill_queue_requests for gpu in ("H100", "B200"))
+    slow, fast = (
+        list(replay(make_spec(roles(gpu)), steady(10.0, 60.0), SPEEDS))[-1].prefill_queue_requests
+        for gpu in ("H100", "B200")
+    )
     assert slow > fast
 
 
 def test_mixed_is_refused():
     spec = make_spec({"mixed": {"pools": [{"name": "x", "replicas": 1}]}})
 
-    with pytest.raises(InvalidObjectError, match=r"spec\.roles\.mixed: cannot be replayed.*; give the roles prefill and decode"):
+    with pytest.raises(
+        InvalidObjectError,
+        match=r"spec\.roles\.mixed: cannot be replayed.*; give the roles prefill and decode",
+    ):
         replay(spec, steady(1.0, 60.0), SPEEDS)
 
 
 def test_a_trace_that_would_not_end_is_refused():
-    with pytest.raises(InvalidTraceError, match="at most 500000 intervals of 5 s are replayed; cut the trace"):
+    with pytest.raises(
+        InvalidTraceError, match="at most 500000 intervals of 5 s are replayed; cut the trace"
+    ):
         replay(make_spec(), steady(1.0, 1e9), SPEEDS)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("prefill_tokens_per_second", 0.0, "--prefill-tokens-per-second: must not be 0; give a finite number of more than 0"),
-        ("kv_tokens", float("nan"), "--kv-tokens: must not be nan; give a finite number of more than 0"),
+        (
+            "prefill_tokens_per_second",
+            0.0,
+            "--prefill-tokens-per-second: must not be 0; give a finite number of more than 0",
+        ),
+        (
+            "kv_tokens",
+            float("nan"),
+            "--kv-tokens: must not be nan; give a finite number of more than 0",
+        ),
         ("start_seconds", -1.0, "--start-seconds: must not be -1; give a finite number from 0 on"),
     ],
 )
@@ -145,7 +173,9 @@ def test_streams_that_a_limit_cut_are_said():
     found = summarize(moments, 5.0)
 
     assert not any("cut" in line for line in said(found))
-    assert "cut by the limit     2.0 streams (rollout.drainTimeoutSeconds)" in said(type(found)(**{**vars(found), "num_cut": 2.0}))
+    assert "cut by the limit     2.0 streams (rollout.drainTimeoutSeconds)" in said(
+        type(found)(**{**vars(found), "num_cut": 2.0})
+    )
 
 
 def test_table_has_a_row_for_each_interval_with_its_decision():
@@ -155,7 +185,12 @@ def test_table_has_a_row_for_each_interval_with_its_decision():
     rows = list(csv.DictReader(io.StringIO(file.getvalue())))
 
     assert [row["seconds"] for row in rows] == [str(5 * number) for number in range(12)]
-    assert {"prefill_queue_requests", "kv_cache_usage_ratio", "prefill/x replicas", "decode/x draining"} <= set(rows[0])
+    assert {
+        "prefill_queue_requests",
+        "kv_cache_usage_ratio",
+        "prefill/x replicas",
+        "decode/x draining",
+    } <= set(rows[0])
     changed = next(row for row in rows if row["decision"])
     assert changed["decision"].startswith("prefill/x 1 to ")
 
@@ -163,8 +198,14 @@ def test_table_has_a_row_for_each_interval_with_its_decision():
 def test_every_change_is_explained_by_its_record():
     moments = list(replay(make_spec(), steady(6.0, 300.0), SPEEDS))
     for before, after in itertools.pairwise(moments):
-        changed = {key for key in before.pools if before.pools[key].replicas != after.pools[key].replicas}
-        steps = {} if before.record is None else {step.subject: step.after for step in before.record.steps}
+        changed = {
+            key for key in before.pools if before.pools[key].replicas != after.pools[key].replicas
+        }
+        steps = (
+            {}
+            if before.record is None
+            else {step.subject: step.after for step in before.record.steps}
+        )
         assert {f"{role}/{pool}" for role, pool in changed} <= set(steps)
 
 
@@ -177,17 +218,31 @@ def test_shipped_traces_replay_on_their_object(name: str):
     assert found.unserved < 1.0
     assert found.changes_per_hour < 15.0
     assert all(hours < found.fixed_hours[gpu] for gpu, hours in found.accelerator_hours.items())
-    roles = {step.subject for moment in moments if moment.record for step in moment.record.steps if "/" in step.subject}
+    roles = {
+        step.subject
+        for moment in moments
+        if moment.record
+        for step in moment.record.steps
+        if "/" in step.subject
+    }
     assert roles == {"prefill/b200", "decode/b300"}
 
 
 def test_a_backlog_that_is_being_worked_off_asks_for_no_more():
-    """Both queues of the burst are over their thresholds for a minute after there are enough workers."""
+    """Both queues of the burst are over their thresholds for a minute after there are enough
+    workers.
+    """
     spec = load(TRACES / "llm-70b.yaml").spec
     moments = list(replay(spec, read_trace(TRACES / "step-burst.csv"), Speeds()))
-    most = {role: max(moment.pools[role, pool].replicas for moment in moments) for role, pool in (("prefill", "b200"), ("decode", "b300"))}
+    most = {
+        role: max(moment.pools[role, pool].replicas for moment in moments)
+        for role, pool in (("prefill", "b200"), ("decode", "b300"))
+    }
 
     assert max(moment.prefill_queue_requests for moment in moments) > 1000.0
     assert most == {"prefill": 7, "decode": 5}
-    assert max(moment.demand["prefill"] for moment in moments) / spec.autoscale.prefill.utilization_up < 7
+    assert (
+        max(moment.demand["prefill"] for moment in moments) / spec.autoscale.prefill.utilization_up
+        < 7
+    )
     assert sum(moment.prefill_queue_requests > 8.0 for moment in moments) * 5.0 < 300.0

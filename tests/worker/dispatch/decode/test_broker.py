@@ -23,7 +23,9 @@ class Pool:
 
     def acquire(self, request_id: str, tokens: int = 100) -> "asyncio.Task[RecordingPeer | None]":
         self.queue.add(request_id, tokens, 0)
-        return asyncio.create_task(self.broker.acquire(request_id, tokens, 0, [b"h"] * (tokens // BLOCK_SIZE)))
+        return asyncio.create_task(
+            self.broker.acquire(request_id, tokens, 0, [b"h"] * (tokens // BLOCK_SIZE))
+        )
 
     def answer(self, peer: RecordingPeer, request_id: str, *, granted: bool) -> None:
         self.broker.on_credit(peer, request_id, granted)
@@ -38,7 +40,9 @@ def settle() -> Callable[[], Awaitable[None]]:
     return run_ready
 
 
-async def test_broker_asks_every_prefill_worker_for_the_uncached_tokens(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_asks_every_prefill_worker_for_the_uncached_tokens(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     empty, warm = RecordingPeer("a"), RecordingPeer("b", matched_blocks=5)
     pool = Pool(empty, warm)
     task = pool.acquire("r", tokens=100)
@@ -48,7 +52,9 @@ async def test_broker_asks_every_prefill_worker_for_the_uncached_tokens(settle: 
     task.cancel()
 
 
-async def test_broker_chooses_the_best_prefix_among_those_that_grant(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_chooses_the_best_prefix_among_those_that_grant(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     empty, warm = RecordingPeer("a"), RecordingPeer("b", matched_blocks=5)
     pool = Pool(empty, warm)
     task = pool.acquire("r")
@@ -61,7 +67,9 @@ async def test_broker_chooses_the_best_prefix_among_those_that_grant(settle: Cal
     assert (empty.released, warm.released) == (["r"], [])
 
 
-async def test_broker_takes_the_first_grant_when_none_had_room(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_takes_the_first_grant_when_none_had_room(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     first, second = RecordingPeer("a"), RecordingPeer("b")
     pool = Pool(first, second)
     task = pool.acquire("r")
@@ -74,7 +82,9 @@ async def test_broker_takes_the_first_grant_when_none_had_room(settle: Callable[
     assert first.released == ["r"]
 
 
-async def test_broker_does_not_wait_for_ever_for_a_silent_worker(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_does_not_wait_for_ever_for_a_silent_worker(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     silent, quick = RecordingPeer("a"), RecordingPeer("b")
     pool = Pool(silent, quick)
     task = pool.acquire("r")
@@ -85,7 +95,9 @@ async def test_broker_does_not_wait_for_ever_for_a_silent_worker(settle: Callabl
     assert silent.released == ["r"]
 
 
-async def test_broker_answers_none_when_no_prefill_worker_is_left(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_answers_none_when_no_prefill_worker_is_left(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     peer = RecordingPeer("a")
     pool = Pool(peer)
     task = pool.acquire("r")
@@ -113,7 +125,9 @@ async def test_broker_asks_a_worker_that_joins(settle: Callable[[], Awaitable[No
     assert await task is late
 
 
-async def test_broker_cancelled_request_gives_back_its_wants(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_cancelled_request_gives_back_its_wants(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     peer = RecordingPeer("a")
     pool = Pool(peer)
     task = pool.acquire("r")
@@ -124,7 +138,9 @@ async def test_broker_cancelled_request_gives_back_its_wants(settle: Callable[[]
     assert peer.released == ["r"]
 
 
-async def test_broker_cancelled_after_the_choice_gives_back_the_grant(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_cancelled_after_the_choice_gives_back_the_grant(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     peer = RecordingPeer("a")
     pool = Pool(peer)
     task = pool.acquire("r")
@@ -144,7 +160,9 @@ async def test_broker_returns_a_grant_that_nobody_waits_for() -> None:
     assert peer.released == ["gone"]
 
 
-async def test_broker_only_the_head_of_the_queue_asks(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_only_the_head_of_the_queue_asks(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     peer = RecordingPeer("a")
     pool = Pool(peer)
     tasks = [pool.acquire(f"r{i}") for i in range(12)]
@@ -162,7 +180,9 @@ async def test_broker_only_the_head_of_the_queue_asks(settle: Callable[[], Await
     await asyncio.gather(*tasks[1:], return_exceptions=True)
 
 
-async def test_broker_takes_back_what_a_draining_worker_has_not_granted(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_takes_back_what_a_draining_worker_has_not_granted(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     draining, other = RecordingPeer("a"), RecordingPeer("b")
     pool = Pool(draining)
     queued, granted = pool.acquire("queued"), pool.acquire("granted")
@@ -180,7 +200,9 @@ async def test_broker_takes_back_what_a_draining_worker_has_not_granted(settle: 
     assert await queued is other
 
 
-async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_grants(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_grants(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     draining, other = RecordingPeer("a", matched_blocks=5), RecordingPeer("b")
     pool = Pool(draining, other)
     task = pool.acquire("r")
@@ -195,7 +217,9 @@ async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_
     assert draining.released == ["r"]
 
 
-async def test_broker_last_prefill_worker_draining_means_local(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_last_prefill_worker_draining_means_local(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     peer = RecordingPeer("a")
     pool = Pool(peer)
     task = pool.acquire("r")
@@ -208,7 +232,9 @@ async def test_broker_last_prefill_worker_draining_means_local(settle: Callable[
     assert await task is None
 
 
-async def test_broker_does_not_ask_a_worker_that_takes_no_prompt_of_that_length(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_does_not_ask_a_worker_that_takes_no_prompt_of_that_length(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     short, long = RecordingPeer("a"), RecordingPeer("b")
     short.max_model_len, long.max_model_len = 100, 101
     pool = Pool(short, long)
@@ -229,12 +255,20 @@ async def test_broker_has_nobody_to_ask_when_all_take_shorter_prompts_only() -> 
     assert peer.wants == []
 
 
-async def test_broker_counts_what_the_kv_takes_on_its_way(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_counts_what_the_kv_takes_on_its_way(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
     far, near = RecordingPeer("a", matched_blocks=5), RecordingPeer("b")
     pool = Pool(far, near)
     seconds = {"a": 0.5, "b": 0.01}
     policy = PrefillScorePolicy(transfer_weight=0.1)
-    pool.broker = CreditBroker(pool.queue, lambda: pool.peers, lambda: policy, BLOCK_SIZE, lambda key, tokens: seconds[key] * tokens / 100)
+    pool.broker = CreditBroker(
+        pool.queue,
+        lambda: pool.peers,
+        lambda: policy,
+        BLOCK_SIZE,
+        lambda key, tokens: seconds[key] * tokens / 100,
+    )
     task = pool.acquire("r", tokens=100)
     await settle()
     pool.answer(far, "r", granted=True)  # 20 cached tokens, and 50 for the way

@@ -1,4 +1,6 @@
-"""KV of a request that moves is read from the worker that it left: what both sides do, and what follows where that fails."""
+"""KV of a request that moves is read from the worker that it left: what both sides do, and what
+follows where that fails.
+"""
 
 from collections.abc import Sequence
 
@@ -33,7 +35,9 @@ from pdcluster_worker.routing.credits import CreditLedger
 from tests.worker.dispatch.doubles import FACTS, RecordingPeer, ScriptedEngine
 
 EPOCH = b"e" * 16
-MOVED = RequestSpec("r~1", list(range(90)), Sampling(max_tokens=20, seed=1), output=[1, 2, 3], kv_holder="old")
+MOVED = RequestSpec(
+    "r~1", list(range(90)), Sampling(max_tokens=20, seed=1), output=[1, 2, 3], kv_holder="old"
+)
 NEXT = Token("r~1", 7)
 DONE = PrefillDone("r~1", num_bytes=64, seconds=0.01)
 TARGET = Target(EPOCH, "engine-2", ["127.0.0.1:1"], 0, [1, 2])
@@ -65,18 +69,28 @@ def dispatcher(worker: Worker, engine: ScriptedEngine, holder: RecordingPeer) ->
     return DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list, {"old": holder}.get)
 
 
-async def collect(dispatcher: DecodeDispatcher, spec: RequestSpec = MOVED, prefill: PrefillMode = "auto") -> list[Generated]:
+async def collect(
+    dispatcher: DecodeDispatcher, spec: RequestSpec = MOVED, prefill: PrefillMode = "auto"
+) -> list[Generated]:
     return [generated async for generated in dispatcher.run(spec, prefill)]
 
 
 def counted(worker: Worker, name: str = "kv_handovers") -> dict[str, float]:
     samples = getattr(worker.metrics, name).collect()[0].samples
-    return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total") and sample.value}
+    return {
+        sample.labels["outcome"]: sample.value
+        for sample in samples
+        if sample.name.endswith("_total") and sample.value
+    }
 
 
 @pytest.mark.parametrize("mode", ["auto", "local"])
 async def test_moved_request_reads_its_kv_without_a_credit(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, holder: RecordingPeer, worker: Worker, mode: PrefillMode
+    dispatcher: DecodeDispatcher,
+    engine: ScriptedEngine,
+    holder: RecordingPeer,
+    worker: Worker,
+    mode: PrefillMode,
 ) -> None:
     holder.replies = [NEXT, DONE]
     made = await collect(dispatcher, prefill=mode)
@@ -87,7 +101,9 @@ async def test_moved_request_reads_its_kv_without_a_credit(
     assert (counted(worker), counted(worker, "remote_prefill")) == ({"ok": 1.0}, {})
 
 
-async def test_handover_says_nothing_of_how_fast_prefills_are(dispatcher: DecodeDispatcher, holder: RecordingPeer) -> None:
+async def test_handover_says_nothing_of_how_fast_prefills_are(
+    dispatcher: DecodeDispatcher, holder: RecordingPeer
+) -> None:
     holder.replies = [NEXT, DONE]
     await collect(dispatcher)
 
@@ -96,10 +112,20 @@ async def test_handover_says_nothing_of_how_fast_prefills_are(dispatcher: Decode
 
 
 @pytest.mark.parametrize(
-    "replies", [[PeerError("gone")], [RequestError("no KV", status=503, code="kv_gone")], [NEXT, PeerError("gone")], []]
+    "replies",
+    [
+        [PeerError("gone")],
+        [RequestError("no KV", status=503, code="kv_gone")],
+        [NEXT, PeerError("gone")],
+        [],
+    ],
 )
 async def test_kv_that_cannot_be_read_is_computed_here(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, holder: RecordingPeer, worker: Worker, replies: list[Token | Exception]
+    dispatcher: DecodeDispatcher,
+    engine: ScriptedEngine,
+    holder: RecordingPeer,
+    worker: Worker,
+    replies: list[Token | Exception],
 ) -> None:
     holder.replies = list(replies)
     made = await collect(dispatcher)
@@ -112,7 +138,9 @@ async def test_kv_that_cannot_be_read_is_computed_here(
 async def test_request_without_blocks_for_its_kv_waits_in_the_engine(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, holder: RecordingPeer, worker: Worker
 ) -> None:
-    engine.answer = lambda message: [ReceiveRefused("r~1", 9)] if isinstance(message, Receive) else serve(message)
+    engine.answer = lambda message: (
+        [ReceiveRefused("r~1", 9)] if isinstance(message, Receive) else serve(message)
+    )
     made = await collect(dispatcher)
 
     assert [generated.token.token_id for generated in made] == [7, 8]
@@ -121,10 +149,15 @@ async def test_request_without_blocks_for_its_kv_waits_in_the_engine(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"kv_holder": "gone"}, {"kv_holder": ""}, {"prompt": list(range(60))}], ids=["unknown", "none", "short"]
+    "changes",
+    [{"kv_holder": "gone"}, {"kv_holder": ""}, {"prompt": list(range(60))}],
+    ids=["unknown", "none", "short"],
 )
 async def test_prompt_is_computed_where_nothing_is_to_be_read(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, holder: RecordingPeer, changes: dict[str, object]
+    dispatcher: DecodeDispatcher,
+    engine: ScriptedEngine,
+    holder: RecordingPeer,
+    changes: dict[str, object],
 ) -> None:
     await collect(dispatcher, replace(MOVED, **changes))
 
@@ -146,7 +179,9 @@ async def test_kv_is_not_read_over_a_way_that_is_too_slow(
 async def test_blocks_that_are_here_are_not_read(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker, holder: RecordingPeer
 ) -> None:
-    worker.engines._take_blocks(worker.engines.first, BlockEvents(worker.hashes(MOVED)[:10], [], 1, is_cleared=True))
+    worker.engines._take_blocks(
+        worker.engines.first, BlockEvents(worker.hashes(MOVED)[:10], [], 1, is_cleared=True)
+    )
     await collect(dispatcher)
 
     assert ([type(message) for message in engine.inputs], holder.targets) == ([Submit], [])
@@ -156,30 +191,44 @@ async def test_blocks_that_are_here_are_not_read(
 
 
 def handler_of(worker: Worker, dispatcher: DecodeDispatcher) -> Handler:
-    return Handler(worker, Hello("e", "decode", FACTS.geometry, "w", "r1"), CreditLedger(1), dispatcher)
+    return Handler(
+        worker, Hello("e", "decode", FACTS.geometry, "w", "r1"), CreditLedger(1), dispatcher
+    )
 
 
 @pytest.mark.parametrize(("num_held", "is_handed_over"), [(12, True), (11, False)])
 async def test_worker_hands_over_what_it_holds_at_least_half_of(
-    worker: Worker, dispatcher: DecodeDispatcher, engine: ScriptedEngine, num_held: int, is_handed_over: bool
+    worker: Worker,
+    dispatcher: DecodeDispatcher,
+    engine: ScriptedEngine,
+    num_held: int,
+    is_handed_over: bool,
 ) -> None:
     handler = handler_of(worker, dispatcher)
     engine.answer = lambda message: [Tokens([NEXT]), DONE] if isinstance(message, Prefill) else []
-    worker.engines._take_blocks(worker.engines.first, BlockEvents(worker.hashes(MOVED)[:num_held], [], 1, is_cleared=True))
+    worker.engines._take_blocks(
+        worker.engines.first, BlockEvents(worker.hashes(MOVED)[:num_held], [], 1, is_cleared=True)
+    )
 
     assert not handler.asks_for_credit
     if is_handed_over:
         assert [reply async for reply in handler.prefill("d2", MOVED, TARGET)] == [NEXT, DONE]
     else:
-        with pytest.raises(RequestError, match=r"the KV of 44 of 93 tokens: compute them elsewhere") as caught:
+        with pytest.raises(
+            RequestError, match=r"the KV of 44 of 93 tokens: compute them elsewhere"
+        ) as caught:
             await anext(handler.prefill("d2", MOVED, TARGET))
         assert (caught.value.status, caught.value.code, engine.inputs) == (503, "kv_gone", [])
 
 
-async def test_handover_holds_a_drain(worker: Worker, dispatcher: DecodeDispatcher, engine: ScriptedEngine) -> None:
+async def test_handover_holds_a_drain(
+    worker: Worker, dispatcher: DecodeDispatcher, engine: ScriptedEngine
+) -> None:
     handler = handler_of(worker, dispatcher)
     engine.answer = lambda message: [Tokens([NEXT])] if isinstance(message, Prefill) else []
-    worker.engines._take_blocks(worker.engines.first, BlockEvents(worker.hashes(MOVED), [], 1, is_cleared=True))
+    worker.engines._take_blocks(
+        worker.engines.first, BlockEvents(worker.hashes(MOVED), [], 1, is_cleared=True)
+    )
     replies = handler.prefill("d2", MOVED, TARGET)
 
     assert await anext(replies) == NEXT
@@ -190,7 +239,9 @@ async def test_handover_holds_a_drain(worker: Worker, dispatcher: DecodeDispatch
 
 async def test_router_hands_over_nothing(worker: Worker, dispatcher: DecodeDispatcher) -> None:
     worker.engineless = Engineless("w", worker.block_size)
-    handler = Handler(worker, Hello("w", "router", FACTS.geometry, "", "r1"), CreditLedger(1), dispatcher)
+    handler = Handler(
+        worker, Hello("w", "router", FACTS.geometry, "", "r1"), CreditLedger(1), dispatcher
+    )
 
     with pytest.raises(RequestError, match="this is a router worker: it prefills for no peer"):
         await anext(handler.prefill("d2", MOVED, TARGET))

@@ -1,4 +1,6 @@
-"""Treatment of requests by priority at a decode worker: taken, degraded, shed, demoted or refused."""
+"""Treatment of requests by priority at a decode worker: taken, degraded, shed,
+demoted or refused.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,12 +30,21 @@ from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine
 from tests.worker.dispatch.ingress.ingresses import two_tokens
 
 LOW, NORMAL, HIGH = 100, 0, -100
-BUSY = Measured(1.0, waiting_seconds=1.0, prompt_tokens=10, first_tokens=1, ended=1, busy_seconds=1.0)
+BUSY = Measured(
+    1.0, waiting_seconds=1.0, prompt_tokens=10, first_tokens=1, ended=1, busy_seconds=1.0
+)
 """0.1 s for each prompt token ahead: ten of them are twice the default objective."""
 
 
-def spec(request_id: str = "r", priority: int = LOW, *, max_tokens: int = 3, num_tokens: int = 10) -> RequestSpec:
-    return RequestSpec(request_id, [1] * num_tokens, Sampling(max_tokens=max_tokens, seed=1, min_tokens=2), priority=priority)
+def spec(
+    request_id: str = "r", priority: int = LOW, *, max_tokens: int = 3, num_tokens: int = 10
+) -> RequestSpec:
+    return RequestSpec(
+        request_id,
+        [1] * num_tokens,
+        Sampling(max_tokens=max_tokens, seed=1, min_tokens=2),
+        priority=priority,
+    )
 
 
 def silent(_: EngineInput) -> Sequence[EngineOutput]:
@@ -46,17 +57,23 @@ def peers() -> list[RecordingPeer]:
 
 
 @pytest.fixture
-def dispatcher(worker: Worker, engine: ScriptedEngine, peers: list[RecordingPeer]) -> DecodeDispatcher:
+def dispatcher(
+    worker: Worker, engine: ScriptedEngine, peers: list[RecordingPeer]
+) -> DecodeDispatcher:
     engine.answer = two_tokens
     broker = CreditBroker(worker.credit_queue, lambda: peers, PrefillScorePolicy, worker.block_size)
     return DecodeDispatcher(worker, RemotePrefill(worker, broker), lambda: peers, list)
 
 
-async def collect(dispatcher: DecodeDispatcher, spec: RequestSpec, prefill: PrefillMode = "local") -> list[Generated]:
+async def collect(
+    dispatcher: DecodeDispatcher, spec: RequestSpec, prefill: PrefillMode = "local"
+) -> list[Generated]:
     return [generated async for generated in dispatcher.run(spec, prefill)]
 
 
-async def waiting(dispatcher: DecodeDispatcher, engine: ScriptedEngine, *specs: RequestSpec) -> "list[asyncio.Task[list[Generated]]]":
+async def waiting(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, *specs: RequestSpec
+) -> "list[asyncio.Task[list[Generated]]]":
     """Requests that the engine has and says nothing of."""
     answer, engine.answer, num_heard = engine.answer, silent, len(engine.inputs)
     tasks = [asyncio.create_task(collect(dispatcher, each)) for each in specs]
@@ -89,16 +106,27 @@ async def test_low_priority_is_refused_before_the_engine_hears_of_it(
     tasks = await waiting(dispatcher, engine, spec("w", NORMAL))
     busy(dispatcher)
     heard = list(engine.inputs)
-    with begun("r") as journey, pytest.raises(RequestError, match=r"first token would take about 1\.0 s") as caught:
+    with (
+        begun("r") as journey,
+        pytest.raises(RequestError, match=r"first token would take about 1\.0 s") as caught,
+    ):
         dispatcher.admit([spec()])
     for priority in (NORMAL, HIGH):
         dispatcher.admit([spec(priority=priority)])
 
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (429, "slo_ttft", 1)
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (
+        429,
+        "slo_ttft",
+        1,
+    )
     assert engine.inputs == heard
     assert [event.name for event in journey.events] == ["admission", "refused"]
     assert counted(worker, "rejected", reason="slo_ttft", priority="low") == 1
-    assert [counted(worker, "admitted", priority=tier) for tier in ("low", "normal", "high")] == [0, 1, 1]
+    assert [counted(worker, "admitted", priority=tier) for tier in ("low", "normal", "high")] == [
+        0,
+        1,
+        1,
+    ]
     await end(tasks)
 
 
@@ -114,14 +142,20 @@ async def test_own_objective_of_a_request_goes_before_the_policy(
     await end(tasks)
 
 
-async def test_retry_after_of_a_full_queue_is_computed(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
+async def test_retry_after_of_a_full_queue_is_computed(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
+) -> None:
     worker.policy = PolicyConfig(admission=AdmissionPolicy(max_queued_tokens=60))
     tasks = await waiting(dispatcher, engine, spec("w", num_tokens=60))
     busy(dispatcher)
     with pytest.raises(RequestError, match="maxQueuedTokens") as caught:
         dispatcher.admit([spec(priority=HIGH, num_tokens=40)])
 
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "queue_full", 4)
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (
+        503,
+        "queue_full",
+        4,
+    )
     assert counted(worker, "rejected", reason="queue_full", priority="high") == 1
     await end(tasks)
 
@@ -130,7 +164,9 @@ async def test_high_priority_takes_the_place_of_the_low_one_that_came_last(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
 ) -> None:
     early = EarlyRejectionPolicy(enabled=True)
-    worker.policy = PolicyConfig(early_rejection=early, admission=AdmissionPolicy(max_queued_requests=3))
+    worker.policy = PolicyConfig(
+        early_rejection=early, admission=AdmissionPolicy(max_queued_requests=3)
+    )
     tasks = await waiting(dispatcher, engine, spec("a"), spec("b"), spec("c", NORMAL))
     with pytest.raises(RequestError, match="maxQueuedRequests"):
         dispatcher.admit([spec("d", NORMAL)])
@@ -157,7 +193,11 @@ async def test_low_priority_gets_fewer_tokens_under_load_and_says_so(
 
     assert [generated.degraded for generated in low] == [("max_tokens=1",), ()]
     assert [generated.degraded for generated in high] == [(), ()]
-    submitted = {each.spec.request_id: each.spec.sampling for each in engine.inputs if isinstance(each, Submit)}
+    submitted = {
+        each.spec.request_id: each.spec.sampling
+        for each in engine.inputs
+        if isinstance(each, Submit)
+    }
     assert (submitted["low"].max_tokens, submitted["low"].min_tokens) == (1, 1)
     assert (submitted["calm"].max_tokens, submitted["high"].max_tokens) == (3, 3)
     assert counted(worker, "degraded", reason="max_tokens", priority="low") == 1
@@ -223,15 +263,23 @@ async def test_low_priority_that_waited_too_long_is_shed_unless_it_waits_alone(
 async def test_normal_priority_that_waited_too_long_begins_anew_as_low(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
 ) -> None:
-    worker.policy = PolicyConfig(low_priority=LowPriorityPolicy(threshold_milliseconds=1.0, past_threshold="Demote"))
-    late = (await waiting(dispatcher, engine, replace(spec("late", NORMAL), deadline_seconds=20.0)))[0]
+    worker.policy = PolicyConfig(
+        low_priority=LowPriorityPolicy(threshold_milliseconds=1.0, past_threshold="Demote")
+    )
+    late = (
+        await waiting(dispatcher, engine, replace(spec("late", NORMAL), deadline_seconds=20.0))
+    )[0]
     high = await waiting(dispatcher, engine, spec("high", HIGH), spec("low", LOW))
     async with asyncio.timeout(5):
         tokens = await late
 
     assert [generated.token.token_id for generated in tokens] == [7, 8]
     assert tokens[0].degraded == ("priority=low",)
-    again = next(each.spec for each in engine.inputs if isinstance(each, Submit) and each.spec.request_id == "late-low")
+    again = next(
+        each.spec
+        for each in engine.inputs
+        if isinstance(each, Submit) and each.spec.request_id == "late-low"
+    )
     assert again.priority == LOW
     assert again.deadline_seconds is not None
     assert again.deadline_seconds < 20.0  # it does not begin again
@@ -252,9 +300,14 @@ async def test_a_request_that_is_given_up_leaves_nothing_behind(
     assert await collect(dispatcher, spec("c"))
 
 
-async def test_estimates_are_in_the_metrics(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
+async def test_estimates_are_in_the_metrics(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
+) -> None:
     value = worker.metrics.registry.get_sample_value
-    assert value("pdcluster_qos_estimated_ttft_seconds") != value("pdcluster_qos_estimated_ttft_seconds")  # NaN: nothing is known
+    # NaN: nothing is known
+    assert value("pdcluster_qos_estimated_ttft_seconds") != value(
+        "pdcluster_qos_estimated_ttft_seconds"
+    )
     tasks = await waiting(dispatcher, engine, spec("w", NORMAL))
     busy(dispatcher)
 
@@ -262,9 +315,12 @@ async def test_estimates_are_in_the_metrics(dispatcher: DecodeDispatcher, engine
     await end(tasks)
 
 
-async def test_request_that_has_begun_elsewhere_is_not_shed(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
+async def test_request_that_has_begun_elsewhere_is_not_shed(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
+) -> None:
     worker.policy = PolicyConfig(low_priority=LowPriorityPolicy(threshold_milliseconds=1.0))
     tasks = await waiting(dispatcher, engine, replace(spec("moved"), output=[7]), spec("new"))
 
-    assert [wait.num_tokens for wait in dispatcher._quality._waits] == [10]  # the new one alone is watched
+    # the new one alone is watched
+    assert [wait.num_tokens for wait in dispatcher._quality._waits] == [10]
     await end(tasks)

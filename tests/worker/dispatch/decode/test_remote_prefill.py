@@ -1,4 +1,6 @@
-"""The remote leg: what the engine, the peer and the client see when it works, when it fails and when the client leaves."""
+"""The remote leg: what the engine, the peer and the client see when it works, when it fails and
+when the client leaves.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -82,9 +84,13 @@ def peers(peer: GrantingPeer) -> list[RecordingPeer]:
 
 
 @pytest.fixture
-def dispatcher(worker: Worker, engine: ScriptedEngine, peer: GrantingPeer, peers: list[RecordingPeer]) -> DecodeDispatcher:
+def dispatcher(
+    worker: Worker, engine: ScriptedEngine, peer: GrantingPeer, peers: list[RecordingPeer]
+) -> DecodeDispatcher:
     engine.answer = serve
-    peer.broker = CreditBroker(worker.credit_queue, lambda: peers, PrefillScorePolicy, worker.block_size)
+    peer.broker = CreditBroker(
+        worker.credit_queue, lambda: peers, PrefillScorePolicy, worker.block_size
+    )
     return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: peers, list)
 
 
@@ -99,13 +105,23 @@ async def test_remote_prefill_streams_the_peers_token_then_the_engines(
     tokens = await collect(dispatcher)
 
     assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "remote"), (8, None)]
-    assert (peer.targets[0].epoch, peer.targets[0].block_ids, peer.targets[0].cached_tokens) == (EPOCH, [5, 6], 4)
+    assert (peer.targets[0].epoch, peer.targets[0].block_ids, peer.targets[0].cached_tokens) == (
+        EPOCH,
+        [5, 6],
+        4,
+    )
     assert [type(m) for m in engine.inputs] == [Receive, ReceiveDone]
-    assert (outcomes(worker), worker.credit_queue.num_requests, peer.released) == ({"ok": 1.0}, 0, [])
+    assert (outcomes(worker), worker.credit_queue.num_requests, peer.released) == (
+        {"ok": 1.0},
+        0,
+        [],
+    )
 
 
 @pytest.mark.parametrize("mode", ["remote", "local"])
-async def test_request_notes_its_lifetime_in_order(dispatcher: DecodeDispatcher, peer: GrantingPeer, mode: PrefillMode) -> None:
+async def test_request_notes_its_lifetime_in_order(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, mode: PrefillMode
+) -> None:
     peer.replies = [FIRST, DONE]
     with begun("r") as journey:
         note("issued")
@@ -113,14 +129,20 @@ async def test_request_notes_its_lifetime_in_order(dispatcher: DecodeDispatcher,
 
     migration = ("migration_begin", "migration_end")
     events = [event for event in journey.events if event.name in LIFETIME]
-    assert [event.name for event in events] == [name for name in LIFETIME if mode == "remote" or name not in migration]
+    assert [event.name for event in events] == [
+        name for name in LIFETIME if mode == "remote" or name not in migration
+    ]
     assert [event.seconds for event in events] == sorted(event.seconds for event in events)  # [D1]
     others = {event.name: event.facts for event in journey.events if event.name not in LIFETIME}
-    assert [name for name in others if name in ("credit", "first_step")] == (["credit", "first_step"] if mode == "remote" else [])
+    assert [name for name in others if name in ("credit", "first_step")] == (
+        ["credit", "first_step"] if mode == "remote" else []
+    )
     assert mode == "local" or others["credit"]["peer"] == "p"
 
 
-async def test_request_notes_a_prefill_that_failed_and_what_followed(dispatcher: DecodeDispatcher, peer: GrantingPeer) -> None:
+async def test_request_notes_a_prefill_that_failed_and_what_followed(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer
+) -> None:
     peer.replies = [PeerError("gone")]
     with begun("r") as journey:
         dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
@@ -134,7 +156,9 @@ async def test_request_notes_a_prefill_that_failed_and_what_followed(dispatcher:
 async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
 ) -> None:
-    worker.policy = type(worker.policy)(offload=type(worker.policy.offload)(prefill_length_threshold=0))
+    worker.policy = type(worker.policy)(
+        offload=type(worker.policy.offload)(prefill_length_threshold=0)
+    )
     peer.replies = [PeerError("gone")]
     tokens = await collect(dispatcher, "auto")
 
@@ -143,7 +167,9 @@ async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local
     assert (outcomes(worker), peer.released) == ({"failed": 1.0}, ["r"])
 
 
-async def test_time_of_a_prefill_that_failed_counts_against_the_prefill_workers(dispatcher: DecodeDispatcher, peer: GrantingPeer) -> None:
+async def test_time_of_a_prefill_that_failed_counts_against_the_prefill_workers(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer
+) -> None:
     """Else `sloFeedback` would take it for slowness here, and send more there."""
     dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
     peer.replies = [PeerError("gone")]
@@ -224,7 +250,8 @@ async def test_remote_prefill_out_of_blocks_returns_the_credit_and_waits_for_roo
     engine.say(stats(free_blocks=2))
     await asyncio.sleep(0)
     assert not task.done()
-    assert (worker.load().num_waiting, worker.load().credit_queue_requests) == (1, 0)  # for this worker, not for prefill
+    # for this worker, not for prefill
+    assert (worker.load().num_waiting, worker.load().credit_queue_requests) == (1, 0)
     engine.say(stats(free_blocks=3))
 
     assert [g.token.token_id for g in await task] == [7, 8]
@@ -258,9 +285,13 @@ def prompt_of(num_tokens: int) -> RequestSpec:
     return RequestSpec("other", [1] * num_tokens, Sampling(max_tokens=1, seed=1))
 
 
-async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
+async def test_decoding_refuses_beyond_the_queue_bound(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
+) -> None:
     engine.answer = lambda _: ()
-    worker.policy = type(worker.policy)(admission=type(worker.policy.admission)(max_queued_requests=1))
+    worker.policy = type(worker.policy)(
+        admission=type(worker.policy.admission)(max_queued_requests=1)
+    )
     dispatcher.admit([prompt_of(10)])
     waiting = asyncio.create_task(collect(dispatcher, "local"))
     while not engine.inputs:
@@ -268,12 +299,18 @@ async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatc
     with pytest.raises(RequestError, match="maxQueuedRequests is 1") as caught:
         dispatcher.admit([prompt_of(10)])
 
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "queue_full", 1)
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (
+        503,
+        "queue_full",
+        1,
+    )
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
+async def test_decoding_refuses_beyond_the_bound_in_tokens(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
+) -> None:
     """[V8]: before the engine gets it, and until those that wait have their first token."""
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(admission=AdmissionPolicy(max_queued_tokens=25))
@@ -282,9 +319,16 @@ async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher: DecodeDis
     while not engine.inputs:
         await asyncio.sleep(0)
     dispatcher.admit([prompt_of(15)])
-    with pytest.raises(RequestError, match=r"10 prompt tokens wait here, and 16 more are over .*maxQueuedTokens \(25\)") as caught:
+    with pytest.raises(
+        RequestError,
+        match=r"10 prompt tokens wait here, and 16 more are over .*maxQueuedTokens \(25\)",
+    ) as caught:
         dispatcher.admit([prompt_of(16)])
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "queue_full", 1)
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (
+        503,
+        "queue_full",
+        1,
+    )
     assert len(engine.inputs) == 1
 
     engine.say(Tokens([Token("r", 7)]))
@@ -299,8 +343,13 @@ async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher: DecodeDis
 def long_prompts(worker: Worker) -> tuple[int, int]:
     """(all, remote) that the worker has counted, as its metric has them too."""
     value = worker.metrics.registry.get_sample_value
-    remote, local = (value("pdcluster_long_prompts_total", {"prefill": place}) for place in ("remote", "local"))
-    assert (remote, local) == (worker.share.num_remote, worker.share.num_long - worker.share.num_remote)
+    remote, local = (
+        value("pdcluster_long_prompts_total", {"prefill": place}) for place in ("remote", "local")
+    )
+    assert (remote, local) == (
+        worker.share.num_remote,
+        worker.share.num_long - worker.share.num_remote,
+    )
     return worker.share.num_long, worker.share.num_remote
 
 
@@ -310,7 +359,8 @@ def long_prompts(worker: Worker) -> tuple[int, int]:
         (0, [FIRST, DONE], "auto", (1, 1)),
         (0, [PeerError("gone")], "auto", (1, 0)),
         (0, [FIRST, PeerError("gone")], "auto", (1, 0)),
-        (0, [FIRST, DONE], "local", (0, 0)),  # the client's own choice says nothing about the cluster
+        # the client's own choice says nothing about the cluster
+        (0, [FIRST, DONE], "local", (0, 0)),
         (11, [FIRST, DONE], "auto", (0, 0)),  # a short prompt: nothing to offload
         (11, [FIRST, DONE], "remote", (1, 1)),
     ],
@@ -333,7 +383,11 @@ async def test_long_prompts_are_counted_by_where_they_were_prefilled(
 
 @pytest.mark.parametrize(("role", "expected"), [("decode", (1, 0)), ("mixed", (0, 0))])
 async def test_a_long_prompt_without_a_prefill_worker_is_counted_as_local(
-    dispatcher: DecodeDispatcher, peers: list[RecordingPeer], worker: Worker, role: Role, expected: tuple[int, int]
+    dispatcher: DecodeDispatcher,
+    peers: list[RecordingPeer],
+    worker: Worker,
+    role: Role,
+    expected: tuple[int, int],
 ) -> None:
     peers.clear()
     worker.role = role
@@ -359,7 +413,10 @@ async def test_offload_notes_what_it_was_decided_by(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
 ) -> None:
     peer.replies = [FIRST, DONE]
-    peer.max_batched_tokens, peer.load = 256, Load(waiting_tokens=64, num_waiting=2, credit_tokens=512)
+    peer.max_batched_tokens, peer.load = (
+        256,
+        Load(waiting_tokens=64, num_waiting=2, credit_tokens=512),
+    )
     worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=10))
     worker.pair_rates.add("p", 640, 1.0)  # 64 bytes a token
     await reported(worker, engine)
@@ -380,13 +437,19 @@ async def test_offload_notes_what_it_was_decided_by(
         "local_seconds": 0.0,
         "remote_seconds": 0.0,
     }
-    assert [event.name for event in journey.events if event.name not in (*LIFETIME, "first_step")] == ["offload", "credit"]
+    assert [
+        event.name for event in journey.events if event.name not in (*LIFETIME, "first_step")
+    ] == ["offload", "credit"]
     assert journey.events[1].facts["peer"] == "p"
 
 
 @pytest.mark.parametrize(("max_model_len", "reason"), [(10, "no_prefill_worker"), (11, "long")])
 async def test_offload_goes_by_workers_that_take_the_prompt(
-    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker, max_model_len: int, reason: str
+    dispatcher: DecodeDispatcher,
+    peer: GrantingPeer,
+    worker: Worker,
+    max_model_len: int,
+    reason: str,
 ) -> None:
     peer.replies = [FIRST, DONE]
     peer.max_model_len = max_model_len
@@ -394,14 +457,23 @@ async def test_offload_goes_by_workers_that_take_the_prompt(
     with begun("r") as journey:
         tokens = await collect(dispatcher, "auto")
 
-    assert (offload_event(journey)["reason"], tokens[0].prefill) == (reason, "local" if max_model_len == 10 else "remote")
+    assert (offload_event(journey)["reason"], tokens[0].prefill) == (
+        reason,
+        "local" if max_model_len == 10 else "remote",
+    )
 
 
 @pytest.mark.parametrize(
     ("policy", "place"),
     [
-        (OffloadPolicy(policy="islBounding", isl_bounding=IslBoundingPolicy(max_ratio=1.0)), "remote"),
-        (OffloadPolicy(policy="prefillLoad", prefill_load=PrefillLoadPolicy(busy_batches=1.0)), "local"),
+        (
+            OffloadPolicy(policy="islBounding", isl_bounding=IslBoundingPolicy(max_ratio=1.0)),
+            "remote",
+        ),
+        (
+            OffloadPolicy(policy="prefillLoad", prefill_load=PrefillLoadPolicy(busy_batches=1.0)),
+            "local",
+        ),
         (OffloadPolicy(policy="prefillLoad"), "remote"),
         (OffloadPolicy(prefill_length_threshold=1, max_transfer_milliseconds=999), "local"),
         (OffloadPolicy(prefill_length_threshold=1, length_thresholds={"cpu": 11}), "local"),
@@ -410,7 +482,12 @@ async def test_offload_goes_by_workers_that_take_the_prompt(
     ],
 )
 async def test_offload_changes_with_the_policy_in_force(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker, policy: OffloadPolicy, place: str
+    dispatcher: DecodeDispatcher,
+    engine: ScriptedEngine,
+    peer: GrantingPeer,
+    worker: Worker,
+    policy: OffloadPolicy,
+    place: str,
 ) -> None:
     peer.replies = [FIRST, DONE]
     peer.max_batched_tokens, peer.load = 256, Load(credit_tokens=512)
@@ -474,7 +551,11 @@ async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker: Wo
 
 @pytest.mark.parametrize(("policy", "prefill"), [("measured", "local"), ("rule", "remote")])
 async def test_measured_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_slower(
-    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker, policy: OffloadPolicyName, prefill: str
+    dispatcher: DecodeDispatcher,
+    peer: GrantingPeer,
+    worker: Worker,
+    policy: OffloadPolicyName,
+    prefill: str,
 ) -> None:
     peer.replies = [FIRST, DONE]
     costs = dispatcher._offloading._costs
@@ -482,14 +563,19 @@ async def test_measured_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_s
     for number in range(MIN_SAMPLES):
         costs.first_token("local", str(number), 100, 0.1, now)
         costs.first_token("remote", str(number), 100, 0.3, now)
-    worker.policy = PolicyConfig(offload=OffloadPolicy(policy=policy, prefill_length_threshold=5, min_offload_length=1))
+    worker.policy = PolicyConfig(
+        offload=OffloadPolicy(policy=policy, prefill_length_threshold=5, min_offload_length=1)
+    )
     with begun("r") as told:
         made = await collect(dispatcher, "auto")
 
     assert made[0].prefill == prefill
     offload = next(event.facts for event in told.events if event.name == "offload")
     assert offload["reason"] == ("slower" if policy == "measured" else "long")
-    assert (offload["local_seconds"], offload["remote_seconds"]) == (pytest.approx(0.01), pytest.approx(0.03))
+    assert (offload["local_seconds"], offload["remote_seconds"]) == (
+        pytest.approx(0.01),
+        pytest.approx(0.03),
+    )
 
 
 async def test_time_to_the_first_token_is_measured_for_both_sides_and_forgotten_with_the_request(

@@ -48,7 +48,9 @@ class SilentPeer(RecordingPeer):
         if self.grants:
             asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
 
-    async def prefill(self, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
+    async def prefill(
+        self, spec: RequestSpec, target: Target
+    ) -> AsyncGenerator[Token | PrefillDone, None]:
         async for reply in super().prefill(spec, target):
             yield reply
         await asyncio.Event().wait()
@@ -74,8 +76,12 @@ def peer() -> SilentPeer:
 @pytest.fixture
 def dispatcher(worker: Worker, engine: ScriptedEngine, peer: SilentPeer) -> DecodeDispatcher:
     engine.answer = serve
-    worker.policy = type(worker.policy)(offload=type(worker.policy.offload)(prefill_length_threshold=0), stall_seconds=1)
-    peer.broker = CreditBroker(worker.credit_queue, lambda: [peer], PrefillScorePolicy, worker.block_size)
+    worker.policy = type(worker.policy)(
+        offload=type(worker.policy.offload)(prefill_length_threshold=0), stall_seconds=1
+    )
+    peer.broker = CreditBroker(
+        worker.credit_queue, lambda: [peer], PrefillScorePolicy, worker.block_size
+    )
     return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: [peer], list)
 
 
@@ -125,11 +131,19 @@ async def test_prefill_without_progress_after_the_first_token_keeps_it(
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_forced_prefill_without_progress_is_a_clear_error(dispatcher: DecodeDispatcher, worker: Worker) -> None:
-    with pytest.raises(RequestError, match=r"prefill worker failed.*has made no progress for 2\.0 s") as caught:
+async def test_forced_prefill_without_progress_is_a_clear_error(
+    dispatcher: DecodeDispatcher, worker: Worker
+) -> None:
+    with pytest.raises(
+        RequestError, match=r"prefill worker failed.*has made no progress for 2\.0 s"
+    ) as caught:
         await collect(dispatcher, "remote")
 
-    assert (caught.value.status, caught.value.code, outcomes(worker)) == (503, "prefill_failed", {"stalled": 1.0})
+    assert (caught.value.status, caught.value.code, outcomes(worker)) == (
+        503,
+        "prefill_failed",
+        {"stalled": 1.0},
+    )
 
 
 async def test_prefill_worker_that_says_it_stands_still_counts_as_stalled(
@@ -147,7 +161,11 @@ async def test_prefill_worker_that_says_it_stands_still_counts_as_stalled(
 
 @pytest.mark.parametrize("waits_for", ["a credit", "blocks", "the first token", "the KV"])
 async def test_engine_that_stalls_ends_a_remote_prefill_wherever_it_waits(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: SilentPeer, worker: Worker, waits_for: str
+    dispatcher: DecodeDispatcher,
+    engine: ScriptedEngine,
+    peer: SilentPeer,
+    worker: Worker,
+    waits_for: str,
 ) -> None:
     peer.grants = waits_for != "a credit"
     if waits_for == "blocks":
@@ -162,21 +180,29 @@ async def test_engine_that_stalls_ends_a_remote_prefill_wherever_it_waits(
     with pytest.raises(EngineStalledError):
         await asked
     assert worker.credit_queue.num_requests == 0
-    assert outcomes(worker) == ({"cancelled": 1.0} if waits_for in ("the first token", "the KV") else {})
+    assert outcomes(worker) == (
+        {"cancelled": 1.0} if waits_for in ("the first token", "the KV") else {}
+    )
     await asyncio.sleep(0)
     assert engine.inputs[-1:] == [Abort("r")]  # what it holds is given back once it recovers
 
 
 def make_ingress(worker: Worker, *peers: DecodePeer) -> Ingress:
     broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
-    return Ingress(worker, DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list), lambda: list(peers))
+    return Ingress(
+        worker,
+        DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list),
+        lambda: list(peers),
+    )
 
 
 async def ask(ingress: Ingress) -> list[int]:
     return [generated.token.token_id async for generated in ingress.generate([SPEC], "auto")]
 
 
-async def test_ingress_of_a_stalled_engine_relays_what_comes(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_of_a_stalled_engine_relays_what_comes(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     client_of(worker).stall("it has stalled")
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
 
@@ -192,7 +218,9 @@ async def test_ingress_of_a_stalled_engine_without_a_peer_says_so(worker: Worker
     assert (caught.value.status, caught.value.retry_after_seconds, worker.active) == (503, 1, 0)
 
 
-async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_stalls(worker: Worker) -> None:
+async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_stalls(
+    worker: Worker,
+) -> None:
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
     asked = asyncio.create_task(ask(make_ingress(worker, peer)))
     while not client_of(worker)._mailboxes:
@@ -214,7 +242,9 @@ async def begun(worker: Worker, engine: ScriptedEngine, *peers: DecodePeer) -> l
     return made
 
 
-async def test_ingress_request_with_a_token_moves_to_a_peer_when_the_engine_stalls(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_request_with_a_token_moves_to_a_peer_when_the_engine_stalls(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     peer = DecodePeer(Generated(Token("r~1", 5, finish_reason="stop"), "local"))
 
     assert await begun(worker, engine, peer) == [7, 5]
@@ -222,12 +252,16 @@ async def test_ingress_request_with_a_token_moves_to_a_peer_when_the_engine_stal
     assert isinstance(engine.inputs[-1], Submit | Abort)
 
 
-async def test_ingress_request_with_a_token_ends_with_a_clean_error_when_no_engine_is_left(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_request_with_a_token_ends_with_a_clean_error_when_no_engine_is_left(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     with pytest.raises(EngineStalledError):
         await begun(worker, engine)
 
 
-async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(worker: Worker) -> None:
+async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(
+    worker: Worker,
+) -> None:
     client_of(worker).stall("it has stalled")
     with pytest.raises(RequestError) as caught:
         await ask(make_ingress(worker, DecodePeer(STALLED)))
@@ -238,7 +272,9 @@ async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(wor
 # --- a decode peer's engine -----------------------------------------------------------------------
 
 
-async def test_ingress_peer_that_stalls_before_the_first_token_means_another_try(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_peer_that_stalls_before_the_first_token_means_another_try(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     engine.answer = serve
     peer = DecodePeer(STALLED)
     ingress = make_ingress(worker, peer)
@@ -247,7 +283,9 @@ async def test_ingress_peer_that_stalls_before_the_first_token_means_another_try
     assert (await ask(ingress), peer.asked) == ([8], ["r"])
 
 
-async def test_ingress_peer_that_stalls_after_the_first_token_is_left(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_peer_that_stalls_after_the_first_token_is_left(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     engine.answer = serve
     ingress = make_ingress(worker, DecodePeer(Generated(Token("r", 5), "local"), STALLED))
     ingress._here._num_decoding = 3

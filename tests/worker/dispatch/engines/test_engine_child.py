@@ -1,4 +1,6 @@
-"""The first moments of a worker's two processes: what is imported when, and an end before anything serves."""
+"""The first moments of a worker's two processes: what is imported when, and an end before anything
+serves.
+"""
 
 import asyncio
 import logging
@@ -18,13 +20,22 @@ from pdcluster_worker.dispatch.engines.child import EngineChild
         ("processes.engine_start", ("torch", "transformers", "safetensors.torch")),
     ],
 )
-def test_what_a_process_imports_before_the_other_one_is_started(module: str, later: tuple[str, ...]) -> None:
-    program = f"import sys, pdcluster_worker.{module}; print([name for name in {later!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+def test_what_a_process_imports_before_the_other_one_is_started(
+    module: str, later: tuple[str, ...]
+) -> None:
+    program = (
+        f"import sys, pdcluster_worker.{module}; print([name for name in {later!r} if name in "
+        "sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
     assert done.stdout == "[]\n"
 
 
-async def test_an_engine_that_still_loads_is_ended_without_a_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_still_loads_is_ended_without_a_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     child = EngineChild(tmp_path / "no-such-file", {})
     await child.start()

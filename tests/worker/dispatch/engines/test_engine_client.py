@@ -74,13 +74,17 @@ async def test_client_keeps_the_order_of_messages(client: EngineClient, wire: Wi
     assert await wire.heard() == [Submit(SPEC), Abort("r1")]
 
 
-async def test_client_close_aborts_a_request_that_has_not_ended(client: EngineClient, wire: Wire) -> None:
+async def test_client_close_aborts_a_request_that_has_not_ended(
+    client: EngineClient, wire: Wire
+) -> None:
     client.close(client.open("r1"))
 
     assert await wire.heard() == [Abort("r1")]
 
 
-async def test_client_close_says_nothing_of_a_request_that_has_ended(client: EngineClient, wire: Wire) -> None:
+async def test_client_close_says_nothing_of_a_request_that_has_ended(
+    client: EngineClient, wire: Wire
+) -> None:
     mailbox = client.open("r1")
     wire.say(Tokens([Token("r1", 1, finish_reason="stop")]))
     await mailbox.token()
@@ -111,7 +115,9 @@ async def test_client_one_failed_request_fails_alone(client: EngineClient, wire:
     assert (await good.token()).token_id == 1
 
 
-async def test_client_death_of_the_engine_fails_open_and_later_requests(client: EngineClient, wire: Wire) -> None:
+async def test_client_death_of_the_engine_fails_open_and_later_requests(
+    client: EngineClient, wire: Wire
+) -> None:
     mailbox = client.open("r1")
     wire.say(EngineFailed("out of memory"))
 
@@ -123,7 +129,9 @@ async def test_client_death_of_the_engine_fails_open_and_later_requests(client: 
         await client.ready()
 
 
-async def test_begin_is_sent_first_and_is_no_message_that_statistics_know_of(client: EngineClient, wire: Wire) -> None:
+async def test_begin_is_sent_first_and_is_no_message_that_statistics_know_of(
+    client: EngineClient, wire: Wire
+) -> None:
     client.begin("bfloat16")
     client.send(Submit(SPEC))
     assert (await wire.heard()) == [messages.Begin("bfloat16"), Submit(SPEC)]
@@ -137,8 +145,12 @@ async def test_an_engine_loads_until_it_says_that_it_serves_or_dies(client: Engi
     assert not client.is_loading
 
 
-async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(client: EngineClient, wire: Wire) -> None:
-    """Its counters would be added a second time, since those of its rank begin again, and its blocks are no choice any more."""
+async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(
+    client: EngineClient, wire: Wire
+) -> None:
+    """Its counters would be added a second time, since those of its rank begin again, and its
+    blocks are no choice any more.
+    """
     told: list[object] = []
     client.on_stats.append(told.append)
     client.on_blocks.append(told.append)

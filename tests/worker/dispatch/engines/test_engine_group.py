@@ -145,7 +145,9 @@ async def test_death_of_an_engine_before_it_is_told_to_load_ends_the_worker(scen
         await scene.group.ready()
 
 
-async def test_every_process_is_told_of_and_told_to_load_those_that_come_again_too(scene: Scene) -> None:
+async def test_every_process_is_told_of_and_told_to_load_those_that_come_again_too(
+    scene: Scene,
+) -> None:
     told: list[int] = []
     scene.group.report_children(lambda child: told.append(child.rank))
     await scene.load()
@@ -166,7 +168,9 @@ async def test_engine_that_is_killed_is_started_again(scene: Scene) -> None:
     await until(lambda: scene.serving == [0, 1])
 
 
-async def test_engine_that_does_not_stay_is_started_at_longer_and_longer_intervals(scene: Scene) -> None:
+async def test_engine_that_does_not_stay_is_started_at_longer_and_longer_intervals(
+    scene: Scene,
+) -> None:
     await scene.load()
     for number in range(6):
         (await scene.child(number + 1 if number else 0)).end()
@@ -220,7 +224,9 @@ async def test_kill_of_an_engine_that_was_replaced_is_for_nothing(scene: Scene) 
     assert scene.serving == [0, 1]
 
 
-async def test_headless_engine_that_is_gone_is_lost_and_forgotten_after_a_while(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headless_engine_that_is_gone_is_lost_and_forgotten_after_a_while(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forgotten: list[int] = []
     scene.group.on_forget = lambda engine: forgotten.append(engine.rank)
     await scene.load()

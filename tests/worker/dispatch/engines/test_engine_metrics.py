@@ -61,7 +61,9 @@ def test_counters_move_by_the_difference(clock):
     metrics = Metrics()
     engine = EngineMetrics(metrics, clock)
     engine.update(STATS)
-    engine.update(msgspec.structs.replace(STATS, generation_tokens=35, bytes_sent=1500, num_steps=12))
+    engine.update(
+        msgspec.structs.replace(STATS, generation_tokens=35, bytes_sent=1500, num_steps=12)
+    )
 
     assert sample(metrics, "generation_tokens_total") == 35
     assert sample(metrics, "prompt_tokens_total") == 50
@@ -90,11 +92,15 @@ def test_drafts_are_counted_by_position_and_by_what_a_step_gave(clock):
     engine.update(msgspec.structs.replace(STATS, drafted=[9, 6, 1], accepted=[5, 2, 1]))
 
     drafted, accepted = (
-        [sample(metrics, f"spec_decode_{name}_tokens_total", position=at) for at in "012"] for name in ("draft", "accepted")
+        [sample(metrics, f"spec_decode_{name}_tokens_total", position=at) for at in "012"]
+        for name in ("draft", "accepted")
     )
     assert (drafted, accepted) == ([9, 6, 1], [5, 2, 1])
     # Of nine: four had no draft that was right, three one, one two and one three.
-    steps = [sample(metrics, "spec_decode_emitted_tokens_bucket", le=f"{most}.0") for most in (1, 2, 3, 4)]
+    steps = [
+        sample(metrics, "spec_decode_emitted_tokens_bucket", le=f"{most}.0")
+        for most in (1, 2, 3, 4)
+    ]
     assert steps == [4, 7, 8, 9]
     assert sample(metrics, "spec_decode_emitted_tokens_sum") == 9 + 5 + 2 + 1
     engine.forget(0, for_good=False)  # its successor counts from 0
@@ -111,7 +117,10 @@ def test_batches_are_counted_by_requests_and_by_kind_of_token(clock):
 
     assert sample(metrics, "engine_step_requests_sum") == 8
     assert sample(metrics, "engine_step_requests_bucket", le="2.0") == 3
-    tokens = {kind: sample(metrics, "engine_step_tokens_sum", kind=kind) for kind in ("prefill", "decode", "recomputed")}
+    tokens = {
+        kind: sample(metrics, "engine_step_tokens_sum", kind=kind)
+        for kind in ("prefill", "decode", "recomputed")
+    }
     assert tokens == {"prefill": 98, "decode": 4, "recomputed": 10}
     assert sample(metrics, "engine_step_tokens_count", kind="recomputed") == 1
     assert sample(metrics, "prefix_cache_evictions_total") == 9
@@ -124,7 +133,10 @@ def test_phases_and_failed_rows_move_by_the_difference(clock):
     rows = {"not_finite": 3, "raised": 1}
     engine.update(msgspec.structs.replace(STATS, forward_seconds=0.9, failed_rows=rows))
 
-    seconds = {p: sample(metrics, "engine_phase_seconds_total", phase=p) for p in ("inputs", "forward", "sample")}
+    seconds = {
+        p: sample(metrics, "engine_phase_seconds_total", phase=p)
+        for p in ("inputs", "forward", "sample")
+    }
     assert seconds == pytest.approx({"inputs": 0.1, "forward": 0.9, "sample": 0.2})
     assert sample(metrics, "engine_failed_rows_total", reason="not_finite") == 3
     assert sample(metrics, "engine_failed_rows_total", reason="raised") == 1
@@ -172,7 +184,11 @@ def test_constraints_are_counted_by_kind_and_their_compiles_timed():
     metrics = Metrics()
     engine_metrics = EngineMetrics(metrics, Clock())
     report = {"constraint_requests": [("regex", 2), ("choice", 1)], "constraint_hits": 1}
-    engine_metrics.update(msgspec.structs.replace(STATS, **report, constraint_compiles=[("compiled", 0.3), ("failed", 20.0)]))
+    engine_metrics.update(
+        msgspec.structs.replace(
+            STATS, **report, constraint_compiles=[("compiled", 0.3), ("failed", 20.0)]
+        )
+    )
     engine_metrics.update(msgspec.structs.replace(STATS, **report))
 
     value = metrics.registry.get_sample_value

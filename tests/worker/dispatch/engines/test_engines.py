@@ -1,4 +1,6 @@
-"""Several engines of one worker: the choice among them, their sums, and what one that is gone leaves."""
+"""Several engines of one worker: the choice among them, their sums, and what one that is gone
+leaves.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -74,16 +76,24 @@ async def scene() -> AsyncIterator[Scene]:
         ([4, 4], [1, 1], 0),
     ],
 )
-def test_choice_is_the_least_loaded_engine_unless_another_has_the_prompt_v27(scores: list[int], matches: list[int], expected: int) -> None:
+def test_choice_is_the_least_loaded_engine_unless_another_has_the_prompt_v27(
+    scores: list[int], matches: list[int], expected: int
+) -> None:
     assert choose(scores, matches) == expected
 
 
-async def test_engine_score_counts_waiting_four_times_and_what_no_report_knows_v27(scene: Scene) -> None:
+async def test_engine_score_counts_waiting_four_times_and_what_no_report_knows_v27(
+    scene: Scene,
+) -> None:
     engine = scene.engines.first
     await scene.say(0, replace(stats(8), num_waiting=2, num_running=3, num_receiving=1))
     assert engine.score == 2 * 4 + 3 + 1
 
-    place = next(place for place in (scene.engines.open(f"r{n}", list) for n in range(9)) if place.engine is engine)
+    place = next(
+        place
+        for place in (scene.engines.open(f"r{n}", list) for n in range(9))
+        if place.engine is engine
+    )
     assert engine.score == 3 * 4 + 3 + 1  # not sent yet
     place.send(Submit(SPEC))
     await scene.say(0, replace(stats(8, num_inputs=0), num_running=3))
@@ -136,7 +146,9 @@ async def test_death_of_an_engine_fails_its_requests_and_no_others(scene: Scene)
     assert {scene.open(f"n{n}").rank for n in range(3)} == {1}
 
 
-async def test_engine_whose_process_has_ended_is_out_of_the_choice_before_its_last_words_are_read(scene: Scene) -> None:
+async def test_engine_whose_process_has_ended_is_out_of_the_choice_before_its_last_words_are_read(
+    scene: Scene,
+) -> None:
     scene.clients[0].has_ended = True
 
     assert {scene.open(f"r{n}").rank for n in range(3)} == {1}
@@ -151,7 +163,10 @@ async def test_health_of_a_worker_says_which_engine_does_not_serve(scene: Scene)
     scene.engines.remove(scene.engines.first, "it ended")
     assert backend.alive() is None
     assert backend.shortfall() == "1 of 2 engines do not serve: engine 0 is lost: it ended"
-    assert [(record.rank, record.state) for record in scene.engines.records()] == [(0, "lost"), (1, "ready")]
+    assert [(record.rank, record.state) for record in scene.engines.records()] == [
+        (0, "lost"),
+        (1, "ready"),
+    ]
 
     scene.clients[1].fail("it ended too")
     assert backend.alive() == "the engine stopped: it ended too"
@@ -179,7 +194,10 @@ async def test_worker_says_which_engines_serve_in_metrics_and_to_its_record(scen
 async def test_kv_of_an_engine_goes_to_the_ports_of_its_ranks() -> None:
     facts = replace(FACTS, kv_ports=[9100, 9101])
 
-    assert Engine(EngineClient(ScriptedEngine()), facts, "[fd00::1]:9100").kv_addresses == ["[fd00::1]:9100", "[fd00::1]:9101"]
+    assert Engine(EngineClient(ScriptedEngine()), facts, "[fd00::1]:9100").kv_addresses == [
+        "[fd00::1]:9100",
+        "[fd00::1]:9101",
+    ]
 
 
 async def test_record_of_a_worker_with_one_engine_names_no_engines() -> None:
@@ -196,7 +214,9 @@ async def test_worker_whose_engines_all_stand_still_is_stalled(scene: Scene) -> 
         scene.open("r")
 
 
-async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_token(scene: Scene) -> None:
+async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_token(
+    scene: Scene,
+) -> None:
     """And is not handed on a second time."""
     worker = scene.worker
     broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
@@ -214,8 +234,15 @@ async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_
 
 
 async def test_worker_load_is_that_of_all_engines(scene: Scene) -> None:
-    await scene.say(0, replace(stats(8), num_running=1, num_waiting=2, waiting_tokens=20, num_steps=3))
-    await scene.say(1, replace(stats(4), num_running=3, num_waiting=1, waiting_tokens=10, num_steps=4, bytes_sent=100))
+    await scene.say(
+        0, replace(stats(8), num_running=1, num_waiting=2, waiting_tokens=20, num_steps=3)
+    )
+    await scene.say(
+        1,
+        replace(
+            stats(4), num_running=3, num_waiting=1, waiting_tokens=10, num_steps=4, bytes_sent=100
+        ),
+    )
 
     load = scene.worker.load()
     assert (load.num_running, load.num_waiting, load.waiting_tokens) == (4, 3, 30)

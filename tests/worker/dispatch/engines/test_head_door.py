@@ -1,4 +1,6 @@
-"""Connections to a head: certificates, hellos and frames that are wrong, and one engine too many."""
+"""Connections to a head: certificates, hellos and frames that are wrong, and one
+engine too many.
+"""
 
 import asyncio
 import ssl
@@ -56,7 +58,11 @@ class Line:
 
     @classmethod
     async def open(cls, door: HeadDoor, context: ssl.SSLContext) -> "Line":
-        return cls(await asyncio.open_connection("127.0.0.1", door.port, ssl=context, server_hostname=SERVER_NAME))
+        return cls(
+            await asyncio.open_connection(
+                "127.0.0.1", door.port, ssl=context, server_hostname=SERVER_NAME
+            )
+        )
 
     async def ask(self, hello: HeadHello) -> Answer:
         write_frame(self.writer, encode(hello))
@@ -81,15 +87,21 @@ async def door(tls: TLSConfig) -> AsyncIterator[HeadDoor]:
     await door.close()
 
 
-async def test_engine_of_the_cluster_hears_what_to_compute_in(door: HeadDoor, tls: TLSConfig) -> None:
+async def test_engine_of_the_cluster_hears_what_to_compute_in(
+    door: HeadDoor, tls: TLSConfig
+) -> None:
     line = await Line.open(door, client_context(tls))
 
     assert await line.ask(HELLO) == Answer(dtype="float32")
     line.writer.close()
 
 
-async def test_engine_that_loads_hears_of_its_head(door: HeadDoor, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes a head that says nothing for one that is gone, and a large model loads for minutes."""
+async def test_engine_that_loads_hears_of_its_head(
+    door: HeadDoor, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a head that says nothing for one that is gone, and a large model loads
+    for minutes.
+    """
     monkeypatch.setattr(head_door, "CALL_SECONDS", 0.01)
     line = await Line.open(door, client_context(tls))
     await line.ask(HELLO)
@@ -111,7 +123,9 @@ async def test_engine_that_loads_hears_of_its_head(door: HeadDoor, tls: TLSConfi
 async def test_engine_that_is_not_of_the_head_is_refused_with_the_reason(
     door: HeadDoor, tls: TLSConfig, field: str, value: str | int, reason: str
 ) -> None:
-    hello = HeadHello(**{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {field: value})
+    hello = HeadHello(
+        **{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {field: value}
+    )
     line = await Line.open(door, client_context(tls))
 
     assert await line.ask(hello) == Answer(refused=reason)
@@ -123,12 +137,16 @@ async def test_one_engine_too_many_is_refused(tls: TLSConfig) -> None:
     await door.open(0)
     line = await Line.open(door, client_context(tls))
 
-    assert (await line.ask(HELLO)).refused == "the head has 8 engines and others on nodes, at most 8 together"
+    assert (
+        await line.ask(HELLO)
+    ).refused == "the head has 8 engines and others on nodes, at most 8 together"
     line.writer.close()
     await door.close()
 
 
-async def test_stranger_gets_no_further_than_tls(door: HeadDoor, tls: TLSConfig, tmp_path: Path) -> None:
+async def test_stranger_gets_no_further_than_tls(
+    door: HeadDoor, tls: TLSConfig, tmp_path: Path
+) -> None:
     """Without a certificate, and with one of another authority."""
     nameless = ssl.create_default_context(cafile=tls.ca)
     foreign = TLSConfig(**make_certificates(tmp_path / "theirs").settings())
@@ -144,7 +162,9 @@ async def test_stranger_gets_no_further_than_tls(door: HeadDoor, tls: TLSConfig,
             await stranger(context)
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", (HELLO_BYTES + 1).to_bytes(4, "big"), b"\0\0\0\3abc"])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff", (HELLO_BYTES + 1).to_bytes(4, "big"), b"\0\0\0\3abc"]
+)
 async def test_nonsense_ends_the_connection(door: HeadDoor, tls: TLSConfig, data: bytes) -> None:
     line = await Line.open(door, client_context(tls))
     line.writer.write(data)
@@ -152,7 +172,9 @@ async def test_nonsense_ends_the_connection(door: HeadDoor, tls: TLSConfig, data
     assert await line.ended()
 
 
-async def test_silence_ends_the_connection(door: HeadDoor, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_ends_the_connection(
+    door: HeadDoor, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(head_door, "HELLO_SECONDS", 0.0)
     line = await Line.open(door, client_context(tls))
 
@@ -160,5 +182,7 @@ async def test_silence_ends_the_connection(door: HeadDoor, tls: TLSConfig, monke
 
 
 async def test_port_in_use_is_a_wrong_setting(door: HeadDoor, tls: TLSConfig) -> None:
-    with pytest.raises(ConfigError, match=rf"listen\.head: cannot listen on 127\.0\.0\.1:{door.port}"):
+    with pytest.raises(
+        ConfigError, match=rf"listen\.head: cannot listen on 127\.0\.0\.1:{door.port}"
+    ):
         await HeadDoor(config_of(tls), "float32", group_of(1)).open(door.port)

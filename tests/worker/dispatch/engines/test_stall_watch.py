@@ -72,7 +72,9 @@ def test_watch_margin_comes_on_top_of_the_longest_step() -> None:
 
 
 @pytest.mark.parametrize("hears_pong_first", [False, True])
-def test_watch_step_of_a_frozen_container_counts_as_long_as_it_was_watched(hears_pong_first: bool) -> None:
+def test_watch_step_of_a_frozen_container_counts_as_long_as_it_was_watched(
+    hears_pong_first: bool,
+) -> None:
     """The engine's clock has run on for ten minutes, in which its server process was frozen too."""
     watched = Watched()
     watched.looks(1)
@@ -82,7 +84,8 @@ def test_watch_step_of_a_frozen_container_counts_as_long_as_it_was_watched(hears
         watched.watch.on_pong(Pong(1, BUSY))
     watched.watch.on_stats(steps_of(("decode", 600.0), num_steps=1))
 
-    assert watched.watch.longest_step_seconds == 1 + 2 + 2  # looks, those of the freeze, and what lies between two looks
+    # looks, those of the freeze, and what lies between two looks
+    assert watched.watch.longest_step_seconds == 1 + 2 + 2
     assert watched.looks(10) == [*["well"] * 9, "stalled"]
 
 
@@ -177,7 +180,9 @@ def test_period_is_short_against_the_margin(margin: float, period: float) -> Non
 
 
 def test_watch_slow_steps_of_a_working_engine_are_no_stall() -> None:
-    """Each step takes longer than the margin, as those of the warm-up did; pings are answered between steps alone."""
+    """Each step takes longer than the margin, as those of the warm-up did; pings are answered
+    between steps alone.
+    """
     step_seconds, clock, said = 11, FakeClock(), []
     watch = StallWatch(clock, warm_up_seconds=float(step_seconds))
     runner = FakeRunner(num_blocks=16, block_size=4)

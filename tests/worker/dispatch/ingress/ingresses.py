@@ -25,7 +25,9 @@ class DecodePeer:
         self.asked: list[str] = []
         self.outputs: list[list[int]] = []
 
-    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def generate(
+        self, spec: RequestSpec, prefill: PrefillMode
+    ) -> AsyncGenerator[Generated, None]:
         self.asked.append(spec.request_id)
         self.outputs.append(spec.output)
         for item in self.script:

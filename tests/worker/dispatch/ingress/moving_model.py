@@ -22,11 +22,20 @@ def spec(request_id: str = "r") -> RequestSpec:
 def token_at(spec: RequestSpec, position: int) -> Token:
     """Token that every worker would draw there: by the position alone."""
     reason = "length" if position == MAX_TOKENS - 1 else None
-    return Token(spec.request_id, 10 + position, -0.5 * position, finish_reason=reason, cached_tokens=position, queue_seconds=0.1)
+    return Token(
+        spec.request_id,
+        10 + position,
+        -0.5 * position,
+        finish_reason=reason,
+        cached_tokens=position,
+        queue_seconds=0.1,
+    )
 
 
 class Model(DecodePeer):
-    """A decode worker that makes the tokens of a request from where it stands; after `ends_after` of its own it fails."""
+    """A decode worker that makes the tokens of a request from where it stands; after `ends_after`
+    of its own it fails.
+    """
 
     def __init__(self, key: str, *, ends_after: int = 99, error: Exception = LOST) -> None:
         super().__init__(key=key)
@@ -37,7 +46,9 @@ class Model(DecodePeer):
         self.goes_on = asyncio.Event()
         self.num_open = 0
 
-    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def generate(
+        self, spec: RequestSpec, prefill: PrefillMode
+    ) -> AsyncGenerator[Generated, None]:
         self.asked.append(spec.request_id)
         self.outputs.append(spec.output)
         self.modes.append(prefill)
@@ -57,10 +68,15 @@ class Model(DecodePeer):
 def model_here(message: EngineInput) -> Sequence[EngineOutput]:
     if not isinstance(message, Submit):
         return ()
-    return [Tokens([token_at(message.spec, position)]) for position in range(len(message.spec.output), MAX_TOKENS)]
+    return [
+        Tokens([token_at(message.spec, position)])
+        for position in range(len(message.spec.output), MAX_TOKENS)
+    ]
 
 
-async def collect(ingress: Ingress, *specs: RequestSpec, prefill: PrefillMode = "auto") -> list[Generated]:
+async def collect(
+    ingress: Ingress, *specs: RequestSpec, prefill: PrefillMode = "auto"
+) -> list[Generated]:
     async with asyncio.timeout(5):
         return [generated async for generated in ingress.generate(list(specs or [spec()]), prefill)]
 
@@ -74,4 +90,8 @@ WHOLE = [10, 11, 12, 13, 14, 15]
 
 def counted(worker: Worker) -> dict[tuple[str, str], float]:
     samples = worker.metrics.request_moves.collect()[0].samples
-    return {(s.labels["reason"], s.labels["outcome"]): s.value for s in samples if s.name.endswith("_total") and s.value}
+    return {
+        (s.labels["reason"], s.labels["outcome"]): s.value
+        for s in samples
+        if s.name.endswith("_total") and s.value
+    }

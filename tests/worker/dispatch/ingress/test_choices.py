@@ -15,7 +15,13 @@ from pdcluster_worker.messages.requests import Token
 class Script:
     """A stream of so many tokens that records whether it has started and was closed."""
 
-    def __init__(self, name: str, count: int, gate: asyncio.Event | None = None, error: Exception | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        gate: asyncio.Event | None = None,
+        error: Exception | None = None,
+    ) -> None:
         self.name, self.count, self.gate, self.error = name, count, gate, error
         self.started = self.closed = False
 

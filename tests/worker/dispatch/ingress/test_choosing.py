@@ -1,4 +1,6 @@
-"""The choice of a decode worker on real parts: loads, prefix matches, charges, hints, and the hold while all are busy [Y13]."""
+"""The choice of a decode worker on real parts: loads, prefix matches, charges, hints, and the hold
+while all are busy [Y13].
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -35,7 +37,9 @@ class NamedPeer:
         self.may_answer = asyncio.Event()
         self.asked: list[str] = []
 
-    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def generate(
+        self, spec: RequestSpec, prefill: PrefillMode
+    ) -> AsyncGenerator[Generated, None]:
         self.asked.append(spec.request_id)
         await self.may_answer.wait()
         yield Generated(Token(spec.request_id, 5, finish_reason="stop"), "local")
@@ -57,20 +61,29 @@ def set_policy(worker: Worker, **score: Any) -> None:
 
 
 def here(worker: Worker) -> DecodeDispatcher:
-    return DecodeDispatcher(worker, RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, BLOCK)), list, list)
+    return DecodeDispatcher(
+        worker,
+        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, BLOCK)),
+        list,
+        list,
+    )
 
 
 def choosing(worker: Worker, peers: Sequence[NamedPeer], clock: Clock | None = None) -> Choosing:
     return Choosing(worker, here(worker), lambda: list(peers), "own", clock or Clock())
 
 
-def choose(chooser: Choosing, spec: RequestSpec, may_run_here: bool = False, failed: Sequence[str] = ()) -> str:
+def choose(
+    chooser: Choosing, spec: RequestSpec, may_run_here: bool = False, failed: Sequence[str] = ()
+) -> str:
     peer = chooser.choose(spec, may_run_here, failed)
     return "own" if peer is None else peer.key
 
 
 @pytest.mark.parametrize("policy", ["prefixAware", "kvAware", "latencyAware"])
-async def test_request_goes_where_events_say_that_its_prefix_is_cached(worker: Worker, policy: str) -> None:
+async def test_request_goes_where_events_say_that_its_prefix_is_cached(
+    worker: Worker, policy: str
+) -> None:
     peers = [NamedPeer(key) for key in "abc"]
     set_policy(worker, policy=policy)
     worker.blocks.snapshot("b", worker.hashes(spec("r")))
@@ -79,7 +92,11 @@ async def test_request_goes_where_events_say_that_its_prefix_is_cached(worker: W
 
 
 async def test_blocks_that_are_gone_attract_no_more(worker: Worker) -> None:
-    peers = [NamedPeer("a", Load(num_running=1)), NamedPeer("b", Load(num_running=1)), NamedPeer("c")]
+    peers = [
+        NamedPeer("a", Load(num_running=1)),
+        NamedPeer("b", Load(num_running=1)),
+        NamedPeer("c"),
+    ]
     set_policy(worker, policy="prefixAware")
     worker.blocks.snapshot("b", worker.hashes(spec("r")))
     worker.blocks.apply("b", [], worker.hashes(spec("r"))[:1])
@@ -103,10 +120,14 @@ async def test_what_was_just_sent_counts_as_cached_until_events_can_tell(worker:
     clock.now += 60
 
     assert len(burst) == 1
-    assert chooser._matches(worker.policy.decode_score, worker.hashes(spec("r")), clock.now)[0] == {}
+    assert (
+        chooser._matches(worker.policy.decode_score, worker.hashes(spec("r")), clock.now)[0] == {}
+    )
 
 
-async def test_y11_without_events_what_was_sent_in_the_last_120_seconds_counts(worker: Worker) -> None:
+async def test_y11_without_events_what_was_sent_in_the_last_120_seconds_counts(
+    worker: Worker,
+) -> None:
     peers, clock = [NamedPeer(key) for key in "abcd"], Clock()
     set_policy(worker, policy="prefixAware", kvEvents=False)
     worker.blocks.snapshot("d", worker.hashes(spec("r")))  # not looked at
@@ -120,7 +141,9 @@ async def test_y11_without_events_what_was_sent_in_the_last_120_seconds_counts(w
     assert chooser._matches(policy, hashes, clock.now)[0] == {}
 
 
-async def test_another_engine_of_a_pod_has_none_of_what_was_sent_to_the_first(worker: Worker) -> None:
+async def test_another_engine_of_a_pod_has_none_of_what_was_sent_to_the_first(
+    worker: Worker,
+) -> None:
     peers, clock = [NamedPeer("a")], Clock()
     set_policy(worker, policy="prefixAware", kvEvents=False)
     chooser = choosing(worker, peers, clock)
@@ -129,7 +152,9 @@ async def test_another_engine_of_a_pod_has_none_of_what_was_sent_to_the_first(wo
     peers[0] = NamedPeer("a")
     chooser._peers((), clock.now)
 
-    assert chooser._matches(worker.policy.decode_score, worker.hashes(spec("r")), clock.now)[0] == {}
+    assert (
+        chooser._matches(worker.policy.decode_score, worker.hashes(spec("r")), clock.now)[0] == {}
+    )
 
 
 async def test_y12_requests_sent_since_a_report_count(worker: Worker) -> None:
@@ -140,7 +165,9 @@ async def test_y12_requests_sent_since_a_report_count(worker: Worker) -> None:
     assert sorted(choose(chooser, spec(f"r{n}")) for n in range(6)) == list("aabbcc")
 
 
-async def test_y12_prefill_is_charged_until_the_first_token_and_blocks_until_the_end(worker: Worker) -> None:
+async def test_y12_prefill_is_charged_until_the_first_token_and_blocks_until_the_end(
+    worker: Worker,
+) -> None:
     peer = NamedPeer("a")
     set_policy(worker, policy="kvAware")
     chooser = choosing(worker, [peer])
@@ -167,7 +194,10 @@ async def test_policy_is_the_one_in_force_at_each_request(worker: Worker) -> Non
 
 
 async def test_y10_worker_that_failed_costs_more_for_a_while(worker: Worker) -> None:
-    clock, peers = Clock(), [NamedPeer("a", Load(num_running=2)), NamedPeer("b", Load(num_running=3))]
+    clock, peers = (
+        Clock(),
+        [NamedPeer("a", Load(num_running=2)), NamedPeer("b", Load(num_running=3))],
+    )
     set_policy(worker, failureTaint=2.0)
     chooser = choosing(worker, peers, clock)
     assert choose(chooser, spec("r0"), failed=["a"]) == "b"
@@ -180,7 +210,9 @@ async def test_y10_worker_that_failed_costs_more_for_a_while(worker: Worker) -> 
 
 async def test_y10_worker_that_is_full_is_left_out_and_costs_no_more(worker: Worker) -> None:
     set_policy(worker, failureTaint=2.0)
-    chooser = choosing(worker, [NamedPeer("a", Load(num_running=2)), NamedPeer("b", Load(num_running=3))])
+    chooser = choosing(
+        worker, [NamedPeer("a", Load(num_running=2)), NamedPeer("b", Load(num_running=3))]
+    )
     chosen = chooser.choose(spec("r0"), False, full=["a"])
 
     assert chosen is not None
@@ -221,14 +253,19 @@ async def test_hints_may_replace_the_policy(worker: Worker) -> None:
 
 async def test_pinned_worker_that_is_not_there_is_refused_by_name(worker: Worker) -> None:
     chooser = choosing(worker, [NamedPeer("a")])
-    with chooser.following([spec("r")], RouteHints(worker="gone")), pytest.raises(RequestError, match="'gone' takes no requests") as caught:
+    with (
+        chooser.following([spec("r")], RouteHints(worker="gone")),
+        pytest.raises(RequestError, match="'gone' takes no requests") as caught,
+    ):
         choose(chooser, spec("r"))
 
     assert (caught.value.status, caught.value.param) == (503, "pdcluster.route.worker")
 
 
 async def test_decision_is_noted_with_its_numbers(worker: Worker) -> None:
-    chooser = choosing(worker, [NamedPeer("a", Load(num_running=2)), NamedPeer("b", Load(num_running=1))])
+    chooser = choosing(
+        worker, [NamedPeer("a", Load(num_running=2)), NamedPeer("b", Load(num_running=1))]
+    )
     with journey.begun("r") as noted:
         choose(chooser, spec("r"))
     (event,) = noted.events
@@ -255,7 +292,9 @@ async def collect(ingress: Ingress, one: RequestSpec) -> list[int]:
         return [generated.token.token_id async for generated in tokens]
 
 
-async def test_y13_requests_wait_while_every_worker_is_busy_in_order_of_arrival(worker: Worker) -> None:
+async def test_y13_requests_wait_while_every_worker_is_busy_in_order_of_arrival(
+    worker: Worker,
+) -> None:
     peer = NamedPeer("a", Load(waiting_tokens=101))
     set_policy(worker, queueThresholdTokens=100)
     ingress = drain(worker, peer)
@@ -288,14 +327,20 @@ async def test_y13_one_worker_below_the_threshold_is_enough(worker: Worker) -> N
 
 
 async def test_y13_too_many_that_wait_are_refused(worker: Worker) -> None:
-    worker.policy = msgspec.convert({"decodeScore": {"queueThresholdTokens": 1}, "admission": {"maxQueuedRequests": 1}}, PolicyConfig)
+    worker.policy = msgspec.convert(
+        {"decodeScore": {"queueThresholdTokens": 1}, "admission": {"maxQueuedRequests": 1}},
+        PolicyConfig,
+    )
     ingress = drain(worker, NamedPeer("a", Load(waiting_tokens=2)))
     first = asyncio.create_task(collect(ingress, spec("r0")))
     while not ingress._choosing._num_held:
         await asyncio.sleep(0)
     refusals = []
     for seconds_ago in (1.0, 7200.0):
-        ingress._choosing._held_seconds, ingress._choosing._held_at = 30.0, ingress._choosing._clock() - seconds_ago
+        ingress._choosing._held_seconds, ingress._choosing._held_at = (
+            30.0,
+            ingress._choosing._clock() - seconds_ago,
+        )
         with pytest.raises(RequestError) as caught:
             await collect(ingress, spec("r1"))
         refusals.append(caught.value.retry_after_seconds)
@@ -330,7 +375,9 @@ async def test_choice_goes_by_the_newest_report_of_each_worker(worker: Worker) -
     assert choose(chooser, spec("r2")) == "b"
 
 
-async def test_another_engine_of_a_pod_is_not_known_by_the_report_of_the_former_one(worker: Worker) -> None:
+async def test_another_engine_of_a_pod_is_not_known_by_the_report_of_the_former_one(
+    worker: Worker,
+) -> None:
     peers = [NamedPeer("a", Load(num_running=3)), NamedPeer("b", Load(num_running=2))]
     chooser = choosing(worker, peers)
     assert choose(chooser, spec("r1")) == "b"

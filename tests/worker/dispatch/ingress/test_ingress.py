@@ -23,14 +23,18 @@ async def collect(ingress: Ingress, *specs: RequestSpec) -> list[tuple[int, int]
     return [(g.index, g.token.token_id) async for g in ingress.generate(list(specs), "auto")]
 
 
-async def test_ingress_keeps_a_request_that_it_can_serve_as_well(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_keeps_a_request_that_it_can_serve_as_well(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     peer = DecodePeer()
 
     assert await collect(make_ingress(worker, engine, peer), spec()) == [(0, 7), (0, 8)]
     assert not peer.asked
 
 
-async def test_token_of_a_lone_choice_passes_two_generators(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_token_of_a_lone_choice_passes_two_generators(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     begun: list[AsyncGenerator[Any, Any]] = []
     ingress, hooks = make_ingress(worker, engine), sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(firstiter=begun.append)
@@ -43,7 +47,9 @@ async def test_token_of_a_lone_choice_passes_two_generators(worker: Worker, engi
     assert passed == ["Ingress.generate", "DecodeDispatcher.run"]
 
 
-async def test_ingress_relays_to_the_worker_with_fewest_requests(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_relays_to_the_worker_with_fewest_requests(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
     ingress = make_ingress(worker, engine, peer)
     busy_here(ingress)
@@ -73,7 +79,9 @@ async def test_ingress_peer_that_fails_before_the_first_token_means_another_try(
     assert peer.asked == ["r"]
 
 
-async def test_ingress_fault_of_the_request_itself_is_not_tried_again(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_fault_of_the_request_itself_is_not_tried_again(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     peer = DecodePeer(RequestError("bad", status=400))
     ingress = make_ingress(worker, engine, peer)
     busy_here(ingress)
@@ -83,9 +91,13 @@ async def test_ingress_fault_of_the_request_itself_is_not_tried_again(worker: Wo
     assert not engine.inputs
 
 
-async def test_ingress_of_a_draining_worker_relays_what_comes_and_counts_it(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_of_a_draining_worker_relays_what_comes_and_counts_it(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     worker.announce("draining")
-    peer = DecodePeer(Generated(Token("r", 5), "local"), Generated(Token("r", 6, finish_reason="stop")))
+    peer = DecodePeer(
+        Generated(Token("r", 5), "local"), Generated(Token("r", 6, finish_reason="stop"))
+    )
     peer.load = Load(num_running=100)  # whatever its load: this worker runs nothing new
     tokens = make_ingress(worker, engine, peer).generate([spec()], "auto")
     async with aclosing(tokens):
@@ -107,11 +119,17 @@ async def test_ingress_of_a_draining_worker_without_a_peer_names_another_way(
     with pytest.raises(RequestError, match=state) as caught:
         await collect(make_ingress(worker, engine), spec())
 
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "draining", 1)
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (
+        503,
+        "draining",
+        1,
+    )
     assert (begun, engine.inputs) == ([], [])  # a refusal holds no drain
 
 
-async def test_ingress_of_a_draining_worker_tries_every_peer(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_of_a_draining_worker_tries_every_peer(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     worker.announce("draining")
     broken = DecodePeer(PeerError("connection refused"), key="a")
     full = DecodePeer(RequestError("too many wait", status=503, code="queue_full"), key="b")
@@ -122,7 +140,9 @@ async def test_ingress_of_a_draining_worker_tries_every_peer(worker: Worker, eng
     assert (len(broken.asked), len(full.asked), len(good.asked)) == (1, 1, 1)
 
 
-async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     worker.announce("draining")
     peers = [DecodePeer(PeerError("connection refused"), key=key) for key in "ab"]
     with pytest.raises(RequestError, match="draining") as caught:
@@ -131,25 +151,39 @@ async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(worke
     assert (caught.value.code, worker.active, engine.inputs) == ("draining", 0, [])
 
 
-async def test_ingress_of_a_draining_worker_says_why_its_last_peer_refused(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_of_a_draining_worker_says_why_its_last_peer_refused(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     worker.announce("draining")
     lost = DecodePeer(PeerError("connection refused"), key="a")
-    full = DecodePeer(RequestError("too many wait", status=503, code="queue_full", retry_after_seconds=1), key="b")
+    full = DecodePeer(
+        RequestError("too many wait", status=503, code="queue_full", retry_after_seconds=1), key="b"
+    )
     full.load = Load(num_running=1)
     with pytest.raises(RequestError, match="too many wait") as caught:
         await collect(make_ingress(worker, engine, lost, full), spec())
 
-    assert (caught.value.code, caught.value.retry_after_seconds, worker.active) == ("queue_full", 1, 0)
+    assert (caught.value.code, caught.value.retry_after_seconds, worker.active) == (
+        "queue_full",
+        1,
+        0,
+    )
 
 
-@pytest.mark.parametrize("change", [("ready", "draining"), ("draining", "ready")], ids=lambda change: change[0])
-async def test_ingress_runs_here_what_came_or_failed_while_it_was_ready(worker: Worker, engine: ScriptedEngine, change: Any) -> None:
+@pytest.mark.parametrize(
+    "change", [("ready", "draining"), ("draining", "ready")], ids=lambda change: change[0]
+)
+async def test_ingress_runs_here_what_came_or_failed_while_it_was_ready(
+    worker: Worker, engine: ScriptedEngine, change: Any
+) -> None:
     """A drain that begins later lets the request go on; one that was withdrawn is over."""
     before, after = change
     worker.announce(before)
 
     class Failing(DecodePeer):
-        async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        async def generate(
+            self, spec: RequestSpec, prefill: PrefillMode
+        ) -> AsyncGenerator[Generated, None]:
             worker.announce(after)
             raise PeerError("connection refused")
             yield
@@ -160,14 +194,20 @@ async def test_ingress_runs_here_what_came_or_failed_while_it_was_ready(worker: 
     assert await collect(ingress, spec()) == [(0, 7), (0, 8)]
 
 
-async def test_ingress_admits_all_choices_of_a_prompt_as_one(worker: Worker, engine: ScriptedEngine) -> None:
-    worker.policy = type(worker.policy)(admission=type(worker.policy.admission)(max_queued_requests=1))
+async def test_ingress_admits_all_choices_of_a_prompt_as_one(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    worker.policy = type(worker.policy)(
+        admission=type(worker.policy.admission)(max_queued_requests=1)
+    )
     tokens = await collect(make_ingress(worker, engine), spec("a"), spec("b"), spec("c"))
 
     assert sorted(tokens) == [(0, 7), (0, 8), (1, 7), (1, 8), (2, 7), (2, 8)]
 
 
-async def test_ingress_runs_a_lone_choice_in_its_readers_task(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_ingress_runs_a_lone_choice_in_its_readers_task(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     ingress = make_ingress(worker, engine)
     before = asyncio.all_tasks()
     async with aclosing(ingress.generate([spec()], "auto")) as tokens:
@@ -176,8 +216,12 @@ async def test_ingress_runs_a_lone_choice_in_its_readers_task(worker: Worker, en
     ingress.abort("r")
 
 
-async def test_ingress_asks_a_peer_when_a_deadline_cannot_be_met_here(worker: Worker, engine: ScriptedEngine) -> None:
-    estimation = EstimationPolicy(estimator="rwt", preset_token_milliseconds=1e6, reject_unmeetable=True)
+async def test_ingress_asks_a_peer_when_a_deadline_cannot_be_met_here(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    estimation = EstimationPolicy(
+        estimator="rwt", preset_token_milliseconds=1e6, reject_unmeetable=True
+    )
     worker.policy = replace(worker.policy, estimation=estimation)
     hasty = replace(spec(), deadline_seconds=1.0)
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))

@@ -1,4 +1,6 @@
-"""A request that has begun goes on at another worker: what the next one is asked, and what the client sees [O8]."""
+"""A request that has begun goes on at another worker: what the next one is asked, and what the
+client sees [O8].
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -27,13 +29,23 @@ from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.credits import CreditLedger
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, stats, until
 from tests.worker.dispatch.ingress.ingresses import busy_here, make_ingress
-from tests.worker.dispatch.ingress.moving_model import WHOLE, Model, collect, counted, ids, model_here, spec
+from tests.worker.dispatch.ingress.moving_model import (
+    WHOLE,
+    Model,
+    collect,
+    counted,
+    ids,
+    model_here,
+    spec,
+)
 
 
 class BreaksAtTheEnd(Model):
     """Its call fails after the last token."""
 
-    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def generate(
+        self, spec: RequestSpec, prefill: PrefillMode
+    ) -> AsyncGenerator[Generated, None]:
         async with aclosing(super().generate(spec, prefill)) as tokens:
             async for generated in tokens:
                 yield generated
@@ -63,12 +75,15 @@ async def test_moved_request_goes_on_where_it_was(worker: Worker, engine: Script
     assert counted(worker) == {("lost", "moved"): 1}
 
 
-async def test_moved_request_looks_like_one_to_its_reader(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_moved_request_looks_like_one_to_its_reader(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     made = await collect(ingress_of(worker, engine, Model("a", ends_after=2)))
 
     assert {g.token.request_id for g in made} == {"r"}
     assert [g.prefill for g in made] == ["local"] + [None] * 5
-    assert [g.token.queue_seconds is None for g in made[2:]] == [True] * 4  # of another worker's queue
+    # of another worker's queue
+    assert [g.token.queue_seconds is None for g in made[2:]] == [True] * 4
     assert [g.token.logprob for g in made] == [-0.5 * position for position in range(6)]
 
 
@@ -81,14 +96,22 @@ async def test_request_that_has_ended_is_not_moved(worker: Worker, engine: Scrip
     assert (second.asked, engine.inputs, counted(worker)) == ([], [], {})
 
 
-async def test_moved_request_ends_up_here_when_no_peer_is_better(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_moved_request_ends_up_here_when_no_peer_is_better(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     assert ids(await collect(ingress_of(worker, engine, Model("a", ends_after=3)))) == WHOLE
     submitted = engine.inputs[0]
     assert isinstance(submitted, Submit)
-    assert (submitted.spec.request_id, submitted.spec.prompt, submitted.spec.output) == ("r~1", [1, 2, 3], [10, 11, 12])
+    assert (submitted.spec.request_id, submitted.spec.prompt, submitted.spec.output) == (
+        "r~1",
+        [1, 2, 3],
+        [10, 11, 12],
+    )
 
 
-async def test_moved_request_whose_prefill_was_forced_goes_by_the_rule(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_moved_request_whose_prefill_was_forced_goes_by_the_rule(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, second = Model("a", ends_after=1), Model("b")
     second.load = Load(num_running=1)
     await collect(ingress_of(worker, engine, first, second), prefill="remote")
@@ -115,7 +138,9 @@ async def test_moving_that_is_off_ends_in_an_error(worker: Worker, engine: Scrip
     assert counted(worker) == {("lost", "refused"): 1}
 
 
-async def test_move_without_anyone_left_is_a_clean_error(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_move_without_anyone_left_is_a_clean_error(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     ingress = ingress_of(worker, engine, Model("a", ends_after=1))
     tokens = ingress.generate([spec()], "auto")
     async with aclosing(tokens):
@@ -127,14 +152,18 @@ async def test_move_without_anyone_left_is_a_clean_error(worker: Worker, engine:
     assert counted(worker) == {("lost", "nowhere"): 1}
 
 
-async def test_move_that_a_worker_refuses_for_the_requests_own_fault_is_not_tried_again(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_move_that_a_worker_refuses_for_the_requests_own_fault_is_not_tried_again(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     second = Model("b", ends_after=0, error=RequestError("bad", status=400))
     second.load = Load(num_running=1)
     with pytest.raises(RequestError, match="bad"):
         await collect(ingress_of(worker, engine, Model("a", ends_after=1), second))
 
 
-async def test_choices_of_a_prompt_move_each_from_where_it_stands(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_choices_of_a_prompt_move_each_from_where_it_stands(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, second = Model("a", ends_after=3), Model("b")
     second.load = Load(num_running=1)
     made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
@@ -142,7 +171,9 @@ async def test_choices_of_a_prompt_move_each_from_where_it_stands(worker: Worker
     assert (ids(made, 0), ids(made, 1)) == (WHOLE, WHOLE)
 
 
-async def test_choices_that_begin_later_begin_where_the_first_has_gone(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_choices_that_begin_later_begin_where_the_first_has_gone(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, second = Model("a", ends_after=1), Model("b")
     second.load = Load(num_running=1)
     made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
@@ -151,7 +182,9 @@ async def test_choices_that_begin_later_begin_where_the_first_has_gone(worker: W
     assert (first.asked, second.asked) == (["x"], ["x~1", "y"])
 
 
-async def test_choices_are_tried_elsewhere_before_their_first_token(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_choices_are_tried_elsewhere_before_their_first_token(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, second = Model("a", ends_after=0), Model("b")
     second.load = Load(num_running=1)
     worker.announce("draining")
@@ -196,11 +229,14 @@ async def test_request_leaves_a_worker_that_drains_while_it_waits_for_a_token(
 
     assert ids(await asked) == WHOLE
     assert (first.num_open, second.outputs) == (0, [WHOLE[:num_tokens]])
-    assert second.holders == (["a"] if num_tokens else [""])  # whose KV it may read, once there is some
+    # whose KV it may read, once there is some
+    assert second.holders == (["a"] if num_tokens else [""])
     assert counted(worker) == ({("draining", "moved"): 1} if num_tokens else {})
 
 
-async def test_request_leaves_a_draining_worker_between_two_tokens(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_request_leaves_a_draining_worker_between_two_tokens(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, second = Model("a"), Model("b")
     second.load = Load(num_running=1)
     ingress = ingress_of(worker, engine, first, second)
@@ -215,7 +251,9 @@ async def test_request_leaves_a_draining_worker_between_two_tokens(worker: Worke
 
 
 @pytest.mark.parametrize("is_off", [True, False], ids=["off", "no peer"])
-async def test_request_stays_at_a_draining_worker(worker: Worker, engine: ScriptedEngine, is_off: bool) -> None:
+async def test_request_stays_at_a_draining_worker(
+    worker: Worker, engine: ScriptedEngine, is_off: bool
+) -> None:
     first, second = Model("a"), Model("b")
     second.load = Load(num_running=1)
     first.waits_at = 2
@@ -231,7 +269,9 @@ async def test_request_stays_at_a_draining_worker(worker: Worker, engine: Script
     assert (first.asked, second.asked, counted(worker)) == (["r"], [], {})
 
 
-async def test_request_goes_back_to_a_draining_worker_when_no_other_takes_it(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_request_goes_back_to_a_draining_worker_when_no_other_takes_it(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, second = Model("a"), Model("b", ends_after=0)
     first.waits_at, second.load = 1, Load(num_running=1)
     ingress = ingress_of(worker, engine, first, second)
@@ -245,7 +285,9 @@ async def test_request_goes_back_to_a_draining_worker_when_no_other_takes_it(wor
     assert counted(worker) == {("draining", "nowhere"): 1, ("draining", "moved"): 1}
 
 
-async def test_request_whose_ingress_drains_too_ends_there_rather_than_nowhere(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_request_whose_ingress_drains_too_ends_there_rather_than_nowhere(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first = Model("a", ends_after=2)
     ingress = ingress_of(worker, engine, first)
     worker.announce("draining")
@@ -257,21 +299,29 @@ async def test_request_whose_ingress_drains_too_ends_there_rather_than_nowhere(w
 # --- want of blocks -------------------------------------------------------------------------------
 
 
-def preempting(num_tokens: int, num_preemptions: int) -> Callable[[EngineInput], Sequence[EngineOutput]]:
-    """An engine that preempts a request so often after so many tokens, and then would go on with it."""
+def preempting(
+    num_tokens: int, num_preemptions: int
+) -> Callable[[EngineInput], Sequence[EngineOutput]]:
+    """An engine that preempts a request so often after so many tokens, and then would go on with
+    it.
+    """
 
     def answer(message: EngineInput) -> Sequence[EngineOutput]:
         if not isinstance(message, Submit):
             return ()
         tokens = model_here(message)
         cut = num_tokens if not message.spec.output else len(tokens)
-        preemptions = [Preempted(message.spec.request_id)] * (num_preemptions if cut < len(tokens) else 0)
+        preemptions = [Preempted(message.spec.request_id)] * (
+            num_preemptions if cut < len(tokens) else 0
+        )
         return [*tokens[:cut], *preemptions, *tokens[cut:]]
 
     return answer
 
 
-def short_of_blocks(worker: Worker, engine: ScriptedEngine, num_preemptions: int, *peers: Model) -> Ingress:
+def short_of_blocks(
+    worker: Worker, engine: ScriptedEngine, num_preemptions: int, *peers: Model
+) -> Ingress:
     worker.policy = replace(worker.policy, moving=MovingPolicy(after_preemptions=2))
     ingress = make_ingress(worker, engine, *peers)
     engine.answer = preempting(3, num_preemptions)
@@ -284,7 +334,9 @@ def with_room(free_blocks: int) -> Model:
     return peer
 
 
-async def test_request_that_is_preempted_again_and_again_moves_to_a_worker_with_room(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_request_that_is_preempted_again_and_again_moves_to_a_worker_with_room(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     peer = with_room(4)  # twice the two blocks of 3 + 3 tokens
     ingress = short_of_blocks(worker, engine, 2, peer)
     engine.answer = lambda message: preempting(3, 2)(message)[:5]  # and no more
@@ -295,20 +347,29 @@ async def test_request_that_is_preempted_again_and_again_moves_to_a_worker_with_
     await until(lambda: Abort("r") in engine.inputs)  # it held the request still
 
 
-@pytest.mark.parametrize(("num_preemptions", "free_blocks"), [(1, 64), (2, 3)], ids=["rarely", "no room"])
-async def test_preempted_request_waits_for_blocks(worker: Worker, engine: ScriptedEngine, num_preemptions: int, free_blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("num_preemptions", "free_blocks"), [(1, 64), (2, 3)], ids=["rarely", "no room"]
+)
+async def test_preempted_request_waits_for_blocks(
+    worker: Worker, engine: ScriptedEngine, num_preemptions: int, free_blocks: int
+) -> None:
     peer = with_room(free_blocks)
 
     assert ids(await collect(short_of_blocks(worker, engine, num_preemptions, peer))) == WHOLE
     assert (peer.asked, counted(worker)) == ([], {})
 
 
-async def test_preempted_request_goes_back_when_no_other_takes_it(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_preempted_request_goes_back_when_no_other_takes_it(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     peer = with_room(64)
     peer.ends_after = 0
 
     assert ids(await collect(short_of_blocks(worker, engine, 2, peer))) == WHOLE
-    assert (len(peer.asked), counted(worker)) == (1, {("preempted", "nowhere"): 1, ("preempted", "moved"): 1})
+    assert (len(peer.asked), counted(worker)) == (
+        1,
+        {("preempted", "nowhere"): 1, ("preempted", "moved"): 1},
+    )
 
 
 async def test_request_that_is_preempted_before_its_first_token_is_not_begun_again_where_it_was(
@@ -323,8 +384,13 @@ async def test_request_that_is_preempted_before_its_first_token_is_not_begun_aga
     assert len([message for message in engine.inputs if isinstance(message, Submit)]) == 1
 
 
-async def test_request_that_a_peer_preempts_goes_where_there_is_room(worker: Worker, engine: ScriptedEngine) -> None:
-    first, second = Model("a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks")), Model("b")
+async def test_request_that_a_peer_preempts_goes_where_there_is_room(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    first, second = (
+        Model("a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks")),
+        Model("b"),
+    )
     first.load = Load(free_blocks=64)
     second.load = Load(num_running=1, free_blocks=2)
     ingress = ingress_of(worker, engine, first, second)
@@ -335,8 +401,12 @@ async def test_request_that_a_peer_preempts_goes_where_there_is_room(worker: Wor
     assert counted(worker) == {("preempted", "moved"): 1}
 
 
-async def test_request_that_a_peer_preempts_stays_where_nobody_has_room(worker: Worker, engine: ScriptedEngine) -> None:
-    first = Model("a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks"))
+async def test_request_that_a_peer_preempts_stays_where_nobody_has_room(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    first = Model(
+        "a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks")
+    )
     ingress = ingress_of(worker, engine, first)
     await say(worker, engine, stats(free_blocks=1))
 
@@ -352,10 +422,14 @@ async def say(worker: Worker, engine: ScriptedEngine, said: EngineStats) -> None
 # --- at the worker that it goes to ----------------------------------------------------------------
 
 
-async def test_request_that_has_begun_is_not_asked_by_admission_again(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_request_that_has_begun_is_not_asked_by_admission_again(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     ingress = make_ingress(worker, engine)
     engine.answer = model_here
-    handler = Handler(worker, Hello("e", "decode", FACTS.geometry, "w", "r1"), CreditLedger(1), ingress._here)
+    handler = Handler(
+        worker, Hello("e", "decode", FACTS.geometry, "w", "r1"), CreditLedger(1), ingress._here
+    )
     admission = AdmissionPolicy(max_queued_requests=1)
     worker.policy = replace(worker.policy, admission=admission)
     ingress._here._quality._meter.joined()  # one waits
@@ -366,11 +440,15 @@ async def test_request_that_has_begun_is_not_asked_by_admission_again(worker: Wo
     assert [g.token.token_id async for g in handler.generate(begun, "auto")] == WHOLE[2:]
 
 
-async def test_moved_request_keeps_its_deadline_and_the_tier_that_it_was_demoted_to(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_moved_request_keeps_its_deadline_and_the_tier_that_it_was_demoted_to(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     now = [100.0]
 
     class Slow(Model):
-        async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        async def generate(
+            self, spec: RequestSpec, prefill: PrefillMode
+        ) -> AsyncGenerator[Generated, None]:
             specs.append(spec)
             async with aclosing(super().generate(spec, prefill)) as tokens:
                 async for generated in tokens:

@@ -1,4 +1,6 @@
-"""A request that runs on two workers until its first token: the winner, what the loser leaves, and cases without a race [O8]."""
+"""A request that runs on two workers until its first token: the winner, what the loser leaves, and
+cases without a race [O8].
+"""
 
 import asyncio
 import doctest
@@ -17,12 +19,22 @@ from pdcluster_worker.messages.peers import Load
 from pdcluster_worker.routing import moving, racing
 from tests.worker.dispatch.doubles import ScriptedEngine, until
 from tests.worker.dispatch.ingress.ingresses import make_ingress
-from tests.worker.dispatch.ingress.moving_model import WHOLE, Model, collect, counted, ids, model_here, spec
+from tests.worker.dispatch.ingress.moving_model import (
+    WHOLE,
+    Model,
+    collect,
+    counted,
+    ids,
+    model_here,
+    spec,
+)
 
 ALWAYS = RacingPolicy(enabled=True, max_requests=1, max_ratio=1.0)
 
 
-def ingress_of(worker: Worker, engine: ScriptedEngine, *peers: Model, policy: RacingPolicy = ALWAYS) -> Ingress:
+def ingress_of(
+    worker: Worker, engine: ScriptedEngine, *peers: Model, policy: RacingPolicy = ALWAYS
+) -> Ingress:
     """One whose own worker is too busy to race."""
     worker.policy = replace(worker.policy, racing=policy)
     ingress = make_ingress(worker, engine, *peers)
@@ -45,7 +57,9 @@ def raced(worker: Worker) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("winner", ["first", "rival"])
-async def test_race_is_won_by_the_first_token_and_the_loser_is_closed(worker: Worker, engine: ScriptedEngine, winner: str) -> None:
+async def test_race_is_won_by_the_first_token_and_the_loser_is_closed(
+    worker: Worker, engine: ScriptedEngine, winner: str
+) -> None:
     first, rival = two(first_waits=winner == "rival", rival_waits=winner == "first")
     with journey.begun("r") as told:
         made = await collect(ingress_of(worker, engine, first, rival))
@@ -59,14 +73,18 @@ async def test_race_is_won_by_the_first_token_and_the_loser_is_closed(worker: Wo
     assert (facts["race"], facts["race_won"]) == ({"first": "a", "rival": "b"}, {"by": winner})
 
 
-async def test_race_of_two_that_are_as_fast_has_one_answer(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_race_of_two_that_are_as_fast_has_one_answer(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two()
 
     assert ids(await collect(ingress_of(worker, engine, first, rival))) == WHOLE
     assert (first.num_open, rival.num_open) == (0, 0)
 
 
-async def test_race_that_an_entrant_leaves_goes_to_the_other(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_race_that_an_entrant_leaves_goes_to_the_other(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two()
     first.ends_after = 0
 
@@ -74,15 +92,24 @@ async def test_race_that_an_entrant_leaves_goes_to_the_other(worker: Worker, eng
     assert (raced(worker), counted(worker)) == ({"rival": 1}, {})
 
 
-async def test_race_that_neither_wins_is_tried_again_elsewhere(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_race_that_neither_wins_is_tried_again_elsewhere(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two()
     first.ends_after = rival.ends_after = 0
 
     assert ids(await collect(ingress_of(worker, engine, first, rival))) == WHOLE
-    assert (raced(worker), len(first.asked), len(rival.asked), len(engine.inputs)) == ({"none": 1}, 1, 1, 1)
+    assert (raced(worker), len(first.asked), len(rival.asked), len(engine.inputs)) == (
+        {"none": 1},
+        1,
+        1,
+        1,
+    )
 
 
-async def test_race_of_a_request_that_is_at_fault_ends_as_it_would(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_race_of_a_request_that_is_at_fault_ends_as_it_would(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two()
     for peer in (first, rival):
         peer.ends_after, peer.error = 0, RequestError("bad", status=400)
@@ -92,7 +119,9 @@ async def test_race_of_a_request_that_is_at_fault_ends_as_it_would(worker: Worke
     assert (worker.active, engine.inputs) == (0, [])
 
 
-async def test_winner_that_is_lost_in_mid_stream_is_moved_from(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_winner_that_is_lost_in_mid_stream_is_moved_from(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two(first_waits=True)
     rival.ends_after = 2
     asked = asyncio.create_task(collect(ingress_of(worker, engine, first, rival)))
@@ -103,7 +132,9 @@ async def test_winner_that_is_lost_in_mid_stream_is_moved_from(worker: Worker, e
     assert counted(worker) == {("lost", "moved"): 1}
 
 
-async def test_entrant_that_failed_is_taken_again_when_the_winner_is_lost(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_entrant_that_failed_is_taken_again_when_the_winner_is_lost(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two(first_waits=True)
     rival.ends_after, first.ends_after = 0, 2
     asked = asyncio.create_task(collect(ingress_of(worker, engine, first, rival)))
@@ -115,7 +146,9 @@ async def test_entrant_that_failed_is_taken_again_when_the_winner_is_lost(worker
     assert (rival.outputs, engine.inputs) == ([[], [10, 11]], [])
 
 
-async def test_winner_that_preempts_goes_on_where_nobody_has_room(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_winner_that_preempts_goes_on_where_nobody_has_room(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two(rival_waits=True)
     first.ends_after, first.error = 2, RequestError("preempted", status=503, code="out_of_blocks")
     ingress = ingress_of(worker, engine, first, rival)
@@ -124,7 +157,9 @@ async def test_winner_that_preempts_goes_on_where_nobody_has_room(worker: Worker
     assert ([len(output) for output in first.outputs], engine.inputs) == ([0, 2, 4], [])
 
 
-async def test_other_choices_begin_where_the_race_was_won(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_other_choices_begin_where_the_race_was_won(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two(first_waits=True)
     made = await collect(ingress_of(worker, engine, first, rival), spec("x"), spec("y"))
 
@@ -133,7 +168,9 @@ async def test_other_choices_begin_where_the_race_was_won(worker: Worker, engine
     assert "y" not in first.asked
 
 
-async def test_race_that_its_client_leaves_closes_both(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_race_that_its_client_leaves_closes_both(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two(first_waits=True, rival_waits=True)
     asked = asyncio.create_task(collect(ingress_of(worker, engine, first, rival)))
     await until(lambda: first.num_open + rival.num_open == 2)
@@ -156,19 +193,33 @@ async def test_race_may_be_run_here(worker: Worker, engine: ScriptedEngine) -> N
 
 @pytest.mark.parametrize(
     "policy",
-    [RacingPolicy(), RacingPolicy(enabled=True, max_requests=0, max_ratio=1.0), RacingPolicy(enabled=True, max_requests=9, max_ratio=0.4)],
+    [
+        RacingPolicy(),
+        RacingPolicy(enabled=True, max_requests=0, max_ratio=1.0),
+        RacingPolicy(enabled=True, max_requests=9, max_ratio=0.4),
+    ],
     ids=["off", "busy", "share"],
 )
-async def test_request_does_not_race(worker: Worker, engine: ScriptedEngine, policy: RacingPolicy) -> None:
+async def test_request_does_not_race(
+    worker: Worker, engine: ScriptedEngine, policy: RacingPolicy
+) -> None:
     first, rival = two()
 
     assert ids(await collect(ingress_of(worker, engine, first, rival, policy=policy))) == WHOLE
     assert (rival.asked, raced(worker)) == ([], {})
 
 
-async def test_share_of_the_requests_that_race_is_bounded(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_share_of_the_requests_that_race_is_bounded(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
     first, rival = two()
-    ingress = ingress_of(worker, engine, first, rival, policy=RacingPolicy(enabled=True, max_requests=1, max_ratio=0.25))
+    ingress = ingress_of(
+        worker,
+        engine,
+        first,
+        rival,
+        policy=RacingPolicy(enabled=True, max_requests=1, max_ratio=0.25),
+    )
     for count in range(8):
         await collect(ingress, spec(f"r{count}"))
 

@@ -1,4 +1,6 @@
-"""Answers of transformers about a model: asked once, kept, and trusted less than our decoder's own logits."""
+"""Answers of transformers about a model: asked once, kept, and trusted less than our decoder's own
+logits.
+"""
 
 import json
 import logging
@@ -31,7 +33,9 @@ from pdcluster_worker.model.proof import _logits
 from pdcluster_worker.model.runner import open_runner
 
 LIMITS = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
-ENGINE = EngineConfig(block_size=16, num_blocks=8, max_batched_tokens=64, max_sequences=4, threads=1)
+ENGINE = EngineConfig(
+    block_size=16, num_blocks=8, max_batched_tokens=64, max_sequences=4, threads=1
+)
 
 
 @pytest.fixture(autouse=True)
@@ -67,23 +71,47 @@ def logits_of(loaded):
     return _logits(forward, (40, 16), 16, loaded.info.vocab_size)
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama-mha", "mistral", "mistral-window", "qwen2", "qwen2-window", "qwen3", "smollm3", "gemma"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "llama",
+        "llama-mha",
+        "mistral",
+        "mistral-window",
+        "qwen2",
+        "qwen2-window",
+        "qwen3",
+        "smollm3",
+        "gemma",
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_of_an_answer_computes_the_bits_of_one_that_transformers_loaded(kind, dtype, tiny_folder, tmp_path):
+def test_a_model_of_an_answer_computes_the_bits_of_one_that_transformers_loaded(
+    kind, dtype, tiny_folder, tmp_path
+):
     question = Question(tiny_folder(kind), dtype, 512, threads=1)
     skeleton.write_answer(answer(question), tmp_path / "answer")
     found = skeleton.build(skeleton.read_answer(tmp_path / "answer"), question.path, 16)
     loaded = load_model(question.path, dtype, block_size=16, max_model_len=512, threads=1)
     assert replace(found, module=None, answer=None) == replace(loaded, module=None)
     assert found.weight_bytes == loaded.weight_bytes
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(logits_of(found), logits_of(loaded), strict=True))
+    assert all(
+        torch.equal(mine, theirs)
+        for mine, theirs in zip(logits_of(found), logits_of(loaded), strict=True)
+    )
 
 
-def test_a_question_is_another_one_for_other_weights_dtype_limit_or_versions(question, copied, monkeypatch):
+def test_a_question_is_another_one_for_other_weights_dtype_limit_or_versions(
+    question, copied, monkeypatch
+):
     weights = load_file(copied / "model.safetensors")
     weights["lm_head.weight"][0, 0] += 1
     save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    others = [replace(question, path=copied), replace(question, dtype="bfloat16"), replace(question, max_model_len=9)]
+    others = [
+        replace(question, path=copied),
+        replace(question, dtype="bfloat16"),
+        replace(question, max_model_len=9),
+    ]
     keys = {question.key(), *(other.key() for other in others)}
     assert len(keys) == 4
     assert replace(question, threads=2).key() == question.key()
@@ -119,7 +147,13 @@ assert runner.forward.code == "decoder"
 heavy = ("transformers", "torch._dynamo", "torch.distributed.tensor")
 print([name for name in heavy if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env={**os.environ})
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ},
+    )
     assert done.stdout == "[]\n"
 
 
@@ -129,21 +163,35 @@ def test_what_was_asked_early_is_used_and_another_question_asked_anew(question, 
     put(replace(question, dtype="bfloat16"), answer(replace(question, dtype="bfloat16")))
     early = ask(question)
     assert opening.open_model(question, 16, early).info.dtype == "float32"
-    assert opening.open_model(replace(question, dtype="bfloat16"), 16, early).info.dtype == "bfloat16"
+    assert (
+        opening.open_model(replace(question, dtype="bfloat16"), 16, early).info.dtype == "bfloat16"
+    )
 
 
-def test_an_answer_that_does_not_fit_the_weights_is_forgotten_and_the_model_loaded_anew(question, caplog):
+def test_an_answer_that_does_not_fit_the_weights_is_forgotten_and_the_model_loaded_anew(
+    question, caplog
+):
     found = answer(question)
-    file = put(question, replace(found, tensors={**found.tensors, "logits": found.tensors["logits"].flip(0)}))
-    runner, _, _ = open_runner(ModelConfig(name="m", path=str(question.path), dtype="float32"), ENGINE)
+    file = put(
+        question,
+        replace(found, tensors={**found.tensors, "logits": found.tensors["logits"].flip(0)}),
+    )
+    runner, _, _ = open_runner(
+        ModelConfig(name="m", path=str(question.path), dtype="float32"), ENGINE
+    )
     assert runner.forward.code == "decoder"
     assert "transformers' kept answer does not fit the model" in caplog.text
     assert not file.exists()
 
 
-def test_an_answer_is_compared_in_a_pool_that_holds_less_than_the_sequences_of_the_proof(question, caplog):
+def test_an_answer_is_compared_in_a_pool_that_holds_less_than_the_sequences_of_the_proof(
+    question, caplog
+):
     put(question, answer(question))
-    model, engine = ModelConfig(name="m", path=str(question.path), dtype="float32"), EngineConfig(num_blocks=2, threads=1)
+    model, engine = (
+        ModelConfig(name="m", path=str(question.path), dtype="float32"),
+        EngineConfig(num_blocks=2, threads=1),
+    )
     runner, _, info = open_runner(model, engine)
     assert (runner.forward.code, info.max_model_len) == ("decoder", 16)
     assert "does not fit the model" not in caplog.text
@@ -151,7 +199,10 @@ def test_an_answer_is_compared_in_a_pool_that_holds_less_than_the_sequences_of_t
 
 @pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_nothing_is_asked_for_an_engine_with_ranks(ranks, question, kept):
-    config = SimpleNamespace(model=ModelConfig(name="m", path=str(question.path), dtype="float32"), engine=EngineConfig(**ranks))
+    config = SimpleNamespace(
+        model=ModelConfig(name="m", path=str(question.path), dtype="float32"),
+        engine=EngineConfig(**ranks),
+    )
     assert ask_early(config) is None
     assert not kept.exists()
 
@@ -161,7 +212,9 @@ def test_what_is_asked_early_is_what_an_engine_asks_that_shares_its_worker(quest
     put(question, answer(question))
     engine = EngineConfig(num_blocks=8, threads=4, data_parallel_size=2)
     model = ModelConfig(name="m", path=str(question.path), dtype="float32")
-    config = WorkerConfig("c", "r", "mixed", "cpu", model, DiscoveryConfig([]), TLSConfig("", "", ""), engine=engine)
+    config = WorkerConfig(
+        "c", "r", "mixed", "cpu", model, DiscoveryConfig([]), TLSConfig("", "", ""), engine=engine
+    )
     early = ask_early(share_of(config, 1))
     assert early is not None
     assert early.question == replace(question, threads=2)
@@ -176,11 +229,15 @@ def test_a_torn_answer_is_forgotten_and_the_model_loaded_by_transformers(questio
 
 
 @pytest.mark.parametrize(
-    ("script", "expected"), [("echo the model is wrong; exit 2", ModelError), ("exit 1", None)], ids=["refused", "failed"]
+    ("script", "expected"),
+    [("echo the model is wrong; exit 2", ModelError), ("exit 1", None)],
+    ids=["refused", "failed"],
 )
 def test_a_process_that_gives_no_answer(script, expected, question, monkeypatch, caplog):
     command = ["sh", "-c", script]
-    monkeypatch.setattr(answers, "_start", lambda *_: subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    monkeypatch.setattr(
+        answers, "_start", lambda *_: subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    )
     if expected is None:
         assert opening.open_model(question, 16).answer is None
         assert "ended with 1: the model is loaded by its code" in caplog.text
@@ -213,7 +270,9 @@ def test_an_answer_that_cannot_be_kept_is_used_and_removed(question, tmp_path, m
     assert not written[0].parent.exists()
 
 
-def test_the_process_that_is_asked_keeps_one_answer_and_says_why_it_refuses(question, kept, tiny_folder, copied, capsys):
+def test_the_process_that_is_asked_keeps_one_answer_and_says_why_it_refuses(
+    question, kept, tiny_folder, copied, capsys
+):
     kept.mkdir()
     assert answer_once(kept / "a.safetensors", question) == 0
     before = (kept / "a.safetensors").stat()
@@ -229,7 +288,11 @@ def test_the_process_that_is_asked_keeps_one_answer_and_says_why_it_refuses(ques
 
 def renamed(folder):
     weights = load_file(folder / "model.safetensors")
-    save_file({name.removeprefix("model."): weight for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name.removeprefix("model."): weight for name, weight in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
 
 
 def pickled(folder):
@@ -238,7 +301,9 @@ def pickled(folder):
 
 
 @pytest.mark.parametrize("change", [renamed, pickled], ids=["names", "pickle"])
-def test_files_of_another_form_are_loaded_by_transformers_and_the_answer_says_so(change, copied, caplog):
+def test_files_of_another_form_are_loaded_by_transformers_and_the_answer_says_so(
+    change, copied, caplog
+):
     change(copied)
     caplog.set_level(logging.INFO)
     question = Question(copied, "float32", None, threads=1)
@@ -254,8 +319,18 @@ def test_files_of_another_form_are_loaded_by_transformers_and_the_answer_says_so
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda module: setattr(module.model.norm, "variance_epsilon", 0.5), "norms differ in epsilon"),
-        (lambda module: setattr(module.model.rotary_emb, "forward", lambda like, at: (like[..., :16] + at[..., None],) * 2), "rotary"),
+        (
+            lambda module: setattr(module.model.norm, "variance_epsilon", 0.5),
+            "norms differ in epsilon",
+        ),
+        (
+            lambda module: setattr(
+                module.model.rotary_emb,
+                "forward",
+                lambda like, at: (like[..., :16] + at[..., None],) * 2,
+            ),
+            "rotary",
+        ),
         (lambda module: module.model.norm.double(), "not of one dtype"),
     ],
 )
@@ -268,7 +343,12 @@ def test_a_module_that_has_no_form_is_not_described(change, reason, question):
 
 def test_rotary_embeddings_of_every_fixed_kind_are_the_same_bits(copied, tmp_path):
     config = json.loads((copied / "config.json").read_text())
-    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 512,
+    }
     (copied / "config.json").write_text(json.dumps({**config, "rope_parameters": yarn}))
     question = Question(copied, "float32", None, threads=1)
     found = answer(question)

@@ -1,4 +1,6 @@
-"""Fingerprints distinguish weights, whatever the file format, and ignore where a folder came from."""
+"""Fingerprints distinguish weights, whatever the file format, and ignore where a
+folder came from.
+"""
 
 import json
 import shutil
@@ -49,7 +51,13 @@ def test_config_that_changes_the_function_differs(folder):
 
 def test_config_that_says_where_it_came_from_does_not_differ(folder):
     before = fingerprint(folder)
-    edit_config(folder, transformers_version="0", _name_or_path="elsewhere", dtype="bfloat16", use_cache=False)
+    edit_config(
+        folder,
+        transformers_version="0",
+        _name_or_path="elsewhere",
+        dtype="bfloat16",
+        use_cache=False,
+    )
     assert fingerprint(folder) == before
 
 
@@ -58,11 +66,19 @@ def test_every_shard_counts(folder):
     names = sorted(tensors)
     (folder / "model.safetensors").unlink()
     for index, part in enumerate((names[:10], names[10:])):
-        save_file({name: tensors[name] for name in part}, folder / f"model-0000{index + 1}-of-00002.safetensors")
+        save_file(
+            {name: tensors[name] for name in part},
+            folder / f"model-0000{index + 1}-of-00002.safetensors",
+        )
     before = fingerprint(folder)
     tensors[names[-1]].view(-1)[0] += 1.0
-    save_file({name: tensors[name] for name in names[10:]}, folder / "model-00002-of-00002.safetensors")
-    assert [path.name for path in weights_files(folder)] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    save_file(
+        {name: tensors[name] for name in names[10:]}, folder / "model-00002-of-00002.safetensors"
+    )
+    assert [path.name for path in weights_files(folder)] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
     assert fingerprint(folder) != before
 
 
@@ -90,6 +106,8 @@ def test_a_file_that_cannot_be_read_is_named_with_the_user(folder):
     weights.unlink()
     weights.mkdir()  # root reads whatever the mode says, but no folder
     with pytest.raises(
-        ModelError, match=r"cannot read .*model\.safetensors: Is a directory: make the model folder readable for user id \d+"
+        ModelError,
+        match=r"cannot read .*model\.safetensors: Is a directory: make the model folder readable "
+        r"for user id \d+",
     ):
         fingerprint(folder)

@@ -15,15 +15,28 @@ QUERY, KEY = torch.ones(1, 4, 2, 8), torch.ones(1, 2, 2, 8)
 class OneLayer:
     """The smallest model: embeds (id, position), attends, returns the result as logits."""
 
-    def __init__(self, mix: float = 0.0, heed_position: bool = True, num_layers: int = 1, **options) -> None:
-        self.mix, self.heed_position, self.num_layers, self.options = mix, heed_position, num_layers, options
+    def __init__(
+        self, mix: float = 0.0, heed_position: bool = True, num_layers: int = 1, **options
+    ) -> None:
+        self.mix, self.heed_position, self.num_layers, self.options = (
+            mix,
+            heed_position,
+            num_layers,
+            options,
+        )
 
     def __call__(self, input_ids, position_ids, attend, **_):
         place = position_ids if self.heed_position else torch.arange(2).unsqueeze(0)
         hidden = torch.sin(input_ids * 3.0 + place)[:, None, :, None].expand(1, 2, 2, 8)
         hidden = hidden + self.mix * hidden.roll(1, dims=2)
         for layer in range(self.num_layers):
-            out = attend(SimpleNamespace(layer_idx=layer), hidden.repeat(1, 2, 1, 1), hidden, hidden, **self.options)
+            out = attend(
+                SimpleNamespace(layer_idx=layer),
+                hidden.repeat(1, 2, 1, 1),
+                hidden,
+                hidden,
+                **self.options,
+            )
         return SimpleNamespace(logits=out.flatten(2))
 
 
@@ -63,13 +76,23 @@ def test_options_that_we_do_not_compute_are_refused(options, reason):
 
 
 def test_options_that_change_nothing_are_accepted():
-    options = {"softcap": None, "output_router_logits": False, "sliding_window": 10, "scaling": 0.1, "dropout": 0.0}
-    assert Probe(max_model_len=10)(SimpleNamespace(layer_idx=0), QUERY, KEY, KEY, **options).shape == (1, 2, 4, 8)
+    options = {
+        "softcap": None,
+        "output_router_logits": False,
+        "sliding_window": 10,
+        "scaling": 0.1,
+        "dropout": 0.0,
+    }
+    assert Probe(max_model_len=10)(
+        SimpleNamespace(layer_idx=0), QUERY, KEY, KEY, **options
+    ).shape == (1, 2, 4, 8)
 
 
 @pytest.mark.parametrize(("window", "found"), [(9, 9), (10, None), (None, None)])
 def test_windows_are_those_that_the_layers_ask_for_within_the_context(window, found):
-    assert probe(OneLayer(num_layers=2, sliding_window=window), num_layers=2, max_model_len=10).windows == (found, found)
+    assert probe(
+        OneLayer(num_layers=2, sliding_window=window), num_layers=2, max_model_len=10
+    ).windows == (found, found)
 
 
 @pytest.mark.parametrize("value", [torch.ones(1, 2, 2, 4), torch.ones(1, 1, 2, 8)])

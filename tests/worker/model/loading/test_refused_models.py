@@ -1,4 +1,6 @@
-"""Every kind of model that we do not run is refused with the reason, from its config where the config states it."""
+"""Every kind of model that we do not run is refused with the reason, from its config where the
+config states it.
+"""
 
 import json
 import shutil
@@ -34,27 +36,45 @@ KINDS = [
     ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "conv"),
     ({"model_type": "llava"}, "multimodal .*vision_config"),
     ({"model_type": "qwen2_audio"}, "multimodal .*audio_config"),
-    ({"model_type": "llama", "architectures": ["LlavaForConditionalGeneration"]}, "encoder-decoder or multimodal"),
+    (
+        {"model_type": "llama", "architectures": ["LlavaForConditionalGeneration"]},
+        "encoder-decoder or multimodal",
+    ),
     ({"model_type": "bloom", "n_positions": 256}, "ALiBi"),
     ({"model_type": "mpt"}, "ALiBi"),
     ({"model_type": "falcon", "alibi": True}, "ALiBi"),
-    ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, "pooling or classification"),
+    (
+        {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
+        "pooling or classification",
+    ),
     ({"model_type": "llama", "architectures": ["LlamaModel"]}, "pooling or classification"),
     ({"model_type": "vit"}, "no causal language model"),
     ({"model_type": "gemma2", "sliding_window": 256}, "attn_logit_softcapping=50.0"),
     ({"model_type": "gpt_oss", "sliding_window": 256}, "attention sinks"),
-    ({"model_type": "gemma3_text", "sliding_window": 256, "use_bidirectional_attention": True}, "bidirectional"),
+    (
+        {"model_type": "gemma3_text", "sliding_window": 256, "use_bidirectional_attention": True},
+        "bidirectional",
+    ),
     (
         {
             "model_type": "llama",
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64},
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "factor": 2.0,
+                "original_max_position_embeddings": 64,
+            },
         },
         "rope_type dynamic .* at most 64",
     ),
 ]
 
 
-@pytest.mark.parametrize(("fields", "reason"), KINDS, ids=lambda value: value.get("model_type") if isinstance(value, dict) else "")
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    KINDS,
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
+)
 def test_kind_is_refused_from_its_config_alone(tmp_path, fields, reason):
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, **fields}))
     (tmp_path / "model.safetensors").touch()  # never read
@@ -72,7 +92,10 @@ def test_folder_without_config_is_refused(tmp_path):
         load_model(tmp_path, block_size=16)
 
 
-@pytest.mark.parametrize(("text", "reason"), [("{", "not JSON"), ("[]", "no model_type"), ('{"model_type": 3}', "no model_type")])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("{", "not JSON"), ("[]", "no model_type"), ('{"model_type": 3}', "no model_type")],
+)
 def test_unreadable_config_is_refused(tmp_path, text, reason):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=reason):
@@ -93,7 +116,12 @@ def test_folder_without_weights_is_refused(tmp_path, tiny_folder):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(b"", "not a safetensors file"), (b"\x40" + bytes(7) + b"{}", "cut short"), (b"\xff" * 64, "not a")]
+    ("content", "reason"),
+    [
+        (b"", "not a safetensors file"),
+        (b"\x40" + bytes(7) + b"{}", "cut short"),
+        (b"\xff" * 64, "not a"),
+    ],
 )
 def test_broken_weights_are_refused(tmp_path, tiny_folder, content, reason):
     shutil.copy(tiny_folder("llama") / "config.json", tmp_path)
@@ -138,7 +166,14 @@ def test_code_that_does_not_reach_our_attention_is_refused_by_the_dry_run(tmp_pa
 
 def test_code_with_its_own_attention_is_refused(tmp_path):
     config = transformers.GPTJConfig(
-        vocab_size=64, n_positions=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, bos_token_id=0, eos_token_id=1
+        vocab_size=64,
+        n_positions=64,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        rotary_dim=8,
+        bos_token_id=0,
+        eos_token_id=1,
     )
     with pytest.raises(ModelError, match="does not use transformers' attention interface"):
         load_model(save(config, tmp_path), block_size=16)
@@ -159,8 +194,15 @@ def test_sliding_window_of_each_layer_is_known(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"sliding_window": 64}, "sliding_window=64 is on, but its code .*maxModelLen to at most 64"),  # llama's code has no windows
-        ({"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}, "sliding_window=64"),
+        # llama's code has no windows
+        (
+            {"sliding_window": 64},
+            "sliding_window=64 is on, but its code .*maxModelLen to at most 64",
+        ),
+        (
+            {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
+            "sliding_window=64",
+        ),
     ],
 )
 def test_window_that_the_models_code_does_not_ask_for_is_refused(tmp_path, fields, reason):
@@ -183,7 +225,9 @@ def test_weights_that_lack_tensors_are_refused(tmp_path, tiny_folder, change):
         reason = r"lack 1 tensors of config\.json, model\.layers\.1\.mlp\.up_proj\.weight first"
     else:
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3, "layer_types": None}))
+        (folder / "config.json").write_text(
+            json.dumps(config | {"num_hidden_layers": 3, "layer_types": None})
+        )
         reason = r"lack \d+ tensors of config\.json, model\.layers\.2"
     with pytest.raises(ModelError, match=reason):
         load_model(folder, block_size=16)

@@ -1,4 +1,5 @@
-"""Cases of the operations that read a step's plan: any implementation against `Reference`, on any device.
+"""Cases of the operations that read a step's plan: any implementation against `Reference`, on any
+device.
 
 A case has a cache whose every slot that no row may read holds NaN.
 """
@@ -44,26 +45,42 @@ class Case:
 
 CASES = [
     Case("one decode", ((5, 1),)),
-    Case("decodes up to and over a block and a split", ((1, 1), (4, 1), (256, 1), (257, 1), (300, 1))),
+    Case(
+        "decodes up to and over a block and a split", ((1, 1), (4, 1), (256, 1), (257, 1), (300, 1))
+    ),
     Case("decodes and padding", ((9, 1), (30, 1), (2, 1)), padding=5),
     Case("every head has its own keys", ((19, 1), (33, 6)), num_heads=2, head_dim=32),
     Case("one key head", ((19, 1), (33, 6)), num_heads=7, num_kv_heads=1),
     Case("a head that is no power of two", ((7, 1), (11, 3)), head_dim=24, block_size=8),
     Case("a fresh chunk", ((23, 23),)),
     Case("a chunk after its context", ((70, 21),), padding=3),
-    Case("decodes and chunks of other lengths", ((12, 1), (3, 1), (40, 25), (2, 2), (90, 9)), padding=4),
+    Case(
+        "decodes and chunks of other lengths",
+        ((12, 1), (3, 1), (40, 25), (2, 2), (90, 9)),
+        padding=4,
+    ),
     Case("windows in decodes", ((3, 1), (40, 1), (300, 1), (500, 1)), window=37),
     Case("windows in chunks", ((12, 1), (23, 23), (110, 30), (90, 2)), padding=4, window=9),
     Case("a window longer than a chunk", ((90, 9), (120, 76)), window=70),
     Case("a window of one", ((30, 1), (40, 25)), window=1),
     Case("part of a head is rotated", ((6, 1), (9, 4)), half=4),
     Case("heads have norms", ((6, 1), (9, 4)), epsilon=1e-6, padding=2),
-    Case("heads have norms rounded last, part is rotated", ((6, 1), (9, 4)), epsilon=1e-5, rounds_first=False, half=6),
+    Case(
+        "heads have norms rounded last, part is rotated",
+        ((6, 1), (9, 4)),
+        epsilon=1e-5,
+        rounds_first=False,
+        half=6,
+    ),
 ]
 
 BOTH = [replace(case, dtype=dtype) for case in CASES for dtype in (torch.float32, torch.bfloat16)]
 
-FEW = [case for case in BOTH if case.dtype == torch.float32 or case.name in ("decodes and padding", "heads have norms")]
+FEW = [
+    case
+    for case in BOTH
+    if case.dtype == torch.float32 or case.name in ("decodes and padding", "heads have norms")
+]
 """For where each takes a second."""
 
 
@@ -83,7 +100,8 @@ def label(case: Case) -> str:
 
 
 def make_step(case: Case, seed: int = 0) -> Step:
-    """Random keys and values of every context before the step, in shuffled blocks; the rows of the step are not stored yet.
+    """Random keys and values of every context before the step, in shuffled blocks; the rows of the
+    step are not stored yet.
 
     What lies before every window holds NaN, and blocks that lie there have stale ids.
     """
@@ -100,8 +118,12 @@ def make_step(case: Case, seed: int = 0) -> Step:
             values = torch.randn(case.num_kv_heads, LAYERS, 2, case.head_dim, generator=random)
             cache[block, :, :, :, place % case.block_size] = values.to(case.dtype)
     total = len(plan.token_ids)
-    qkv = torch.randn(total, (case.num_heads + 2 * case.num_kv_heads) * case.head_dim, generator=random)
-    return Step(plan, cache, qkv.to(case.dtype), make_rotation(case, plan), make_norms(case, random))
+    qkv = torch.randn(
+        total, (case.num_heads + 2 * case.num_kv_heads) * case.head_dim, generator=random
+    )
+    return Step(
+        plan, cache, qkv.to(case.dtype), make_rotation(case, plan), make_norms(case, random)
+    )
 
 
 def make_plan(case: Case, random: torch.Generator) -> StepPlan:
@@ -109,7 +131,8 @@ def make_plan(case: Case, random: torch.Generator) -> StepPlan:
     lengths = [rows for _, rows in sequences]
     num_tokens, total = sum(lengths), sum(lengths) + case.padding
     needed = [-(-context // case.block_size) for context, _ in sequences]
-    tables = torch.full((len(sequences) + 2, max(needed) + 1), 10**6, dtype=torch.int32)  # stale ids name no block
+    # stale ids name no block
+    tables = torch.full((len(sequences) + 2, max(needed) + 1), 10**6, dtype=torch.int32)
     blocks = torch.randperm(sum(needed), generator=random).int()
     seats = torch.randperm(len(sequences) + 2, generator=random)[: len(sequences)].int()
     for seat, count, ids in zip(seats.tolist(), needed, blocks.split(needed), strict=True):
@@ -119,7 +142,10 @@ def make_plan(case: Case, random: torch.Generator) -> StepPlan:
     for (context, rows), first, seat in zip(sequences, firsts, seats.tolist(), strict=True):
         places = torch.arange(context - rows, context)
         positions[first : first + rows] = places
-        slots[first : first + rows] = tables[seat, places // case.block_size].long() * case.block_size + places % case.block_size
+        slots[first : first + rows] = (
+            tables[seat, places // case.block_size].long() * case.block_size
+            + places % case.block_size
+        )
     return StepPlan(
         num_tokens=num_tokens,
         num_decodes=lengths.count(1),
@@ -132,21 +158,27 @@ def make_plan(case: Case, random: torch.Generator) -> StepPlan:
         contexts=_int([context for context, _ in sequences]),
         seats=seats,
         tables=_mask_stale(tables),
-        sample_at=torch.tensor([first + rows - 1 for first, rows in zip(firsts, lengths, strict=True)]),
+        sample_at=torch.tensor(
+            [first + rows - 1 for first, rows in zip(firsts, lengths, strict=True)]
+        ),
     )
 
 
 def make_rotation(case: Case, plan: StepPlan) -> Rotation:
     half = case.head_dim // 2 if case.half is None else case.half
     angles = plan.positions.unsqueeze(1) / 100 ** (torch.arange(half) / half)
-    return Rotation(*(part.to(case.dtype).float().contiguous() for part in (angles.cos(), angles.sin())))
+    return Rotation(
+        *(part.to(case.dtype).float().contiguous() for part in (angles.cos(), angles.sin()))
+    )
 
 
 def make_norms(case: Case, random: torch.Generator) -> HeadNorms | None:
     if case.epsilon is None:
         return None
     query, key = (torch.rand(case.head_dim, generator=random) + 0.5 for _ in range(2))
-    return HeadNorms(Norm(query, case.epsilon, case.rounds_first), Norm(key, case.epsilon, case.rounds_first))
+    return HeadNorms(
+        Norm(query, case.epsilon, case.rounds_first), Norm(key, case.epsilon, case.rounds_first)
+    )
 
 
 def _int(values: Sequence[int]) -> Tensor:

@@ -1,4 +1,6 @@
-"""Additions to Triton's interpreter: numpy has no bfloat16, and its dot multiplies the bits as if they were integers."""
+"""Additions to Triton's interpreter: numpy has no bfloat16, and its dot multiplies the bits as if
+they were integers.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Steps over a paged cache, small and ragged, whose every slot beyond a context is NaN, so that a stray read shows."""
+"""Steps over a paged cache, small and ragged, whose every slot beyond a context is NaN, so that a
+stray read shows.
+"""
 
 import math
 from collections.abc import Sequence
@@ -45,29 +47,50 @@ class Step:
     norms: HeadNorms
 
 
-def make_step(heads: Heads, sequences: Sequence[tuple[int, int]], dtype: torch.dtype, window: int | None = None) -> Step:
-    """sequences: (context, rows) of each, decodes first; contexts are stored already, rows included.
+def make_step(
+    heads: Heads,
+    sequences: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    window: int | None = None,
+) -> Step:
+    """sequences: (context, rows) of each, decodes first; contexts are stored already, rows
+    included.
 
     What lies before every window is NaN, and blocks that lie there have ids of no block.
     """
     generator = torch.Generator().manual_seed(3)
     plan = make_plan(heads.block_size, sequences, generator)
     num_blocks = int(plan.tables.max()) + 2
-    cache = torch.full((num_blocks, heads.kv, LAYERS, 2, heads.block_size, heads.dim), math.nan, dtype=dtype)
+    cache = torch.full(
+        (num_blocks, heads.kv, LAYERS, 2, heads.block_size, heads.dim), math.nan, dtype=dtype
+    )
     for (context, rows), seat in zip(sequences, plan.seats, strict=True):
         table, start = plan.tables[seat], max(0, context - rows + 1 - (window or context))
         table[: start // heads.block_size] = -1000
         for position in range(start, context):
             values = torch.randn(heads.kv, LAYERS, 2, heads.dim, generator=generator)
-            cache[int(table[position // heads.block_size]), :, :, :, position % heads.block_size] = values.to(dtype)
+            cache[
+                int(table[position // heads.block_size]), :, :, :, position % heads.block_size
+            ] = values.to(dtype)
     rows = len(plan.slots)
     qkv = torch.randn(rows, heads.width, generator=generator).to(dtype)
-    cosine, sine = (torch.rand(rows, heads.half, generator=generator).to(dtype).float() for _ in range(2))
+    cosine, sine = (
+        torch.rand(rows, heads.half, generator=generator).to(dtype).float() for _ in range(2)
+    )
     query, key = (torch.rand(heads.dim, generator=generator) + 0.5 for _ in range(2))
-    return Step(heads, plan, cache, qkv, Rotation(cosine, sine), HeadNorms(Norm(query, 1e-6), Norm(key, 1e-5, rounds_first=False)))
+    return Step(
+        heads,
+        plan,
+        cache,
+        qkv,
+        Rotation(cosine, sine),
+        HeadNorms(Norm(query, 1e-6), Norm(key, 1e-5, rounds_first=False)),
+    )
 
 
-def make_plan(block_size: int, sequences: Sequence[tuple[int, int]], generator: torch.Generator) -> StepPlan:
+def make_plan(
+    block_size: int, sequences: Sequence[tuple[int, int]], generator: torch.Generator
+) -> StepPlan:
     """A plan with shuffled blocks and seats; ids beyond a context name no block."""
     needed = [-(-context // block_size) for context, _ in sequences]
     ids = iter(torch.randperm(sum(needed), generator=generator).tolist())
@@ -81,7 +104,9 @@ def make_plan(block_size: int, sequences: Sequence[tuple[int, int]], generator: 
         firsts.append(len(slots))
         for position in range(context - rows, context):
             positions.append(position)
-            slots.append(int(tables[seat, position // block_size]) * block_size + position % block_size)
+            slots.append(
+                int(tables[seat, position // block_size]) * block_size + position % block_size
+            )
     lengths = [rows for _, rows in sequences]
     padding = [0] * (padded_rows(len(slots)) - len(slots))
     return StepPlan(

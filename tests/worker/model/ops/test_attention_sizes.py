@@ -23,8 +23,13 @@ def test_wide_heads_take_fewer_keys_at_a_time() -> None:
     assert AttentionSizes.of(LARGE, torch.float32, 2048).key_block == 16
 
 
-@pytest.mark.parametrize(("longest", "split_keys", "max_splits"), [(8, 256, 1), (2048, 256, 8), (8193, 512, 17), (131072, 4096, 32)])
-def test_splits_depend_on_the_longest_context_alone(longest: int, split_keys: int, max_splits: int) -> None:
+@pytest.mark.parametrize(
+    ("longest", "split_keys", "max_splits"),
+    [(8, 256, 1), (2048, 256, 8), (8193, 512, 17), (131072, 4096, 32)],
+)
+def test_splits_depend_on_the_longest_context_alone(
+    longest: int, split_keys: int, max_splits: int
+) -> None:
     sizes = AttentionSizes.of(SMALL, torch.bfloat16, longest)
 
     assert (sizes.split_keys, sizes.max_splits) == (split_keys, max_splits)

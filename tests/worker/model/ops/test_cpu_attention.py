@@ -1,4 +1,6 @@
-"""The kernels of rotation, store and attention against plain torch, over ragged steps whose strangers' slots are NaN."""
+"""The kernels of rotation, store and attention against plain torch, over ragged steps whose
+strangers' slots are NaN.
+"""
 
 import copy
 import itertools
@@ -51,12 +53,16 @@ def test_attention_within_a_window_equals_plain_torch(heads, sequences, window, 
 def test_a_window_as_long_as_the_context_changes_no_bit(dtype, make_cpu):
     step = make_step(HEADS["smollm"], MIXED, dtype)
     cpu = make_cpu(step)
-    assert torch.equal(cpu.attend(step.qkv, step.plan, LAYER, 600), cpu.attend(step.qkv, step.plan, LAYER))
+    assert torch.equal(
+        cpu.attend(step.qkv, step.plan, LAYER, 600), cpu.attend(step.qkv, step.plan, LAYER)
+    )
 
 
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize("with_rotation", [False, True])
-def test_rotated_and_stored_rows_equal_plain_torch(heads, with_rotation, with_norms, dtype, make_cpu):
+def test_rotated_and_stored_rows_equal_plain_torch(
+    heads, with_rotation, with_norms, dtype, make_cpu
+):
     step = make_step(heads, MIXED, dtype)
     theirs = copy.deepcopy(step)
     chosen = (LAYER, step.rotation if with_rotation else None, step.norms if with_norms else None)
@@ -83,7 +89,9 @@ def test_rows_have_the_same_bits_however_a_prompt_is_cut(heads, window, dtype, m
     whole = make_cpu(step).attend(step.qkv, step.plan, LAYER, window)[first : first + num_rows]
     for cuts in ([0, 90], [0, 1, 33, 34, 90], [0, 64, 89, 90], [0, *range(70, 91)]):
         pieces = [part_of(step, index, *cut) for cut in itertools.pairwise(cuts)]
-        cut = torch.cat([make_cpu(piece).attend(piece.qkv, piece.plan, LAYER, window) for piece in pieces])
+        cut = torch.cat(
+            [make_cpu(piece).attend(piece.qkv, piece.plan, LAYER, window) for piece in pieces]
+        )
         assert torch.equal(cut, whole), cuts
 
 

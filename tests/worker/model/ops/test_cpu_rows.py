@@ -1,4 +1,6 @@
-"""The kernels of products, norms and gates against plain torch; their bits depend on nothing but the row."""
+"""The kernels of products, norms and gates against plain torch; their bits depend on nothing but
+the row.
+"""
 
 import math
 
@@ -29,10 +31,14 @@ def reference(dtype):
 @pytest.mark.parametrize("wide", [False, True], ids=["", "wide"])
 @pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"), [(1, 960, 576), (16, 40, 64), (33, 70, 40), (47, 64, 96), (300, 1000, 100), (5, 3, 7)]
+    ("rows", "columns", "depth"),
+    [(1, 960, 576), (16, 40, 64), (33, 70, 40), (47, 64, 96), (300, 1000, 100), (5, 3, 7)],
 )
 def test_product_equals_plain_torch(rows, columns, depth, biased, wide, dtype, cpu, reference):
-    x, weight = torch.randn(rows, depth).to(dtype), (torch.randn(columns, depth) / math.sqrt(depth)).to(dtype)
+    x, weight = (
+        torch.randn(rows, depth).to(dtype),
+        (torch.randn(columns, depth) / math.sqrt(depth)).to(dtype),
+    )
     bias = torch.randn(columns).to(dtype) if biased else None
     expected = reference.linear(x, reference.pack(weight, bias, wide=wide))
     found = cpu.linear(x, cpu.pack(weight, bias, wide=wide))
@@ -41,7 +47,9 @@ def test_product_equals_plain_torch(rows, columns, depth, biased, wide, dtype, c
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["", "wide"])
-def test_a_rows_product_has_the_same_bits_alone_and_among_others(wide, dtype, cpu, each_thread_count):
+def test_a_rows_product_has_the_same_bits_alone_and_among_others(
+    wide, dtype, cpu, each_thread_count
+):
     x, weight = torch.randn(300, 192).to(dtype), torch.randn(500, 192).to(dtype)
     packed = cpu.pack(weight, wide=wide)
     expected = cpu.linear(x, packed)
@@ -69,14 +77,23 @@ def test_norm_equals_plain_torch(width, rounds_first, dtype, cpu, reference):
     hidden, x = torch.randn(2, 90, width).to(dtype).unbind()
     ours, theirs = hidden.clone(), hidden.clone()
     for added in (None, x):
-        found, expected = cpu.add_rms_norm(added, ours, norm), reference.add_rms_norm(added, theirs, norm)
+        found, expected = (
+            cpu.add_rms_norm(added, ours, norm),
+            reference.add_rms_norm(added, theirs, norm),
+        )
         torch.testing.assert_close(found, expected, atol=CLOSE[dtype], rtol=CLOSE[dtype])
         assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @settings(max_examples=30, deadline=None)
-@given(values=st.lists(st.floats(-1e4, 1e4, width=32) | st.sampled_from([*BAD, 88.5, -88.5, -103.9, 0.0]), min_size=1, max_size=70))
+@given(
+    values=st.lists(
+        st.floats(-1e4, 1e4, width=32) | st.sampled_from([*BAD, 88.5, -88.5, -103.9, 0.0]),
+        min_size=1,
+        max_size=70,
+    )
+)
 def test_gate_equals_plain_torch(values, activation, kernels):
     """Also where exp overflows, and for what is not finite."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -85,13 +102,18 @@ def test_gate_equals_plain_torch(values, activation, kernels):
         gate_up = torch.cat((gate, torch.full_like(gate, 0.75)), 1)
         expected = Reference(cache, SHAPE).gate_mul(gate_up, activation)
         found = CpuOperations(cache, SHAPE, kernels).gate_mul(gate_up, activation)
-        torch.testing.assert_close(found, expected, atol=CLOSE[dtype] / 10, rtol=CLOSE[dtype], equal_nan=True)
+        torch.testing.assert_close(
+            found, expected, atol=CLOSE[dtype] / 10, rtol=CLOSE[dtype], equal_nan=True
+        )
 
 
 def test_rows_have_the_same_bits_on_any_number_of_threads(dtype, cpu, each_thread_count):
     norm, hidden = Norm(torch.rand(576), 1e-5), torch.randn(100, 576).to(dtype)
     gate_up = torch.randn(100, 1152).to(dtype)
-    results = [(cpu.add_rms_norm(None, hidden, norm), cpu.gate_mul(gate_up, "silu")) for _ in each_thread_count()]
+    results = [
+        (cpu.add_rms_norm(None, hidden, norm), cpu.gate_mul(gate_up, "silu"))
+        for _ in each_thread_count()
+    ]
     for normed, gated in results:
         assert torch.equal(normed, results[0][0])
         assert torch.equal(gated, results[0][1])

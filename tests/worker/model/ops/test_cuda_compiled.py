@@ -1,4 +1,6 @@
-"""Every Triton kernel compiles ahead to machine code of Hopper (sm_90) and Blackwell (sm_100), without a GPU."""
+"""Every Triton kernel compiles ahead to machine code of Hopper (sm_90) and Blackwell (sm_100),
+without a GPU.
+"""
 
 import importlib
 import inspect
@@ -21,7 +23,9 @@ SHARED_MEMORY = 227 << 10
 
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=64, scaling=0.1)
 NARROW = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-POINTERS = {"slots": "*i64"} | dict.fromkeys(("firsts", "lengths", "contexts", "seats", "tables"), "*i32")
+POINTERS = {"slots": "*i64"} | dict.fromkeys(
+    ("firsts", "lengths", "contexts", "seats", "tables"), "*i32"
+)
 WIDE = ("weight", "weights", "partial", "cosine", "sine", "query_weight", "key_weight")
 FLOATS = ("epsilon", "query_epsilon", "key_epsilon", "scale")
 STRIDES = ("layer_offset", "head_stride", "block_stride")
@@ -29,13 +33,30 @@ TENSORS = ("added", "hidden", "out", "gate_up", "qkv", "cache")
 
 
 def constants(sizes: AttentionSizes, window: int = 0) -> dict[str, dict[str, Any]]:
-    heads = {"num_heads": SHAPE.num_heads, "num_kv_heads": SHAPE.num_kv_heads, "head_dim": SHAPE.head_dim}
-    tile = {"dim_block": sizes.dim_block, "key_block": sizes.key_block, "block_size": 16, "window": window}
+    heads = {
+        "num_heads": SHAPE.num_heads,
+        "num_kv_heads": SHAPE.num_kv_heads,
+        "head_dim": SHAPE.head_dim,
+    }
+    tile = {
+        "dim_block": sizes.dim_block,
+        "key_block": sizes.key_block,
+        "block_size": 16,
+        "window": window,
+    }
     return {
         "add_rms_norm": {"width": 4096, "block": 4096, "has_added": True, "rounds_first": True},
         "gate_mul": {"block": 1024, "is_silu": False},
         "rope_store": heads
-        | {"half": 32, "half_block": 32, "tail_block": 1, "block_size": 16, "rotates": True, "has_norms": True, "rounds_first": True},
+        | {
+            "half": 32,
+            "half_block": 32,
+            "tail_block": 1,
+            "block_size": 16,
+            "rotates": True,
+            "has_norms": True,
+            "rounds_first": True,
+        },
         "decode": heads | tile | {"rows": sizes.decode_rows, "split_keys": sizes.split_keys},
         "chunk": heads | tile | {"rows": sizes.chunk_rows},
         "merge": {
@@ -86,30 +107,51 @@ def test_kernel_with_a_window_compiles(name: str) -> None:
 def all_functions() -> list[Any]:
     """Every Triton function of the worker."""
     modules = [
-        importlib.import_module(f"{triton_kernels.__name__}.{found.name}") for found in pkgutil.iter_modules(triton_kernels.__path__)
+        importlib.import_module(f"{triton_kernels.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(triton_kernels.__path__)
     ]
-    return [each for module in modules for each in vars(module).values() if isinstance(each, triton.runtime.JITFunction)]
+    return [
+        each
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, triton.runtime.JITFunction)
+    ]
 
 
 def test_no_function_has_keyword_only_parameters() -> None:
     """Triton 3.6 cannot compile them."""
     functions = all_functions()
     assert {each.__name__ for each in functions} >= {*KERNELS, "_attend"}
-    kinds = {f"{each.__name__}({name})": one.kind for each in functions for name, one in inspect.signature(each.fn).parameters.items()}
-    assert [name for name, of in kinds.items() if of is not inspect.Parameter.POSITIONAL_OR_KEYWORD] == []
+    kinds = {
+        f"{each.__name__}({name})": one.kind
+        for each in functions
+        for name, one in inspect.signature(each.fn).parameters.items()
+    }
+    assert [
+        name for name, of in kinds.items() if of is not inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ] == []
 
 
 def compile_kernel(name: str, dtype: torch.dtype, arch: int, window: int) -> Any:
     kernel, fixed = KERNELS[name], constants(AttentionSizes.of(SHAPE, dtype, 32768), window)[name]
     signature = {
-        parameter: "constexpr" if parameter in fixed else kind(parameter, dtype) for parameter in inspect.signature(kernel.fn).parameters
+        parameter: "constexpr" if parameter in fixed else kind(parameter, dtype)
+        for parameter in inspect.signature(kernel.fn).parameters
     }
-    whole = [index for index, (parameter, of) in enumerate(signature.items()) if of[0] == "*" or parameter in STRIDES]
+    whole = [
+        index
+        for index, (parameter, of) in enumerate(signature.items())
+        if of[0] == "*" or parameter in STRIDES
+    ]
     aligned = {(index,): [["tt.divisibility", 16]] for index in whole}  # as in a launch
     warps = AttentionSizes.of(SHAPE, dtype, 32768).warps
     options = {"num_stages": 2, "enable_fp_fusion": True, "num_warps": warps}
 
-    made = triton.compile(ASTSource(kernel, signature, fixed, aligned), target=GPUTarget("cuda", arch, 32), options=options)
+    made = triton.compile(
+        ASTSource(kernel, signature, fixed, aligned),
+        target=GPUTarget("cuda", arch, 32),
+        options=options,
+    )
 
     assert f".target sm_{arch}" in made.asm["ptx"]
     assert len(made.asm["cubin"]) > 0

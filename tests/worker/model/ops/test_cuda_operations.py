@@ -1,4 +1,5 @@
-"""The cuda operations against `Reference`: in Triton's interpreter, in a process of its own, or on a GPU (`make gpu-check`).
+"""The cuda operations against `Reference`: in Triton's interpreter, in a process of its own, or on
+a GPU (`make gpu-check`).
 
 Triton decides when it is imported which of the two it is, so the process of the
 other tests only starts the one that interprets.
@@ -19,7 +20,10 @@ from tests.worker.model.ops import device_cases as cases
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = os.environ.get("PDCLUSTER_GPU_CHECK") == "1"
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-TOLERANCE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+TOLERANCE = {
+    torch.float32: {"rtol": 1e-4, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
+}
 if INTERPRETED:  # it cuts bfloat16 off where a GPU rounds
     TOLERANCE[torch.bfloat16] = {"rtol": 6e-2, "atol": 6e-2}
 
@@ -27,16 +31,37 @@ if not INTERPRETED and not ON_GPU:
 
     def test_kernels_in_the_interpreter() -> None:
         """All of this file in a process that interprets."""
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            __file__,
+        ]
         found = subprocess.run(
-            command, env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[4], capture_output=True, text=True, check=False
+            command,
+            env=os.environ | {"TRITON_INTERPRET": "1"},
+            cwd=Path(__file__).parents[4],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
         assert " passed" in found.stdout
 
 else:
     from pdcluster_worker.model.ops.cuda import CudaOperations
-    from pdcluster_worker.model.ops.operations import AttentionShape, Forward, HeadNorms, Norm, Rotation
+    from pdcluster_worker.model.ops.operations import (
+        AttentionShape,
+        Forward,
+        HeadNorms,
+        Norm,
+        Rotation,
+    )
     from pdcluster_worker.model.ops.plan_copy import PlanCopy, pad_decodes
     from pdcluster_worker.model.ops.reference import Reference
     from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -51,10 +76,16 @@ else:
         return StepLimits(max_tokens=128, max_sequences=16, longest=512, block_size=block_size)
 
     def operations_of(case: cases.Case, step: cases.Step) -> CudaOperations:
-        return CudaOperations(step.cache.to(DEVICE, copy=True), case.shape, limits_of(case.block_size))
+        return CudaOperations(
+            step.cache.to(DEVICE, copy=True), case.shape, limits_of(case.block_size)
+        )
 
     def simple(dtype: torch.dtype = torch.float32) -> CudaOperations:
-        return CudaOperations(torch.zeros(2, 1, 1, 2, 4, 16, dtype=dtype, device=DEVICE), AttentionShape(1, 1, 16, 1.0), limits_of(4))
+        return CudaOperations(
+            torch.zeros(2, 1, 1, 2, 4, 16, dtype=dtype, device=DEVICE),
+            AttentionShape(1, 1, 16, 1.0),
+            limits_of(4),
+        )
 
     def placed(plan: StepPlan, case: cases.Case) -> StepPlan:
         return PlanCopy(DEVICE, limits_of(case.block_size)).place(plan)
@@ -62,7 +93,12 @@ else:
     def norms_there(norms: HeadNorms | None) -> HeadNorms | None:
         if norms is None:
             return None
-        return HeadNorms(*(Norm(norm.weight.to(DEVICE), norm.epsilon, norm.rounds_first) for norm in (norms.query, norms.key)))
+        return HeadNorms(
+            *(
+                Norm(norm.weight.to(DEVICE), norm.epsilon, norm.rounds_first)
+                for norm in (norms.query, norms.key)
+            )
+        )
 
     def close(found: Tensor, wanted: Tensor) -> None:
         torch.testing.assert_close(found.cpu(), wanted, equal_nan=True, **TOLERANCE[wanted.dtype])
@@ -74,7 +110,9 @@ else:
         else:
             close(found, wanted)
 
-    def run(operations: CudaOperations, step: cases.Step, case: cases.Case) -> tuple[Tensor, Tensor]:
+    def run(
+        operations: CudaOperations, step: cases.Step, case: cases.Case
+    ) -> tuple[Tensor, Tensor]:
         """Queries, keys and values after `rope_store`, and what `attend` returns."""
         qkv = step.qkv.to(DEVICE, copy=True)
         plan = placed(step.plan, case)
@@ -112,7 +150,9 @@ else:
 
     @pytest.mark.parametrize("window", [None, 11])
     def test_what_is_not_finite_reaches_no_row_that_does_not_see_it(window: int | None) -> None:
-        """A later row of the same tile has a bad value: the rows before it, and those whose window has left it, are as without it."""
+        """A later row of the same tile has a bad value: the rows before it, and those whose window
+        has left it, are as without it.
+        """
         case = cases.Case("poisoned", ((80, 40),), num_heads=3, num_kv_heads=1, window=window)
         step, bad = cases.make_step(case), 15
         operations = operations_of(case, step)
@@ -140,7 +180,13 @@ else:
 
         _, row = run(
             operations,
-            cases.Step(alone, step.cache, step.qkv[:1], Rotation(step.rotation.cosine[:1], step.rotation.sine[:1]), None),
+            cases.Step(
+                alone,
+                step.cache,
+                step.qkv[:1],
+                Rotation(step.rotation.cosine[:1], step.rotation.sine[:1]),
+                None,
+            ),
             together,
         )
 
@@ -148,13 +194,19 @@ else:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_padded_decodes_are_those_without_padding(dtype: torch.dtype) -> None:
-        """As a graph runs them: a sequence for each row of padding, launched as the longest context is."""
+        """As a graph runs them: a sequence for each row of padding, launched as the longest context
+        is.
+        """
         case = cases.Case("padded", ((9, 1), (30, 1), (2, 1)), padding=5, dtype=dtype)
         step = cases.make_step(case)
         operations = operations_of(case, step)
         _, wanted = run(operations, step, case)
 
-        _, found = run(operations, cases.Step(pad_decodes(step.plan), step.cache, step.qkv, step.rotation, None), case)
+        _, found = run(
+            operations,
+            cases.Step(pad_decodes(step.plan), step.cache, step.qkv, step.rotation, None),
+            case,
+        )
 
         assert torch.equal(found, wanted)
         assert not found[3:].any()
@@ -168,12 +220,20 @@ else:
         norm = Norm(torch.rand(40, generator=random), 1e-5, rounds_first)
         there = hidden.to(DEVICE, copy=True)
 
-        found = simple(dtype).add_rms_norm(x.to(DEVICE) if adds else None, there, Norm(norm.weight.to(DEVICE), 1e-5, rounds_first))
+        found = simple(dtype).add_rms_norm(
+            x.to(DEVICE) if adds else None, there, Norm(norm.weight.to(DEVICE), 1e-5, rounds_first)
+        )
 
-        close(found, Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)).add_rms_norm(x if adds else None, hidden, norm))
+        close(
+            found,
+            Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)).add_rms_norm(
+                x if adds else None, hidden, norm
+            ),
+        )
         same(there, hidden)
 
-    @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of numpy: the interpreter's exp(300)
+    # of numpy: the interpreter's exp(300)
+    @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
     @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_gate_mul(dtype: torch.dtype, activation: str) -> None:
@@ -182,15 +242,23 @@ else:
 
         found = simple(dtype).gate_mul(gate_up.to(DEVICE), activation)
 
-        close(found, Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)).gate_mul(gate_up, activation))
+        close(
+            found,
+            Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)).gate_mul(gate_up, activation),
+        )
 
     @pytest.mark.parametrize("wide", [True, False])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_linear(dtype: torch.dtype, wide: bool) -> None:
         random = torch.Generator().manual_seed(3)
-        x, weight, bias = (torch.randn(*size, generator=random).to(dtype) for size in ((3, 32), (48, 32), (48,)))
+        x, weight, bias = (
+            torch.randn(*size, generator=random).to(dtype) for size in ((3, 32), (48, 32), (48,))
+        )
         for given in (bias, None):
-            reference, operations = Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)), simple(dtype)
+            reference, operations = (
+                Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)),
+                simple(dtype),
+            )
             wanted = reference.linear(x, reference.pack(weight, given, wide=wide))
 
             found = operations.linear(x.to(DEVICE), operations.pack(weight, given, wide=wide))
@@ -200,22 +268,36 @@ else:
 
     def test_cache_must_be_contiguous() -> None:
         with pytest.raises(ValueError, match="contiguous"):
-            CudaOperations(torch.zeros(2, 1, 1, 2, 16, 4).transpose(4, 5), AttentionShape(1, 1, 16, 1.0), limits_of(4))
+            CudaOperations(
+                torch.zeros(2, 1, 1, 2, 16, 4).transpose(4, 5),
+                AttentionShape(1, 1, 16, 1.0),
+                limits_of(4),
+            )
 
     def test_norms_that_round_apart_are_refused() -> None:
-        norms = HeadNorms(Norm(torch.ones(16), 1e-5), Norm(torch.ones(16), 1e-5, rounds_first=False))
+        norms = HeadNorms(
+            Norm(torch.ones(16), 1e-5), Norm(torch.ones(16), 1e-5, rounds_first=False)
+        )
         with pytest.raises(ValueError, match="round alike"):
-            simple().rope_store(torch.zeros(1, 48), cases.make_step(cases.CASES[0]).plan, 0, None, norms)
+            simple().rope_store(
+                torch.zeros(1, 48), cases.make_step(cases.CASES[0]).plan, 0, None, norms
+            )
 
     @pytest.mark.skipif(not ON_GPU, reason="a graph is captured on a GPU alone")
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_graphs_give_what_the_step_gives(dtype: torch.dtype) -> None:
-        """Captured once, then run for other contexts, tables and numbers of decodes; a chunk runs beside them."""
-        case = cases.Case("largest", ((300, 1), (9, 1), (40, 1), (7, 1), (200, 1)), padding=3, dtype=dtype)
+        """Captured once, then run for other contexts, tables and numbers of decodes; a chunk runs
+        beside them.
+        """
+        case = cases.Case(
+            "largest", ((300, 1), (9, 1), (40, 1), (7, 1), (200, 1)), padding=3, dtype=dtype
+        )
         step = cases.make_step(case)
         step.cache.normal_()  # contexts of other plans than the case's
         operations, eager = (operations_of(case, step) for _ in range(2))
-        inputs = torch.randn(512, step.qkv.shape[1], generator=torch.Generator().manual_seed(5)).to(DEVICE, dtype)
+        inputs = torch.randn(512, step.qkv.shape[1], generator=torch.Generator().manual_seed(5)).to(
+            DEVICE, dtype
+        )
 
         def forward_of(run_by: CudaOperations) -> Forward:
             def forward(plan: StepPlan) -> Tensor:

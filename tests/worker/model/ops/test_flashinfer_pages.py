@@ -24,11 +24,19 @@ def test_pages_are_those_of_the_chunks() -> None:
     assert pages.pages.tolist() == [*tables[2][:10], *tables[3][:1], *tables[4][:3]]
     assert pages.last_lengths.tolist() == [4, 2, 1]
     assert pages.rows.tolist() == list(range(2, 32))
-    assert {each.dtype for each in (pages.row_starts, pages.page_starts, pages.pages, pages.last_lengths)} == {torch.int32}
+    assert {
+        each.dtype
+        for each in (pages.row_starts, pages.page_starts, pages.pages, pages.last_lengths)
+    } == {torch.int32}
 
 
 def test_cache_of_a_cpu_is_no_business_of_flashinfer() -> None:
-    assert make_attention(torch.zeros(2, 1, 1, 2, 16, 64), cases.Case("", ((1, 1),), head_dim=64).shape, LIMITS).name == "triton"
+    assert (
+        make_attention(
+            torch.zeros(2, 1, 1, 2, 16, 64), cases.Case("", ((1, 1),), head_dim=64).shape, LIMITS
+        ).name
+        == "triton"
+    )
 
 
 @pytest.mark.parametrize("kernels", ["", "off"])
@@ -38,7 +46,12 @@ def test_step_of_a_cpu_is_the_decoders_own(kernels: str, monkeypatch: pytest.Mon
     def forward(plan: StepPlan) -> torch.Tensor:
         return plan.token_ids
 
-    assert make_operations(torch.zeros(2, 1, 1, 2, 16, 64), MIXED.shape, LIMITS, invariant=False).prepare(forward) is forward
+    assert (
+        make_operations(
+            torch.zeros(2, 1, 1, 2, 16, 64), MIXED.shape, LIMITS, invariant=False
+        ).prepare(forward)
+        is forward
+    )
 
 
 def test_limits_count_padding_and_whole_blocks() -> None:

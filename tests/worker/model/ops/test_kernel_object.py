@@ -1,4 +1,6 @@
-"""Kernels that a process gets: the best that the CPU runs, the one that is asked for, or none and a reason."""
+"""Kernels that a process gets: the best that the CPU runs, the one that is asked for, or none and a
+reason.
+"""
 
 import ctypes
 import platform
@@ -12,7 +14,13 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops import choose, kernel_object
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.freed_memory import keep_freed_memory
-from pdcluster_worker.model.ops.kernel_object import LEVELS, Kernels, NoKernels, cpu_flags, load_kernels
+from pdcluster_worker.model.ops.kernel_object import (
+    LEVELS,
+    Kernels,
+    NoKernels,
+    cpu_flags,
+    load_kernels,
+)
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.step_limits import StepLimits
 
@@ -23,7 +31,11 @@ LIMITS = StepLimits(max_tokens=8, max_sequences=2, longest=16, block_size=16)
 
 
 def test_the_best_level_that_the_cpu_runs_is_chosen():
-    expected = next(level for level, needed in LEVELS.items() if needed <= cpu_flags() and (FOLDER / f"{level}.so").exists())
+    expected = next(
+        level
+        for level, needed in LEVELS.items()
+        if needed <= cpu_flags() and (FOLDER / f"{level}.so").exists()
+    )
     found = load_kernels("", cpu_flags())
     assert isinstance(found, Kernels)
     assert found.level == expected
@@ -42,7 +54,10 @@ def test_an_asked_level_that_the_cpu_lacks_is_refused_with_what_is_missing():
 
 @pytest.mark.parametrize(
     ("asked", "reason"),
-    [("off", "PDCLUSTER_KERNELS is off"), ("sse9", "PDCLUSTER_KERNELS is 'sse9', not off or one of amx")],
+    [
+        ("off", "PDCLUSTER_KERNELS is off"),
+        ("sse9", "PDCLUSTER_KERNELS is 'sse9', not off or one of amx"),
+    ],
 )
 def test_kernels_can_be_turned_off_and_unknown_levels_are_named(asked, reason):
     found = load_kernels(asked, cpu_flags())
@@ -72,7 +87,9 @@ def test_an_object_of_another_version_is_refused(tmp_path):
     other = next(Path(torch.__file__).parent.glob("lib/libc10.so"))
     (tmp_path / "plain.so").symlink_to(other)
     found = load_kernels("plain", cpu_flags(), tmp_path)
-    assert found == NoKernels("kernels plain.so are of another version of the worker: install it again")
+    assert found == NoKernels(
+        "kernels plain.so are of another version of the worker: install it again"
+    )
 
 
 def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(monkeypatch, caplog):
@@ -81,7 +98,9 @@ def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(mo
     monkeypatch.setattr(choose, "kernels_found", lambda: NoKernels("the test took them away"))
     assert make_operations(CACHE, SHAPE, LIMITS, invariant=False).name == "reference"
     assert "the test took them away" in caplog.text
-    with pytest.raises(ModelError, match="batchInvariant needs the compiled kernels: the test took them away"):
+    with pytest.raises(
+        ModelError, match="batchInvariant needs the compiled kernels: the test took them away"
+    ):
         make_operations(CACHE, SHAPE, LIMITS, invariant=True)
 
 
@@ -107,4 +126,6 @@ def test_an_object_that_was_compiled_from_other_sources_is_refused(tmp_path):
     with (tmp_path / "kernels.c").open("a") as file:
         file.write("/* a change */\n")
     found = load_kernels.__wrapped__("plain", cpu_flags(), tmp_path)
-    assert found == NoKernels("kernels plain.so are of another version of the worker: install it again")
+    assert found == NoKernels(
+        "kernels plain.so are of another version of the worker: install it again"
+    )

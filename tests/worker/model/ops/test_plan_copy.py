@@ -14,7 +14,9 @@ KEPT = ("token_ids", "positions", "slots", "sample_at", "firsts", "lengths", "co
 
 
 def make_copy() -> PlanCopy:
-    return PlanCopy(torch.device("cpu"), StepLimits(max_tokens=64, max_sequences=8, longest=64, block_size=4))
+    return PlanCopy(
+        torch.device("cpu"), StepLimits(max_tokens=64, max_sequences=8, longest=64, block_size=4)
+    )
 
 
 def blocks_of(plan: StepPlan, index: int) -> list[int]:
@@ -28,8 +30,14 @@ def test_placed_plan_says_what_the_plan_says() -> None:
     placed = make_copy().place(plan)
 
     assert all(torch.equal(getattr(placed, name), getattr(plan, name)) for name in KEPT)
-    assert [blocks_of(placed, index) for index in range(4)] == [blocks_of(plan, index) for index in range(4)]
-    assert (placed.num_tokens, placed.num_decodes, placed.longest) == (plan.num_tokens, plan.num_decodes, plan.longest)
+    assert [blocks_of(placed, index) for index in range(4)] == [
+        blocks_of(plan, index) for index in range(4)
+    ]
+    assert (placed.num_tokens, placed.num_decodes, placed.longest) == (
+        plan.num_tokens,
+        plan.num_decodes,
+        plan.longest,
+    )
 
 
 def test_all_of_a_plan_is_one_run_of_bytes_and_the_tables_are_its_end() -> None:
@@ -44,16 +52,23 @@ def test_all_of_a_plan_is_one_run_of_bytes_and_the_tables_are_its_end() -> None:
 def test_arrays_of_a_size_stay_where_they_are_whatever_the_contexts() -> None:
     """A captured graph reads them there."""
     copy = make_copy()
-    short, long = (cases.make_step(cases.Case("", ((context, 1), (2, 1)))).plan for context in (3, 60))
+    short, long = (
+        cases.make_step(cases.Case("", ((context, 1), (2, 1)))).plan for context in (3, 60)
+    )
 
-    first = {name: getattr(copy.place(short), name).data_ptr() for name in (*KEPT, "seats", "tables")}
+    first = {
+        name: getattr(copy.place(short), name).data_ptr() for name in (*KEPT, "seats", "tables")
+    }
 
     assert {name: getattr(copy.place(long), name).data_ptr() for name in first} == first
 
 
 def test_strides_of_the_tables_do_not_depend_on_the_contexts() -> None:
     copy = make_copy()
-    assert {copy.place(cases.make_step(cases.Case("", ((context, 1), (2, 1)))).plan).tables.stride() for context in (3, 60)} == {(1, 1)}
+    assert {
+        copy.place(cases.make_step(cases.Case("", ((context, 1), (2, 1)))).plan).tables.stride()
+        for context in (3, 60)
+    } == {(1, 1)}
 
 
 def test_host_buffers_take_turns() -> None:
@@ -65,7 +80,9 @@ def test_host_buffers_take_turns() -> None:
 
     copy.place(cases.make_step(DECODES).plan)
 
-    assert [torch.equal(host, old) for host, old in zip(copy._hosts, before, strict=True)].count(True) == 1
+    assert [torch.equal(host, old) for host, old in zip(copy._hosts, before, strict=True)].count(
+        True
+    ) == 1
 
 
 def test_decodes_are_padded_with_sequences_of_no_context() -> None:
@@ -103,7 +120,9 @@ def test_example_plan_has_the_places_of_a_padded_one() -> None:
     placed = copy.place(pad_decodes(cases.make_step(DECODES).plan))
 
     assert {name: getattr(placed, name).data_ptr() for name in places} == places
-    assert {name: getattr(placed, name).shape for name in KEPT} == {name: getattr(example, name).shape for name in KEPT}
+    assert {name: getattr(placed, name).shape for name in KEPT} == {
+        name: getattr(example, name).shape for name in KEPT
+    }
 
 
 def test_step_that_no_graph_holds_runs_as_it_is_with_its_plan_on_the_device() -> None:

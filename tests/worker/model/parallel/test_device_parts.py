@@ -22,7 +22,9 @@ def cache_of(tensor: int, pipeline: int, num_blocks: int = 4) -> RanksDeviceCach
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (4, 1), (1, 3), (2, 2)])
-def test_a_block_of_one_rank_lands_in_parts_and_comes_back_the_same(tensor: int, pipeline: int) -> None:
+def test_a_block_of_one_rank_lands_in_parts_and_comes_back_the_same(
+    tensor: int, pipeline: int
+) -> None:
     host = KVCache(GEOMETRY, 4)
     host.tensor.normal_()
     cache = cache_of(tensor, pipeline)

@@ -1,4 +1,6 @@
-"""Models that cannot be divided are refused before any rank is asked, and a rank's death breaks the step [V29]."""
+"""Models that cannot be divided are refused before any rank is asked, and a rank's death breaks the
+step [V29].
+"""
 
 import os
 import signal
@@ -35,7 +37,8 @@ WAIT_SECONDS = 30.0
             "olmo2",
             2,
             1,
-            r"model type olmo2 is not one of .*; such a model runs on one rank only: set engine\.tensorParallelSize and",
+            r"model type olmo2 is not one of .*; such a model runs on one rank only: set "
+            r"engine\.tensorParallelSize and",
         ),
         (
             "mistral",
@@ -52,7 +55,9 @@ WAIT_SECONDS = 30.0
         ("llama", 1, 4, r"engine\.pipelineParallelSize of 4 is over this model's 2 layers"),
     ],
 )
-def test_a_model_that_cannot_be_divided_is_refused(tiny_folder: Folder, kind: str, tensor: int, pipeline: int, reason: str) -> None:
+def test_a_model_that_cannot_be_divided_is_refused(
+    tiny_folder: Folder, kind: str, tensor: int, pipeline: int, reason: str
+) -> None:
     loaded = load_model(tiny_folder(kind), "float32", block_size=16, threads=1)
     unasked: Any = SimpleNamespace(place=Place(tensor, pipeline))
     engine = EngineConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
@@ -64,13 +69,17 @@ def test_batch_invariance_is_refused_over_tensor_parallel_ranks(tiny_folder: Fol
     loaded = load_model(tiny_folder("llama"), "float32", block_size=16, threads=1)
     unasked: Any = SimpleNamespace(place=Place(2))
     engine = EngineConfig(tensor_parallel_size=2, batch_invariant=True)
-    with pytest.raises(ModelError, match=r"engine\.batchInvariant is for engine\.tensorParallelSize 1, not 2"):
+    with pytest.raises(
+        ModelError, match=r"engine\.batchInvariant is for engine\.tensorParallelSize 1, not 2"
+    ):
         open_ranks(loaded, engine, StepLimits(64, 64, 2048, 16), unasked)
 
 
 def test_a_rank_that_cannot_load_is_said(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model folder .* does not exist"):
-        open_runner(ModelConfig("tiny", str(tmp_path / "none")), EngineConfig(tensor_parallel_size=2))
+        open_runner(
+            ModelConfig("tiny", str(tmp_path / "none")), EngineConfig(tensor_parallel_size=2)
+        )
 
 
 def test_a_dead_rank_is_told_at_once_and_breaks_the_next_step(tiny_folder: Folder) -> None:
@@ -82,16 +91,35 @@ def test_a_dead_rank_is_told_at_once_and_breaks_the_next_step(tiny_folder: Folde
         said.append(reason)
         died.set()
 
-    engine = EngineConfig(num_blocks=8, max_sequences=4, max_batched_tokens=32, threads=1, tensor_parallel_size=2)
-    runner, _, _ = open_runner(ModelConfig("tiny", str(tiny_folder("gemma")), "float32"), engine, "cpu", on_rank_death=on_death)
+    engine = EngineConfig(
+        num_blocks=8, max_sequences=4, max_batched_tokens=32, threads=1, tensor_parallel_size=2
+    )
+    runner, _, _ = open_runner(
+        ModelConfig("tiny", str(tiny_folder("gemma")), "float32"),
+        engine,
+        "cpu",
+        on_rank_death=on_death,
+    )
     try:
-        batch = Batch((Scheduled.of(Request("a", [1, 2, 3], 3, Sampling(max_tokens=1, seed=0), block_table=[0]), 3),))
+        batch = Batch(
+            (
+                Scheduled.of(
+                    Request("a", [1, 2, 3], 3, Sampling(max_tokens=1, seed=0), block_table=[0]), 3
+                ),
+            )
+        )
         assert len(runner.execute(batch)) == 1
-        (rank,) = [child for child in psutil.Process().children() if any("rank_start" in word for word in child.cmdline())]
+        (rank,) = [
+            child
+            for child in psutil.Process().children()
+            if any("rank_start" in word for word in child.cmdline())
+        ]
         os.kill(rank.pid, signal.SIGKILL)
         assert died.wait(WAIT_SECONDS)
         assert said == ["rank 1 of this engine's 2 ended"]
-        with pytest.raises(EngineBrokenError, match=r"rank 1 of this engine|a rank of this engine is gone"):
+        with pytest.raises(
+            EngineBrokenError, match=r"rank 1 of this engine|a rank of this engine is gone"
+        ):
             runner.execute(batch)
     finally:
         runner.close()

@@ -41,7 +41,9 @@ def test_shares_of_outputs_are_the_whole_in_order(size: int, heads: int, has_bia
 
 
 @given(SIZES, st.integers(1, 4), st.booleans())
-def test_shares_of_inputs_sum_to_the_whole_product_with_one_bias(size: int, heads: int, has_bias: bool) -> None:
+def test_shares_of_inputs_sum_to_the_whole_product_with_one_bias(
+    size: int, heads: int, has_bias: bool
+) -> None:
     linear = nn.Linear(8 * heads, 6, bias=has_bias).double()
     x = torch.randn(3, 8 * heads, dtype=torch.float64)
     shares = [(split_inputs(linear, place), place.share(8 * heads)) for place in places(size)]
@@ -50,7 +52,9 @@ def test_shares_of_inputs_sum_to_the_whole_product_with_one_bias(size: int, head
 
 
 @given(SIZES, st.integers(8, 40), st.booleans())
-def test_shares_of_the_vocabulary_are_equally_large_and_the_whole_in_order(size: int, vocab_size: int, has_bias: bool) -> None:
+def test_shares_of_the_vocabulary_are_equally_large_and_the_whole_in_order(
+    size: int, vocab_size: int, has_bias: bool
+) -> None:
     linear = nn.Linear(4, vocab_size, bias=has_bias)
     shares = [split_vocabulary(linear, place) for place in places(size)]
     assert len({len(share.weight) for share in shares}) == 1
@@ -59,8 +63,12 @@ def test_shares_of_the_vocabulary_are_equally_large_and_the_whole_in_order(size:
 
 
 @given(SIZES, st.sampled_from([1, 2, 4]), st.integers(4, 9))
-def test_parts_of_the_cache_cover_each_byte_of_a_block_once(size: int, stages: int, num_layers: int) -> None:
-    geometry = KVGeometry(num_kv_heads=8, head_dim=4, num_layers=num_layers, block_size=2, dtype="float32")
+def test_parts_of_the_cache_cover_each_byte_of_a_block_once(
+    size: int, stages: int, num_layers: int
+) -> None:
+    geometry = KVGeometry(
+        num_kv_heads=8, head_dim=4, num_layers=num_layers, block_size=2, dtype="float32"
+    )
     cache = KVCache(geometry, 2)
     for rank in range(size * stages):
         cache.part(Place(size, stages, rank)).add_(rank + 1)
@@ -69,7 +77,9 @@ def test_parts_of_the_cache_cover_each_byte_of_a_block_once(size: int, stages: i
         [len(Place(1, stages, stage).layers(num_layers)) for stage in range(stages)],
     )
     expected = torch.arange(1, size * stages + 1).view(stages, size).T
-    expected = expected.repeat_interleave(torch.tensor(heads), 0).repeat_interleave(torch.tensor(layers), 1)
+    expected = expected.repeat_interleave(torch.tensor(heads), 0).repeat_interleave(
+        torch.tensor(layers), 1
+    )
     assert torch.equal(cache.tensor[1, :, :, 0, 0, 0], expected.float())
     assert torch.equal(cache.tensor.amin((3, 4, 5)), cache.tensor.amax((3, 4, 5)))
 
@@ -86,7 +96,8 @@ def test_a_size_that_divides_is_taken(size: int) -> None:
 def test_a_size_that_does_not_divide_is_refused_with_the_numbers() -> None:
     with pytest.raises(
         ModelError,
-        match=r"tensorParallelSize of 8 .* KV heads \(4\), its attention heads \(12\): set it to one of 1, 2, 4",
+        match=r"tensorParallelSize of 8 .* KV heads \(4\), its attention heads \(12\): set it to "
+        r"one of 1, 2, 4",
     ):
         check_divides(Place(8), SHAPE, 64, 2)
     with pytest.raises(ModelError, match=r"its intermediate size \(63\): set it to one of 1$"):
@@ -120,13 +131,17 @@ def plans(draw: st.DrawFn) -> StepPlan:
         )
         request.num_computed_tokens = computed
         items.append(Scheduled.of(request, count))
-    return StepPlanner(block_size=4, max_sequences=6, max_tokens=72, max_blocks=16).plan(Batch(tuple(items)))
+    return StepPlanner(block_size=4, max_sequences=6, max_tokens=72, max_blocks=16).plan(
+        Batch(tuple(items))
+    )
 
 
 def rows_of(plan: StepPlan) -> list[tuple[int, ...]]:
     """Inputs of each row: token, position, slot, blocks and whether it is sampled."""
     found = []
-    for first, length, context, seat in zip(plan.firsts, plan.lengths, plan.contexts, plan.seats, strict=True):
+    for first, length, context, seat in zip(
+        plan.firsts, plan.lengths, plan.contexts, plan.seats, strict=True
+    ):
         for row in range(int(first), int(first + length)):
             seen = int(context) - (int(first + length) - 1 - row)  # tokens that this row attends to
             blocks = plan.tables[seat][: -(-seen // 4)].tolist()

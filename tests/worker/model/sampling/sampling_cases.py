@@ -1,4 +1,6 @@
-"""Requests, logits and a naive reading of the sampling rules, for the tests of the sampler's parts."""
+"""Requests, logits and a naive reading of the sampling rules, for the tests of the
+sampler's parts.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""A mask leaves its row the allowed tokens alone, by plain tensors and by the kernel, and changes nothing else."""
+"""A mask leaves its row the allowed tokens alone, by plain tensors and by the kernel, and changes
+nothing else.
+"""
 
 import math
 
@@ -19,12 +21,26 @@ SETTINGS = [
     {"temperature": 0.0},
     {"temperature": 1.0},
     {"temperature": 0.8, "top_p": 0.9},
-    {"temperature": 1.2, "top_k": 5, "min_p": 0.05, "repetition_penalty": 1.3, "logit_bias": {4: 2.0}},
+    {
+        "temperature": 1.2,
+        "top_k": 5,
+        "min_p": 0.05,
+        "repetition_penalty": 1.3,
+        "logit_bias": {4: 2.0},
+    },
 ]
 
 
 def request_of(index, **options):
-    sampling = Sampling(**{"max_tokens": 9, "seed": index, "logprobs": 2, "constraint": Constraint("regex", "a"), **options})
+    sampling = Sampling(
+        **{
+            "max_tokens": 9,
+            "seed": index,
+            "logprobs": 2,
+            "constraint": Constraint("regex", "a"),
+            **options,
+        }
+    )
     return Request(f"r{index}", [1, 2, 3], 2, sampling)
 
 
@@ -61,7 +77,9 @@ def test_a_masked_row_chooses_as_if_it_had_no_other_tokens(choosing, options):
 
 def test_all_rows_may_be_masked(choosing):
     sampler = Sampler(VOCAB, choosing)
-    outcomes = sampler.sample(torch.zeros(2, VOCAB), [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]]))
+    outcomes = sampler.sample(
+        torch.zeros(2, VOCAB), [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]])
+    )
 
     assert [outcome.token_id for outcome in outcomes] == [7, 9]
 
@@ -70,7 +88,9 @@ def test_all_rows_may_be_masked(choosing):
 def test_a_mask_does_not_hide_a_logit_that_is_not_finite(choosing, bad):
     logits = torch.zeros(2, VOCAB)
     logits[0, 5] = bad
-    error, other = Sampler(VOCAB, choosing).sample(logits, [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]]))
+    error, other = Sampler(VOCAB, choosing).sample(
+        logits, [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]])
+    )
 
     assert error.code == "not_finite"
     assert other.token_id == 9
@@ -79,7 +99,9 @@ def test_a_mask_does_not_hide_a_logit_that_is_not_finite(choosing, bad):
 def test_a_row_whose_allowed_tokens_the_model_excludes_fails_alone(choosing):
     logits = torch.zeros(2, VOCAB)
     logits[0, 7] = -math.inf
-    error, other = Sampler(VOCAB, choosing).sample(logits, [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]]))
+    error, other = Sampler(VOCAB, choosing).sample(
+        logits, [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]])
+    )
 
     assert error.code == "no_token_left"
     assert "its constraint allows none that its other settings do" in str(error)
@@ -88,7 +110,9 @@ def test_a_row_whose_allowed_tokens_the_model_excludes_fails_alone(choosing):
 
 def test_a_row_that_does_not_fit_its_grammar_fails_alone(choosing):
     error = failed_row("outside_grammar", "no")
-    outcomes = Sampler(VOCAB, choosing).sample(torch.zeros(2, VOCAB), [request_of(0), request_of(1)], masks_of([1], [[9]], {0: error}))
+    outcomes = Sampler(VOCAB, choosing).sample(
+        torch.zeros(2, VOCAB), [request_of(0), request_of(1)], masks_of([1], [[9]], {0: error})
+    )
 
     assert outcomes[0] is error
     assert outcomes[1].token_id == 9

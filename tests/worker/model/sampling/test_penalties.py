@@ -24,7 +24,9 @@ def adjusted(logits, requests, state=None):
 
 
 def test_penalties_by_hand():
-    request = make_request([0, 1, 2, 2, 3], 2, repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
+    request = make_request(
+        [0, 1, 2, 2, 3], 2, repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25
+    )
     # 0, 1: prompt only, repetition alone.  2: said twice.  3: said once.  4: never.
     expected = torch.tensor([[2.0, -8.0, 2.0 - 1.0 - 0.25, -8.0 - 0.5 - 0.25, 1.0]])
     assert torch.allclose(adjusted([[4.0, -4.0, 4.0, -4.0, 1.0]], [request]), expected)
@@ -50,7 +52,9 @@ def test_each_row_gets_its_own_edits_and_a_plain_row_none():
 def test_penalty_bias_and_ban_meet_at_one_token():
     request = make_request([2, 2], 1, frequency_penalty=0.5, logit_bias={2: 1.0})
     assert adjusted([[0.0, 0.0, 0.0]], [request]).tolist() == [[0.0, 0.0, 0.5]]
-    banned = make_request([2, 2], 1, frequency_penalty=0.5, logit_bias={2: 1.0}, min_tokens=5, eos_token_ids=[2])
+    banned = make_request(
+        [2, 2], 1, frequency_penalty=0.5, logit_bias={2: 1.0}, min_tokens=5, eos_token_ids=[2]
+    )
     assert adjusted([[0.0, 0.0, 0.0]], [banned]).tolist() == [[0.0, 0.0, -math.inf]]
 
 
@@ -79,7 +83,9 @@ def test_counts_follow_the_request_and_are_rebuilt_when_it_is_another():
 
 
 def test_counts_are_those_of_a_request_counted_at_once_however_it_grew():
-    tokens = torch.randint(2000, (3 * FIRST_ROOM,), generator=torch.Generator().manual_seed(2)).tolist()
+    tokens = torch.randint(
+        2000, (3 * FIRST_ROOM,), generator=torch.Generator().manual_seed(2)
+    ).tolist()
     grown, state = make_request(tokens[:5], 5, repetition_penalty=1.5), PenaltyState(2000)
     for size in (6, 7, FIRST_ROOM - 1, FIRST_ROOM + 1, 3 * FIRST_ROOM):
         grown.tokens[:] = tokens[:size]

@@ -1,4 +1,6 @@
-"""Choosing tokens: the cuts by hand, the order of equals, and results that company and threads do not touch."""
+"""Choosing tokens: the cuts by hand, the order of equals, and results that company and threads do
+not touch.
+"""
 
 import math
 from collections import Counter
@@ -14,7 +16,13 @@ from pdcluster_worker.model.sampling.picking import NOT_FINITE, NOTHING_LEFT, PI
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.token_order import first_tokens
 from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
-from tests.worker.model.sampling.sampling_cases import naive_kept, naive_pick, random_logits, rows_for, weights_of
+from tests.worker.model.sampling.sampling_cases import (
+    naive_kept,
+    naive_pick,
+    random_logits,
+    rows_for,
+    weights_of,
+)
 
 VOCAB = 24
 KINDS = [
@@ -30,12 +38,20 @@ KINDS = [
 ]
 
 # Few different values: ties at every cut.
-tied_logits = st.lists(st.sampled_from([-20.0, -2.0, -0.0, 0.0, 0.5, 2.0, -math.inf]), min_size=VOCAB, max_size=VOCAB)
+tied_logits = st.lists(
+    st.sampled_from([-20.0, -2.0, -0.0, 0.0, 0.5, 2.0, -math.inf]), min_size=VOCAB, max_size=VOCAB
+)
 free_logits = st.lists(st.floats(-20, 20, width=32), min_size=VOCAB, max_size=VOCAB)
-logit_rows = st.one_of(tied_logits, free_logits).map(torch.tensor).filter(lambda row: row.amax() > -math.inf)
+logit_rows = (
+    st.one_of(tied_logits, free_logits).map(torch.tensor).filter(lambda row: row.amax() > -math.inf)
+)
 settings_of_rows = st.fixed_dictionaries(
     {"temperature": st.floats(0.05, 3.0)},
-    optional={"top_k": st.integers(1, VOCAB + 2), "top_p": st.floats(0.01, 1.0), "min_p": st.floats(0.0, 1.0)},
+    optional={
+        "top_k": st.integers(1, VOCAB + 2),
+        "top_p": st.floats(0.01, 1.0),
+        "min_p": st.floats(0.0, 1.0),
+    },
 )
 
 
@@ -76,9 +92,15 @@ def test_top_k_of_one_is_greedy_at_ties_of_bfloat16():
     logits = random_logits(3, 200, 512, scale=6).bfloat16().float()
     best = logits.topk(2).values
     assert (best[:, 0] == best[:, 1]).sum() >= 3, "this test wants rows whose two best are equal"
-    ones = pick_tokens(logits, rows_for(512, *[{"temperature": 1.0, "top_k": 1, "seed": n} for n in range(200)]))
+    ones = pick_tokens(
+        logits, rows_for(512, *[{"temperature": 1.0, "top_k": 1, "seed": n} for n in range(200)])
+    )
     greedy = pick_tokens(logits, rows_for(512, *[{"temperature": 0.0}] * 200))
-    assert ones.token_ids.tolist() == greedy.token_ids.tolist() == first_tokens(logits, 1)[:, 0].tolist()
+    assert (
+        ones.token_ids.tolist()
+        == greedy.token_ids.tolist()
+        == first_tokens(logits, 1)[:, 0].tolist()
+    )
 
 
 def test_min_p_keeps_all_equals_of_the_last_one_kept():
@@ -98,13 +120,17 @@ def test_top_p_leaves_the_smallest_set_that_holds_p(logits, top_p, temperature):
 
 def test_draws_follow_the_probabilities_over_positions():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(20_000, 4).contiguous()
-    picks = pick_tokens(logits, rows_for(4, *[{"temperature": 1.0, "seed": n} for n in range(20_000)]))
+    picks = pick_tokens(
+        logits, rows_for(4, *[{"temperature": 1.0, "seed": n} for n in range(20_000)])
+    )
     counts = Counter(picks.token_ids.tolist())
     for token_id, expected in enumerate((0.5, 0.3, 0.15, 0.05)):
         assert counts[token_id] / 20_000 == pytest.approx(expected, abs=0.015)
 
 
-@pytest.mark.parametrize(("u", "token_id"), [(0.0, 1), (1e-12, 1), (0.2499, 1), (0.25, 3), (1 - 1e-16, 3), (1.0, 3)])
+@pytest.mark.parametrize(
+    ("u", "token_id"), [(0.0, 1), (1e-12, 1), (0.2499, 1), (0.25, 3), (1 - 1e-16, 3), (1.0, 3)]
+)
 def test_a_draw_skips_tokens_without_probability(u, token_id):
     logits = torch.tensor([-math.inf, math.log(1 / 3), -math.inf, 0.0, -math.inf])
     assert pick_one(logits, u, temperature=1.0) == token_id
@@ -115,7 +141,10 @@ def test_a_draw_skips_tokens_without_probability(u, token_id):
 def test_a_row_has_the_same_token_in_any_company_and_on_any_number_of_threads(seed, order, size):
     logits = random_logits(seed, 2 * len(KINDS), 33_000, scale=1.5).bfloat16().float()
     rows = rows_for(33_000, *[{**kind, "seed": seed + n} for n, kind in enumerate(KINDS * 2)])
-    alone = [int(pick_tokens(logits[n : n + 1], rows.take(np.array([n]))).token_ids[0]) for n in range(len(rows))]
+    alone = [
+        int(pick_tokens(logits[n : n + 1], rows.take(np.array([n]))).token_ids[0])
+        for n in range(len(rows))
+    ]
     picked = np.array(order[:size])
     threads = torch.get_num_threads()
     try:
@@ -140,7 +169,9 @@ def test_a_row_without_a_choice_fails_alone(kind):
 
 
 def test_weights_are_exponentials_to_a_few_roundings():
-    logits = torch.cat([torch.zeros(1), -torch.rand(20_000, generator=torch.Generator().manual_seed(1)) * 30])
+    logits = torch.cat(
+        [torch.zeros(1), -torch.rand(20_000, generator=torch.Generator().manual_seed(1)) * 30]
+    )
     weights = torch.tensor(weights_of(logits), dtype=torch.float64)
     error = (weights - logits.double().exp()).abs()
     assert weights[0] == 1.0

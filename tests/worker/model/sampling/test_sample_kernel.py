@@ -1,4 +1,6 @@
-"""ops/kernels/sample.c against the plain tensor operations, bit for bit, for each level of instructions that this CPU has."""
+"""ops/kernels/sample.c against the plain tensor operations, bit for bit, for each level of
+instructions that this CPU has.
+"""
 
 import ctypes
 import itertools
@@ -71,21 +73,29 @@ def test_kernel_picks_the_tokens_of_the_plain_operations(choosing, vocab_size, s
     same(choosing, logits.bfloat16().float(), rows_for(vocab_size, *kinds))
 
 
-values = st.sampled_from([-math.inf, -40.0, -2.0, -0.0, 0.0, 0.5, 3.0, 1e-40, 3e38, -3e38, math.nan, -math.nan, math.inf])
+values = st.sampled_from(
+    [-math.inf, -40.0, -2.0, -0.0, 0.0, 0.5, 3.0, 1e-40, 3e38, -3e38, math.nan, -math.nan, math.inf]
+)
 finite = st.floats(-30, 30, width=32)
 
 
 @settings(max_examples=300)
 @given(
-    st.one_of(st.lists(values, min_size=1, max_size=70), st.lists(finite, min_size=1, max_size=200)),
+    st.one_of(
+        st.lists(values, min_size=1, max_size=70), st.lists(finite, min_size=1, max_size=200)
+    ),
     st.floats(1e-5, 50.0),
     st.integers(0, 90),
     st.floats(0.0, 1.0),
     st.floats(0.0, 1.0),
     st.floats(0.0, 1.0),
 )
-def test_kernel_agrees_on_odd_logits_and_settings(choosing, logits, temperature, top_k, top_p, min_p, u):
-    row = rows_for(len(logits), {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p})
+def test_kernel_agrees_on_odd_logits_and_settings(
+    choosing, logits, temperature, top_k, top_p, min_p, u
+):
+    row = rows_for(
+        len(logits), {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    )
     rows = Rows(row.inverse_temperature, row.top_k, row.top_p, row.min_p, np.array([u]))
     same(choosing, torch.tensor([logits]), rows)
 
@@ -114,7 +124,10 @@ def test_rows_may_be_shared_between_threads_in_any_way(library, choosing):
 
         def run(address, first, last):
             ends = [first, first + 1, (first + last) // 2, last]
-            threads = [threading.Thread(target=function, args=(address, *pair)) for pair in itertools.pairwise(ends)]
+            threads = [
+                threading.Thread(target=function, args=(address, *pair))
+                for pair in itertools.pairwise(ends)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -126,9 +139,14 @@ def test_rows_may_be_shared_between_threads_in_any_way(library, choosing):
     kinds = [{**kind, "seed": n} for n, kind in enumerate(KINDS * 3)]
     logits = random_logits(5, len(kinds), 5000)
     rows = rows_for(5000, *kinds)
-    assert shared.pick(logits, rows).token_ids.tolist() == choosing.pick(logits, rows).token_ids.tolist()
+    assert (
+        shared.pick(logits, rows).token_ids.tolist()
+        == choosing.pick(logits, rows).token_ids.tolist()
+    )
     places = np.arange(len(kinds))
-    assert shared.rank(logits, places, 3).ids.tolist() == choosing.rank(logits, places, 3).ids.tolist()
+    assert (
+        shared.rank(logits, places, 3).ids.tolist() == choosing.rank(logits, places, 3).ids.tolist()
+    )
 
 
 def test_a_sampler_with_kernels_gives_the_same_samples(choosing):
@@ -138,9 +156,13 @@ def test_a_sampler_with_kernels_gives_the_same_samples(choosing):
         {"temperature": 1.0, "top_k": 30, "repetition_penalty": 1.3},
         {"logit_bias": {3: 4.0}, "temperature": 0.7},
     ]
-    requests = [make_request([5, 6, 6], 1, name=str(n), **option) for n, option in enumerate(options)]
+    requests = [
+        make_request([5, 6, 6], 1, name=str(n), **option) for n, option in enumerate(options)
+    ]
     logits = random_logits(6, len(options), 3000)
-    assert Sampler(3000, choosing).sample(logits, requests) == Sampler(3000).sample(logits, requests)
+    assert Sampler(3000, choosing).sample(logits, requests) == Sampler(3000).sample(
+        logits, requests
+    )
 
 
 def test_no_memory_is_an_error_of_the_step():
@@ -148,7 +170,9 @@ def test_no_memory_is_an_error_of_the_step():
         def run(address, first, last):
             kind = SampleArguments if name == "status" else RankArguments
             array = getattr(kind.from_address(address), name)
-            (ctypes.c_int64 * (last - first)).from_address(array)[:] = [3 if name == "status" else 0] * (last - first)
+            (ctypes.c_int64 * (last - first)).from_address(array)[:] = [
+                3 if name == "status" else 0
+            ] * (last - first)
 
         return run
 

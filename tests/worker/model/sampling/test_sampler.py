@@ -41,7 +41,9 @@ def test_a_request_gets_the_same_sample_in_any_batch(seed, order, size):
         {"temperature": 0.0, "logit_bias": {VOCAB: 1.0}},
     ]
     logits = random_logits(seed, len(options), VOCAB)
-    requests = [make_request([3, 4, 4, 5], 2, name=str(n), **option) for n, option in enumerate(options)]
+    requests = [
+        make_request([3, 4, 4, 5], 2, name=str(n), **option) for n, option in enumerate(options)
+    ]
     alone = [sample_one(logits[n], request) for n, request in enumerate(requests)]
     picked = order[:size]
     together = Sampler(VOCAB).sample(logits[picked], [requests[n] for n in picked])
@@ -51,7 +53,9 @@ def test_a_request_gets_the_same_sample_in_any_batch(seed, order, size):
 def test_a_draw_depends_on_position_and_seed():
     logits = torch.zeros(512)
     tokens = {
-        sample_one(logits, make_request(range(length), seed=seed, temperature=1.0)).token_id for length in range(1, 9) for seed in range(8)
+        sample_one(logits, make_request(range(length), seed=seed, temperature=1.0)).token_id
+        for length in range(1, 9)
+        for seed in range(8)
     }
     assert len(tokens) > 40
 
@@ -69,7 +73,10 @@ def test_uniforms_are_those_of_each_pair(pairs):
 
 
 def test_uniform_is_flat_over_seeds_and_over_positions():
-    for numbers in ([uniform(seed, 7) for seed in range(20_000)], [uniform(7, position) for position in range(20_000)]):
+    for numbers in (
+        [uniform(seed, 7) for seed in range(20_000)],
+        [uniform(7, position) for position in range(20_000)],
+    ):
         counts = Counter(int(number * 20) for number in numbers)
         assert all(abs(count - 1000) < 160 for count in counts.values())  # five standard deviations
 
@@ -90,21 +97,36 @@ def test_min_tokens_with_nothing_left_fails_for_that_request():
     request = make_request([0], min_tokens=5, stop_token_ids=[0, 1, 2], temperature=1.0)
     error = sample_one(torch.zeros(3), request)
     assert isinstance(error, RequestError)
-    assert (error.code, str(error)) == ("no_token_left", "request r: no token is left to choose from: lower min_tokens")
+    assert (error.code, str(error)) == (
+        "no_token_left",
+        "request r: no token is left to choose from: lower min_tokens",
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logit_bias_forces_and_forbids(temperature):
     logits = random_logits(3, 1, VOCAB)[0]
     best = int(logits.argmax())
-    assert sample_one(logits, make_request(temperature=temperature, logit_bias={7: 100.0})).token_id == 7
+    assert (
+        sample_one(logits, make_request(temperature=temperature, logit_bias={7: 100.0})).token_id
+        == 7
+    )
     for seed in range(20):
-        assert sample_one(logits, make_request(temperature=temperature, seed=seed, logit_bias={best: -100.0})).token_id != best
+        assert (
+            sample_one(
+                logits, make_request(temperature=temperature, seed=seed, logit_bias={best: -100.0})
+            ).token_id
+            != best
+        )
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCAB])
 def test_bias_outside_the_vocabulary_is_an_error_of_its_row(token_id):
-    requests = [make_request(name="a"), make_request(name="b", logit_bias={3: 9.0, token_id: 1.0}), make_request(name="c")]
+    requests = [
+        make_request(name="a"),
+        make_request(name="b", logit_bias={3: 9.0, token_id: 1.0}),
+        make_request(name="c"),
+    ]
     first, error, third = Sampler(VOCAB).sample(torch.zeros(3, VOCAB), requests)
     assert (first, third) == (Sample(0), Sample(0))
     assert isinstance(error, RequestError)
@@ -122,11 +144,15 @@ def test_a_stop_token_outside_the_vocabulary_is_an_error_while_it_would_be_banne
 
 def test_logprobs_are_those_of_the_model_before_any_change():
     logits = torch.tensor([math.log(0.6), math.log(0.3), math.log(0.1)])
-    sample = sample_one(logits, make_request(temperature=1.0, seed=1, logit_bias={2: 100.0}, logprobs=2))
+    sample = sample_one(
+        logits, make_request(temperature=1.0, seed=1, logit_bias={2: 100.0}, logprobs=2)
+    )
     assert sample.token_id == 2
     assert sample.logprob == pytest.approx(math.log(0.1), abs=1e-5)
     assert [token_id for token_id, _ in sample.top_logprobs] == [0, 1]
-    assert [logprob for _, logprob in sample.top_logprobs] == pytest.approx([math.log(0.6), math.log(0.3)], abs=1e-5)
+    assert [logprob for _, logprob in sample.top_logprobs] == pytest.approx(
+        [math.log(0.6), math.log(0.3)], abs=1e-5
+    )
 
 
 def test_logprobs_zero_gives_the_chosen_tokens_alone_and_none_gives_nothing():
@@ -161,10 +187,14 @@ def test_the_greedy_token_is_the_first_of_its_top_logprobs_where_equals_abound()
     for sample in Sampler(512).sample(logits, requests):
         assert sample.token_id == sample.top_logprobs[0][0]
         assert sample.logprob == sample.top_logprobs[0][1]
-        assert list(sample.top_logprobs) == sorted(sample.top_logprobs, key=lambda pair: (-pair[1], pair[0]))
+        assert list(sample.top_logprobs) == sorted(
+            sample.top_logprobs, key=lambda pair: (-pair[1], pair[0])
+        )
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.5}, {"presence_penalty": 1.0}, {"logprobs": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0, "top_p": 0.5}, {"presence_penalty": 1.0}, {"logprobs": 2}]
+)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_fails_alone_and_names_its_request(bad, options):
     logits = random_logits(2, 3, VOCAB)
@@ -174,7 +204,10 @@ def test_a_row_that_is_not_finite_fails_alone_and_names_its_request(bad, options
     first, error, third = Sampler(VOCAB).sample(logits, requests)
     assert [first, third] == [expected[0], expected[2]]
     assert isinstance(error, RequestError)
-    assert (error.code, str(error)) == ("not_finite", "request second: the model's logits are not finite after 2 tokens")
+    assert (error.code, str(error)) == (
+        "not_finite",
+        "request second: the model's logits are not finite after 2 tokens",
+    )
 
 
 def test_a_ban_does_not_hide_a_logit_that_is_not_finite():

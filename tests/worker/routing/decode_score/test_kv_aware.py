@@ -15,9 +15,15 @@ TEN_BLOCKS = Asked(prompt_tokens=160, block_size=16)
 
 
 def test_y8_old_cost_is_overlap_weight_times_prefill_blocks_plus_active_blocks() -> None:
-    """The document's example costs 18, 10 and 11: 8 + 10, 5 + 5, 2 + 9 blocks; the second worker takes it."""
-    found = {"w1": (2, 10), "w2": (5, 5), "w3": (8, 9)}  # blocks matched; blocks that decode, this request's among them
-    candidates = [DecodeCandidate(key, matched_blocks=m, decode_blocks=d - 10) for key, (m, d) in found.items()]
+    """The document's example costs 18, 10 and 11: 8 + 10, 5 + 5, 2 + 9 blocks; the second worker
+    takes it.
+    """
+    # blocks matched; blocks that decode, this request's among them
+    found = {"w1": (2, 10), "w2": (5, 5), "w3": (8, 9)}
+    candidates = [
+        DecodeCandidate(key, matched_blocks=m, decode_blocks=d - 10)
+        for key, (m, d) in found.items()
+    ]
 
     assert kv_aware(KvAwarePolicy(), TEN_BLOCKS, candidates) == {"w1": 18.0, "w2": 10.0, "w3": 11.0}
     assert select(kv_aware(KvAwarePolicy(), TEN_BLOCKS, candidates), 0, Random(0)) == "w2"
@@ -26,7 +32,9 @@ def test_y8_old_cost_is_overlap_weight_times_prefill_blocks_plus_active_blocks()
 def test_y8_overlap_weight_scales_the_prefill_part() -> None:
     worker = DecodeCandidate("w", matched_blocks=2, decode_blocks=3)
 
-    assert kv_aware(KvAwarePolicy(prefill_load_scale=2.5), TEN_BLOCKS, [worker]) == {"w": 2.5 * 8 + 13}
+    assert kv_aware(KvAwarePolicy(prefill_load_scale=2.5), TEN_BLOCKS, [worker]) == {
+        "w": 2.5 * 8 + 13
+    }
 
 
 def test_y9_credit_counts_each_tier() -> None:
@@ -41,8 +49,12 @@ def test_y9_credit_counts_each_tier() -> None:
     ("k", "ahead_tokens", "expected"),
     [(0.0, 1600, 1.0), (1.0, 0, 1.0), (1.0, 160, 0.5), (1.0, 480, 0.25), (2.0, 160, 1 / 3)],
 )
-def test_y9_decay_is_by_blocks_ahead_over_blocks_of_the_request(k: float, ahead_tokens: int, expected: float) -> None:
-    assert decay(KvAwarePolicy(prefill_decay=k), TEN_BLOCKS, 64 + ahead_tokens, 64) == pytest.approx(expected)
+def test_y9_decay_is_by_blocks_ahead_over_blocks_of_the_request(
+    k: float, ahead_tokens: int, expected: float
+) -> None:
+    assert decay(
+        KvAwarePolicy(prefill_decay=k), TEN_BLOCKS, 64 + ahead_tokens, 64
+    ) == pytest.approx(expected)
 
 
 def test_y9_decay_is_relative_to_the_shortest_queue() -> None:
@@ -70,13 +82,17 @@ def test_y9_without_prefill_tracking_credit_lessens_what_decodes() -> None:
 
     assert cost(policy, TEN_BLOCKS, worker, credit_blocks=4.0) == (17 - 4) + 3
     assert cost(policy, TEN_BLOCKS, worker, credit_blocks=40.0) == 3
-    assert cost(policy, TEN_BLOCKS, worker, credit_blocks=0.0) == 10 + 17 + 3  # no credit: as any other, less what is queued
+    # no credit: as any other, less what is queued
+    assert cost(policy, TEN_BLOCKS, worker, credit_blocks=0.0) == 10 + 17 + 3
 
 
 @pytest.mark.parametrize(
-    ("weights", "expected"), [({"overlapCredit": 0.0}, "idle"), ({"overlapCredit": 1e6, "prefillLoadScale": 1e6}, "cached")]
+    ("weights", "expected"),
+    [({"overlapCredit": 0.0}, "idle"), ({"overlapCredit": 1e6, "prefillLoadScale": 1e6}, "cached")],
 )
-def test_y14_weight_0_balances_load_and_a_huge_one_sticks_to_the_cache(weights: dict[str, float], expected: str) -> None:
+def test_y14_weight_0_balances_load_and_a_huge_one_sticks_to_the_cache(
+    weights: dict[str, float], expected: str
+) -> None:
     policy = msgspec.convert(weights, KvAwarePolicy)
     cached = DecodeCandidate("cached", num_requests=50, matched_blocks=10, decode_blocks=500)
     idle = DecodeCandidate("idle")

@@ -6,15 +6,27 @@ import pytest
 
 from pdcluster_worker.config.routing import CapacityAwarePolicy, LatencyAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
-from pdcluster_worker.routing.decode_score.latency import capacity_aware, extended_cost, latency_aware, simple_cost
+from pdcluster_worker.routing.decode_score.latency import (
+    capacity_aware,
+    extended_cost,
+    latency_aware,
+    simple_cost,
+)
 from pdcluster_worker.routing.decode_score.selection import select
 
 ASKED = Asked(prompt_tokens=160, block_size=16)
 
 
-@pytest.mark.parametrize(("busy_ratio", "active", "expected"), [(0.0, 0, 0.0), (1.0, 0, 70.0), (0.0, 10, 3.0), (0.8, 10, 59.0)])
-def test_o5_simple_cost_weighs_occupancy_percent_and_active_requests(busy_ratio: float, active: int, expected: float) -> None:
-    assert simple_cost(CapacityAwarePolicy(), DecodeCandidate("a", active, busy_ratio=busy_ratio)) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("busy_ratio", "active", "expected"),
+    [(0.0, 0, 0.0), (1.0, 0, 70.0), (0.0, 10, 3.0), (0.8, 10, 59.0)],
+)
+def test_o5_simple_cost_weighs_occupancy_percent_and_active_requests(
+    busy_ratio: float, active: int, expected: float
+) -> None:
+    assert simple_cost(
+        CapacityAwarePolicy(), DecodeCandidate("a", active, busy_ratio=busy_ratio)
+    ) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +43,16 @@ def test_o5_simple_cost_weighs_occupancy_percent_and_active_requests(busy_ratio:
     ],
     ids=["idle", "kv", "active", "match", "long match", "bandwidth", "recent", "all"],
 )
-def test_o5_extended_cost_has_the_factors_of_table_17_3(worker: DecodeCandidate, expected: float) -> None:
+def test_o5_extended_cost_has_the_factors_of_table_17_3(
+    worker: DecodeCandidate, expected: float
+) -> None:
     assert extended_cost(LatencyAwarePolicy(), worker) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("kv_percent", "expected"), [(3, "cached"), (4, "idle")])
-def test_o5_percent_is_0_to_100_so_that_a_match_wins_over_3_percent_only(kv_percent: int, expected: str) -> None:
+def test_o5_percent_is_0_to_100_so_that_a_match_wins_over_3_percent_only(
+    kv_percent: int, expected: str
+) -> None:
     cached = DecodeCandidate("cached", matched_blocks=5, decode_blocks=kv_percent, total_blocks=100)
     idle = DecodeCandidate("idle", total_blocks=100)
 
@@ -44,9 +60,15 @@ def test_o5_percent_is_0_to_100_so_that_a_match_wins_over_3_percent_only(kv_perc
 
 
 def test_o5_lowest_simple_cost_wins() -> None:
-    busy, crowded = DecodeCandidate("busy", 0, busy_ratio=0.9), DecodeCandidate("crowded", 20, busy_ratio=0.2)
+    busy, crowded = (
+        DecodeCandidate("busy", 0, busy_ratio=0.9),
+        DecodeCandidate("crowded", 20, busy_ratio=0.2),
+    )
 
-    assert select(capacity_aware(CapacityAwarePolicy(), ASKED, [busy, crowded]), 0, Random(0)) == "crowded"
+    assert (
+        select(capacity_aware(CapacityAwarePolicy(), ASKED, [busy, crowded]), 0, Random(0))
+        == "crowded"
+    )
 
 
 def test_capacity_aware_takes_a_worker_without_room_only_where_none_has_it() -> None:
@@ -67,4 +89,6 @@ def test_weights_are_the_policys() -> None:
     worker = DecodeCandidate("a", 4, matched_blocks=1, busy_ratio=0.5)
 
     assert simple_cost(CapacityAwarePolicy(occupancy_weight=0.0, active_weight=2.0), worker) == 8.0
-    assert extended_cost(LatencyAwarePolicy(active_weight=0.0, cache_match_weight=2.0), worker) == -2.0
+    assert (
+        extended_cost(LatencyAwarePolicy(active_weight=0.0, cache_match_weight=2.0), worker) == -2.0
+    )

@@ -1,4 +1,6 @@
-"""Worker that each policy takes, and the rules around all of them: pinned, session, hotspot prevention [O14]."""
+"""Worker that each policy takes, and the rules around all of them: pinned, session, hotspot
+prevention [O14].
+"""
 
 import doctest
 import importlib
@@ -17,7 +19,16 @@ from pdcluster_worker.routing.decode_score.policies import DecodeChooser
 
 ASKED = Asked(prompt_tokens=160, block_size=16)
 NO_PREVENTION = {"hotspotPrevention": False}
-MODULES = ("load", "prefix_aware", "kv_aware", "latency", "selection", "hotspot", "affinity", "hit_ratio")
+MODULES = (
+    "load",
+    "prefix_aware",
+    "kv_aware",
+    "latency",
+    "selection",
+    "hotspot",
+    "affinity",
+    "hit_ratio",
+)
 
 
 def policy(name: str, **others: Any) -> DecodeScorePolicy:
@@ -28,7 +39,9 @@ def chosen(policy: DecodeScorePolicy, *candidates: DecodeCandidate, **rules: str
     return DecodeChooser(Random(0)).choose(policy, ASKED, candidates, **rules).key
 
 
-@pytest.mark.parametrize("name", [f"decode_score.{module}" for module in MODULES] + ["active_load", "recent_prefixes"])
+@pytest.mark.parametrize(
+    "name", [f"decode_score.{module}" for module in MODULES] + ["active_load", "recent_prefixes"]
+)
 def test_examples_of_the_docstrings_hold(name: str) -> None:
     failed, attempted = doctest.testmod(importlib.import_module(f"pdcluster_worker.routing.{name}"))
 
@@ -37,7 +50,10 @@ def test_examples_of_the_docstrings_hold(name: str) -> None:
 
 def test_least_request_is_the_default_and_takes_the_fewest_requests() -> None:
     assert DecodeScorePolicy().policy == "leastRequest"
-    assert chosen(DecodeScorePolicy(), DecodeCandidate("a", 3, is_self=True), DecodeCandidate("b", 2)) == "b"
+    assert (
+        chosen(DecodeScorePolicy(), DecodeCandidate("a", 3, is_self=True), DecodeCandidate("b", 2))
+        == "b"
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -50,16 +66,26 @@ def test_least_request_stays_here_in_a_tie(seed: int) -> None:
 def test_least_request_spreads_ties_of_others_uniformly() -> None:
     chooser = DecodeChooser(Random(7))
     candidates = [DecodeCandidate(key) for key in "abcd"]
-    counts = Counter(chooser.choose(DecodeScorePolicy(), ASKED, candidates).key for _ in range(4000))
+    counts = Counter(
+        chooser.choose(DecodeScorePolicy(), ASKED, candidates).key for _ in range(4000)
+    )
 
     assert all(abs(counts[key] - 1000) < 150 for key in "abcd")
 
 
 def test_round_robin_takes_each_worker_in_turn_whatever_its_load_and_order() -> None:
     chooser, in_turn = DecodeChooser(Random(0)), policy("roundRobin")
-    workers = [DecodeCandidate("c", 9), DecodeCandidate("a", matched_blocks=10), DecodeCandidate("b")]
-    first = [chooser.choose(in_turn, ASKED, workers[n % 3 :] + workers[: n % 3]).key for n in range(4)]
-    without_b = [chooser.choose(in_turn, ASKED, [w for w in workers if w.key != "b"]).key for _ in range(2)]
+    workers = [
+        DecodeCandidate("c", 9),
+        DecodeCandidate("a", matched_blocks=10),
+        DecodeCandidate("b"),
+    ]
+    first = [
+        chooser.choose(in_turn, ASKED, workers[n % 3 :] + workers[: n % 3]).key for n in range(4)
+    ]
+    without_b = [
+        chooser.choose(in_turn, ASKED, [w for w in workers if w.key != "b"]).key for _ in range(2)
+    ]
 
     assert first == ["a", "b", "c", "a"]
     assert without_b == ["c", "a"]
@@ -75,7 +101,11 @@ def test_round_robin_keeps_its_turn_through_requests_of_other_policies() -> None
 
 def test_prefix_aware_takes_the_longest_match_then_the_fewest_requests() -> None:
     by_prefix = policy("prefixAware", **NO_PREVENTION)
-    longest, long, none = DecodeCandidate("x", 90, matched_blocks=9), DecodeCandidate("y", 0, matched_blocks=8), DecodeCandidate("z")
+    longest, long, none = (
+        DecodeCandidate("x", 90, matched_blocks=9),
+        DecodeCandidate("y", 0, matched_blocks=8),
+        DecodeCandidate("z"),
+    )
 
     assert chosen(by_prefix, longest, long, none) == "x"
     assert chosen(by_prefix, longest, DecodeCandidate("w", 4, matched_blocks=9), none) == "w"
@@ -89,13 +119,20 @@ def test_a_small_match_attracts_only_below_the_least_hit_ratio() -> None:
     idle = DecodeCandidate("idle")
 
     assert chosen(policy("prefixAware", **NO_PREVENTION), small, idle) == "small"
-    assert chosen(policy("prefixAware", **NO_PREVENTION, minCacheHitRatio=0.75), small, idle) == "idle"
+    assert (
+        chosen(policy("prefixAware", **NO_PREVENTION, minCacheHitRatio=0.75), small, idle) == "idle"
+    )
     large = DecodeCandidate("large", 1, matched_blocks=blocks)
-    assert chosen(policy("prefixAware", **NO_PREVENTION, minCacheHitRatio=0.75), large, idle) == "large"
+    assert (
+        chosen(policy("prefixAware", **NO_PREVENTION, minCacheHitRatio=0.75), large, idle)
+        == "large"
+    )
 
 
 @pytest.mark.parametrize("name", ["prefixAware", "kvAware"])
-def test_a_system_prompt_that_one_worker_has_seen_does_not_draw_every_prompt_there(name: str) -> None:
+def test_a_system_prompt_that_one_worker_has_seen_does_not_draw_every_prompt_there(
+    name: str,
+) -> None:
     """A few leading blocks are common to all: by default they count from half of the prompt on."""
     seen = DecodeCandidate("seen", 1, matched_blocks=ASKED.num_blocks // 16 + 1, decode_blocks=1)
 
@@ -106,11 +143,21 @@ def test_kv_aware_weighs_the_match_against_load() -> None:
     cached = DecodeCandidate("cached", matched_blocks=10, decode_blocks=5)
 
     assert chosen(policy("kvAware"), cached, DecodeCandidate("idle")) == "cached"
-    assert chosen(policy("kvAware"), DecodeCandidate("cached", matched_blocks=10, decode_blocks=15), DecodeCandidate("idle")) == "idle"
+    assert (
+        chosen(
+            policy("kvAware"),
+            DecodeCandidate("cached", matched_blocks=10, decode_blocks=15),
+            DecodeCandidate("idle"),
+        )
+        == "idle"
+    )
 
 
 def test_latency_and_capacity_aware_are_chosen_by_name() -> None:
-    cached, idle = DecodeCandidate("cached", 2, matched_blocks=ASKED.num_blocks), DecodeCandidate("idle")
+    cached, idle = (
+        DecodeCandidate("cached", 2, matched_blocks=ASKED.num_blocks),
+        DecodeCandidate("idle"),
+    )
 
     assert chosen(policy("latencyAware"), cached, idle) == "cached"
     assert chosen(policy("capacityAware"), cached, idle) == "idle"
@@ -118,7 +165,9 @@ def test_latency_and_capacity_aware_are_chosen_by_name() -> None:
 
 def test_pinned_worker_short_circuits_policy_and_session() -> None:
     workers = [DecodeCandidate("a", 99), DecodeCandidate("b")]
-    decision = DecodeChooser(Random(0)).choose(DecodeScorePolicy(), ASKED, workers, pinned="a", session="s")
+    decision = DecodeChooser(Random(0)).choose(
+        DecodeScorePolicy(), ASKED, workers, pinned="a", session="s"
+    )
 
     assert (decision.key, decision.rule) == ("a", "pinned")
 
@@ -137,7 +186,10 @@ def test_session_goes_to_one_worker_at_every_ingress() -> None:
     workers = [DecodeCandidate(key) for key in "abcd"]
     homes = {f"s{n}": chosen(DecodeScorePolicy(), *workers, session=f"s{n}") for n in range(200)}
 
-    assert all(chosen(DecodeScorePolicy(), *reversed(workers), session=session) == home for session, home in homes.items())
+    assert all(
+        chosen(DecodeScorePolicy(), *reversed(workers), session=session) == home
+        for session, home in homes.items()
+    )
     assert all(30 <= count <= 70 for count in Counter(homes.values()).values())  # 50 each expected
 
 
@@ -145,7 +197,9 @@ def test_only_the_sessions_of_a_worker_that_goes_move() -> None:
     homes = {f"s{n}": home_of(f"s{n}", "abcd") for n in range(200)}
     after = {session: home_of(session, "abc") for session in homes}
 
-    assert {session for session in homes if after[session] != homes[session]} == {s for s, home in homes.items() if home == "d"}
+    assert {session for session in homes if after[session] != homes[session]} == {
+        s for s, home in homes.items() if home == "d"
+    }
 
 
 def test_session_is_no_reason_to_take_more_than_a_share() -> None:
@@ -160,7 +214,10 @@ def test_session_is_no_reason_to_take_more_than_a_share() -> None:
 
 @pytest.mark.parametrize("name", ["prefixAware", "kvAware", "latencyAware"])
 def test_prefix_that_is_hot_everywhere_attracts_no_more(name: str) -> None:
-    have = [DecodeCandidate(key, 3, matched_blocks=10, decode_blocks=30, total_blocks=3000) for key in "abc"]
+    have = [
+        DecodeCandidate(key, 3, matched_blocks=10, decode_blocks=30, total_blocks=3000)
+        for key in "abc"
+    ]
     idle = DecodeCandidate("idle", 2, decode_blocks=25, total_blocks=3000)
 
     assert chosen(policy(name), *have, idle) == "idle"
@@ -169,7 +226,10 @@ def test_prefix_that_is_hot_everywhere_attracts_no_more(name: str) -> None:
 
 
 def test_hot_prefix_leaves_what_is_cached_beyond_it() -> None:
-    candidates = [DecodeCandidate(key, matched_blocks=n) for key, n in (("a", 8), ("b", 8), ("c", 20), ("d", 3))]
+    candidates = [
+        DecodeCandidate(key, matched_blocks=n)
+        for key, n in (("a", 8), ("b", 8), ("c", 20), ("d", 3))
+    ]
 
     assert [c.matched_blocks for c in without_hot_prefix(candidates, 0.75)] == [0, 0, 12, 0]
     assert [c.matched_blocks for c in without_hot_prefix(candidates, 1.0)] == [5, 5, 17, 0]
@@ -185,7 +245,9 @@ def test_worker_takes_at_most_its_share_of_a_hot_prefix(name: str) -> None:
     counts: Counter[str] = Counter(dict.fromkeys("abcd", 0))
     chooser, attracted = DecodeChooser(Random(0)), policy(name)
     for _ in range(40):
-        workers = [DecodeCandidate(key, n, matched_blocks=10 * (key == "a")) for key, n in counts.items()]
+        workers = [
+            DecodeCandidate(key, n, matched_blocks=10 * (key == "a")) for key, n in counts.items()
+        ]
         counts[chooser.choose(attracted, ASKED, workers).key] += 1
 
     assert counts["a"] == 15  # 1.5 means of 10
@@ -205,6 +267,9 @@ def test_failure_taint_moves_requests_elsewhere() -> None:
 
 def test_temperature_draws_others_than_the_lowest() -> None:
     warm, chooser = policy("leastRequest", temperature=1.0), DecodeChooser(Random(0))
-    counts = Counter(chooser.choose(warm, ASKED, [DecodeCandidate("a"), DecodeCandidate("b", 5)]).key for _ in range(1000))
+    counts = Counter(
+        chooser.choose(warm, ASKED, [DecodeCandidate("a"), DecodeCandidate("b", 5)]).key
+        for _ in range(1000)
+    )
 
     assert 200 < counts["b"] < 340  # 1 / (1 + e) = 0.27

@@ -10,12 +10,19 @@ from hypothesis import strategies as st
 
 from pdcluster_worker.routing.decode_score.selection import select, tainted
 
-COSTS = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.sampled_from([-1.0, 0.0, 1.0, 5.0]), min_size=1, max_size=6)
+COSTS = st.dictionaries(
+    st.text("abcdef", min_size=1, max_size=2),
+    st.sampled_from([-1.0, 0.0, 1.0, 5.0]),
+    min_size=1,
+    max_size=6,
+)
 
 
 def test_y10_ties_are_drawn_uniformly() -> None:
     draw = Random(7)
-    counts = Counter(select({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 2.0}, 0, draw) for _ in range(4000))
+    counts = Counter(
+        select({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 2.0}, 0, draw) for _ in range(4000)
+    )
 
     assert set(counts) == set("abcd")
     # 1000 each expected; 150 is over five standard deviations (27)
@@ -45,7 +52,9 @@ def test_y10_equal_costs_with_a_temperature_are_uniform() -> None:
 
 def test_y10_softmax_is_over_the_normalised_costs() -> None:
     draw, times = Random(7), 20_000
-    counts = Counter(select({"low": 10.0, "mid": 15.0, "high": 20.0}, 0.5, draw) for _ in range(times))
+    counts = Counter(
+        select({"low": 10.0, "mid": 15.0, "high": 20.0}, 0.5, draw) for _ in range(times)
+    )
     weights = {"low": 1.0, "mid": exp(-1.0), "high": exp(-2.0)}
 
     for key, weight in weights.items():

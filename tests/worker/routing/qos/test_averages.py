@@ -39,23 +39,42 @@ def test_meter_tells_what_passed_while_requests_waited_and_decoded() -> None:
 
     measured = meter.take()
     assert measured is not None
-    assert (measured.prompt_tokens, measured.first_tokens, measured.tokens, measured.ended) == (100, 1, 1, 2)
+    assert (measured.prompt_tokens, measured.first_tokens, measured.tokens, measured.ended) == (
+        100,
+        1,
+        1,
+        2,
+    )
     assert measured.elapsed_seconds == pytest.approx(2.0)
     assert measured.busy_seconds == pytest.approx(2.0)
     assert measured.waiting_seconds == pytest.approx(1.0)
-    assert (measured.stream_seconds, measured.decoding_seconds) == (pytest.approx(1.6), pytest.approx(1.6))
+    assert (measured.stream_seconds, measured.decoding_seconds) == (
+        pytest.approx(1.6),
+        pytest.approx(1.6),
+    )
     assert (meter.num_waiting, meter.num_streams, meter.take()) == (0, 0, None)
 
 
 def test_first_token_is_estimated_by_the_formula_of_the_document() -> None:
     """[O6]: prefill_q * avg_prefill + decode_q * avg_decode, each request with its own tokens."""
     averages = Averages()
-    averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=1000, stream_seconds=2.0, decoding_seconds=1.0, tokens=40))
+    averages.refresh(
+        Measured(
+            1.0,
+            waiting_seconds=1.0,
+            prompt_tokens=1000,
+            stream_seconds=2.0,
+            decoding_seconds=1.0,
+            tokens=40,
+        )
+    )
     queue = line(waiting(300), waiting(100), decoding(), decoding())
 
     assert averages.prompt_token_seconds == pytest.approx(0.001)
     assert averages.estimated_tpot_seconds(2) == pytest.approx(0.05)
-    assert averages.estimated_ttft_seconds(NEW, queue) == pytest.approx(queue_seconds(2, 200 * 0.001, 2, 0.05 / 2))
+    assert averages.estimated_ttft_seconds(NEW, queue) == pytest.approx(
+        queue_seconds(2, 200 * 0.001, 2, 0.05 / 2)
+    )
     assert averages.estimated_ttft_seconds(NEW, line()) == 0.0
     assert averages.estimated_completion_seconds(NEW, queue) == pytest.approx(0.45 + 9 * 0.05)
 
@@ -64,8 +83,15 @@ def test_only_requests_that_are_served_before_count() -> None:
     averages = Averages()
     averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=1000))
 
-    assert averages.estimated_ttft_seconds(waiting(1, priority=-100), line(waiting(300), waiting(100, 100))) == 0.0
-    assert averages.estimated_ttft_seconds(NEW, line(waiting(300), waiting(100, 1000))) == pytest.approx(0.3)
+    assert (
+        averages.estimated_ttft_seconds(
+            waiting(1, priority=-100), line(waiting(300), waiting(100, 100))
+        )
+        == 0.0
+    )
+    assert averages.estimated_ttft_seconds(
+        NEW, line(waiting(300), waiting(100, 1000))
+    ) == pytest.approx(0.3)
 
 
 def test_nothing_is_estimated_before_anything_was_measured() -> None:
@@ -85,9 +111,21 @@ def test_averages_follow_the_worker_and_weigh_by_tokens() -> None:
     assert averages.prompt_token_seconds == pytest.approx(1.8 / 820)
 
     for _ in range(30):
-        averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=100, first_tokens=2, ended=4, busy_seconds=1.0))
+        averages.refresh(
+            Measured(
+                1.0,
+                waiting_seconds=1.0,
+                prompt_tokens=100,
+                first_tokens=2,
+                ended=4,
+                busy_seconds=1.0,
+            )
+        )
     assert averages.prompt_token_seconds == pytest.approx(0.01, rel=0.01)
-    assert (averages.firsts_per_second, averages.ends_per_second) == (pytest.approx(2, rel=0.01), pytest.approx(4, rel=0.01))
+    assert (averages.firsts_per_second, averages.ends_per_second) == (
+        pytest.approx(2, rel=0.01),
+        pytest.approx(4, rel=0.01),
+    )
 
 
 def test_a_second_without_a_first_token_makes_the_wait_longer() -> None:
@@ -101,14 +139,23 @@ def test_a_second_without_a_first_token_makes_the_wait_longer() -> None:
 def test_time_of_a_token_grows_with_each_stream_that_joins() -> None:
     averages = Averages()
     for streams, gap in ((2, 0.030), (6, 0.050), (2, 0.030), (6, 0.050)):
-        averages.refresh(Measured(1.0, stream_seconds=float(streams), decoding_seconds=1.0, tokens=round(streams / gap)))
+        averages.refresh(
+            Measured(
+                1.0,
+                stream_seconds=float(streams),
+                decoding_seconds=1.0,
+                tokens=round(streams / gap),
+            )
+        )
 
     assert averages.estimated_tpot_seconds(7) == pytest.approx(0.055, rel=0.02)
     assert averages.estimated_tpot_seconds(0) is None
 
 
 def test_hours_without_a_request_leave_no_trace_in_the_pace() -> None:
-    """Retry-After goes by the pace while there is work, and what is older than minutes counts for nothing."""
+    """Retry-After goes by the pace while there is work, and what is older than minutes counts for
+    nothing.
+    """
     clock, averages = FakeClock(), Averages()
     meter = Meter(clock)
 
@@ -124,12 +171,19 @@ def test_hours_without_a_request_leave_no_trace_in_the_pace() -> None:
     slow = (averages.firsts_per_second, averages.ends_per_second, averages.prompt_token_seconds)
     clock.advance(4 * 3600.0)
     averages.refresh(meter.take() or Measured())
-    after_pause = (averages.firsts_per_second, averages.ends_per_second, averages.prompt_token_seconds)
+    after_pause = (
+        averages.firsts_per_second,
+        averages.ends_per_second,
+        averages.prompt_token_seconds,
+    )
     clock.advance(4 * 3600.0)
     for _ in range(5):
         serve(100, 0.25)
 
     assert slow == pytest.approx((1.0, 1.0, 0.01))
     assert after_pause == pytest.approx(slow)  # nothing better is known
-    assert (averages.firsts_per_second, averages.ends_per_second) == (pytest.approx(4.0, rel=0.01), pytest.approx(4.0, rel=0.01))
+    assert (averages.firsts_per_second, averages.ends_per_second) == (
+        pytest.approx(4.0, rel=0.01),
+        pytest.approx(4.0, rel=0.01),
+    )
     assert averages.prompt_token_seconds == pytest.approx(0.0025, rel=0.01)

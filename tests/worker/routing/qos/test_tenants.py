@@ -24,7 +24,9 @@ def said(refusal: Refusal | None) -> tuple[str, int]:
     return refusal.code, refusal.retry_after_seconds
 
 
-def test_requests_a_second_are_an_average_with_a_second_at_once(tenants: Tenants, clock: FakeClock) -> None:
+def test_requests_a_second_are_an_average_with_a_second_at_once(
+    tenants: Tenants, clock: FakeClock
+) -> None:
     limits = TenantPolicy(requests_per_second=2.0)
     assert [tenants.begin("a", limits, Wanted(1)) is None for _ in range(3)] == [True, True, False]
     assert tenants.begin("b", limits, Wanted(1)) is None  # another tenant has a bucket of its own
@@ -33,7 +35,9 @@ def test_requests_a_second_are_an_average_with_a_second_at_once(tenants: Tenants
     assert [tenants.begin("a", limits, Wanted(1)) is None for _ in range(2)] == [True, False]
 
 
-def test_less_than_one_request_a_second_says_how_long_to_wait(tenants: Tenants, clock: FakeClock) -> None:
+def test_less_than_one_request_a_second_says_how_long_to_wait(
+    tenants: Tenants, clock: FakeClock
+) -> None:
     limits = TenantPolicy(requests_per_second=0.1)
     assert tenants.begin("a", limits, Wanted(1)) is None
     clock.advance(2.5)
@@ -43,7 +47,8 @@ def test_less_than_one_request_a_second_says_how_long_to_wait(tenants: Tenants, 
     assert refusal is not None
     assert (
         refusal.message
-        == "more than 0.1 requests a second of the API key 'a' (requestsPerSecond; each choice of each prompt is one): retry later"
+        == "more than 0.1 requests a second of the API key 'a' (requestsPerSecond; each choice of "
+        "each prompt is one): retry later"
     )
 
 
@@ -71,7 +76,9 @@ def test_tokens_a_minute_are_prompts_and_answers(tenants: Tenants, clock: FakeCl
     assert tenants.begin("a", limits, Wanted(1)) is None
 
 
-def test_prompt_beyond_the_tokens_of_a_minute_waits_for_a_full_bucket(tenants: Tenants, clock: FakeClock) -> None:
+def test_prompt_beyond_the_tokens_of_a_minute_waits_for_a_full_bucket(
+    tenants: Tenants, clock: FakeClock
+) -> None:
     limits = TenantPolicy(tokens_per_minute=60)
     assert tenants.begin("a", limits, Wanted(100)) is None
     assert said(tenants.begin("a", limits, Wanted(100))) == ("tenant_tokens", 100)
@@ -80,7 +87,9 @@ def test_prompt_beyond_the_tokens_of_a_minute_waits_for_a_full_bucket(tenants: T
     assert tenants.begin("a", limits, Wanted(100)) is None
 
 
-def test_refused_request_uses_nothing_and_a_limit_that_is_lifted_is_forgotten(tenants: Tenants) -> None:
+def test_refused_request_uses_nothing_and_a_limit_that_is_lifted_is_forgotten(
+    tenants: Tenants,
+) -> None:
     limits = TenantPolicy(requests_per_second=1.0, tokens_per_minute=60)
     assert tenants.begin("a", limits, Wanted(60)) is None
     for _ in range(50):
@@ -96,7 +105,8 @@ def test_each_choice_of_each_prompt_is_a_request(tenants: Tenants, clock: FakeCl
     assert said(tenants.begin("a", limits, Wanted(1, num_sequences=2))) == ("tenant_requests", 1)
     assert tenants.begin("a", limits, Wanted(1)) is None
     clock.advance(1.0)
-    assert tenants.begin("a", limits, Wanted(1, num_sequences=12)) is None  # more than a second's: waits for all, and owes
+    # more than a second's: waits for all, and owes
+    assert tenants.begin("a", limits, Wanted(1, num_sequences=12)) is None
     refusal = tenants.begin("a", limits, Wanted(1))
 
     assert said(refusal) == ("tenant_requests", 3)

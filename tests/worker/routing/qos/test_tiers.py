@@ -37,14 +37,18 @@ def test_priority_is_the_one_asked_for_within_what_the_key_may_have(
         (-100, "normal", True, "-100 is high, and the highest of this API key is normal"),
     ],
 )
-def test_priority_beyond_that_is_refused(asked: int, ceiling: Tier | None, client_decides: bool, words: str) -> None:
+def test_priority_beyond_that_is_refused(
+    asked: int, ceiling: Tier | None, client_decides: bool, words: str
+) -> None:
     with pytest.raises(PriorityError, match=words):
         priority_of(asked, ceiling, client_decides=client_decides)
 
 
 def test_objectives_of_a_request_go_before_those_of_the_policy() -> None:
     plain = RequestSpec("r", [1], Sampling(max_tokens=1, seed=1))
-    own = RequestSpec("r", [1], Sampling(max_tokens=1, seed=1), ttft_slo_seconds=0.2, tpot_slo_seconds=0.03)
+    own = RequestSpec(
+        "r", [1], Sampling(max_tokens=1, seed=1), ttft_slo_seconds=0.2, tpot_slo_seconds=0.03
+    )
     policy = SloPolicy(tpot_milliseconds=40.0)
 
     assert slo_of(plain, SloPolicy()) == Slo(0.5, None)

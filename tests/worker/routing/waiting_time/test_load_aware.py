@@ -1,4 +1,6 @@
-"""Our own estimator and its parts: lengths with running ones censored, d by batch, the queue played forward."""
+"""Our own estimator and its parts: lengths with running ones censored, d by batch, the queue played
+forward.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -18,11 +20,17 @@ from pdcluster_worker.routing.waiting_time.step_time import StepTime
 from pdcluster_worker.routing.waiting_time.survival import Survival
 
 
-def flight(tokens: int = 0, *, prompt: int = 0, group: str = "g", priority: int = 0, due: float = inf) -> Flight:
-    return Flight(group, prompt, max_tokens=1000, priority=priority, due_seconds=due, num_tokens=tokens)
+def flight(
+    tokens: int = 0, *, prompt: int = 0, group: str = "g", priority: int = 0, due: float = inf
+) -> Flight:
+    return Flight(
+        group, prompt, max_tokens=1000, priority=priority, due_seconds=due, num_tokens=tokens
+    )
 
 
-def ended(tokens: int = 100, seconds: float = 1.0, batch: float = 1.0, prefill: float | None = None) -> Completion:
+def ended(
+    tokens: int = 100, seconds: float = 1.0, batch: float = 1.0, prefill: float | None = None
+) -> Completion:
     return Completion("g", 200, tokens, prefill, seconds, batch)
 
 
@@ -38,7 +46,9 @@ def test_survival_of_ended_answers_is_their_distribution() -> None:
 
 
 def test_survival_counts_running_answers_as_at_least_so_long() -> None:
-    """Two short ones have ended while two go on at 50: half of the answers are longer than 50, which the mean of those ended denies."""
+    """Two short ones have ended while two go on at 50: half of the answers are longer than 50,
+    which the mean of those ended denies.
+    """
     lengths = Survival.of([(10, 1.0), (10, 1.0), (100, 0.5)], [(50, 1.0), (50, 1.0)])
 
     assert lengths.mean == pytest.approx(10 * 2 / 4.5 + 100 * 2.5 / 4.5)
@@ -126,7 +136,12 @@ def test_totals_of_a_long_line_are_those_of_its_requests_whatever_comes_and_goes
             began = source.choice(known)
             began.num_tokens += 1
             line.began(began)
-        new = flight(prompt=step, group=source.choice("gh"), priority=source.choice((-1, 0, 1)), due=source.choice((1.0, 5.0, inf)))
+        new = flight(
+            prompt=step,
+            group=source.choice("gh"),
+            priority=source.choice((-1, 0, 1)),
+            due=source.choice((1.0, 5.0, inf)),
+        )
         known.append(new)
         line.add(new)
     asked = flight(due=4.0)
@@ -154,10 +169,16 @@ def test_estimate_of_a_long_line_is_that_of_the_line_played_forward() -> None:
     estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100))
     for tokens in (80, 100, 120) * 10:
         estimator.observe(ended(tokens, tokens * 0.01))
-    line = Line([*(flight(tokens) for tokens in range(1, 80, 10)), *(flight() for _ in range(100))], 8)
-    exact = drain([100.0 - tokens for tokens in range(1, 80, 10)], [100.0] * 101, 8, lambda _: 0.01)[-1]
+    line = Line(
+        [*(flight(tokens) for tokens in range(1, 80, 10)), *(flight() for _ in range(100))], 8
+    )
+    exact = drain(
+        [100.0 - tokens for tokens in range(1, 80, 10)], [100.0] * 101, 8, lambda _: 0.01
+    )[-1]
 
-    assert estimator.estimated_completion_seconds(flight(), line) == pytest.approx(exact[1], rel=0.03)
+    assert estimator.estimated_completion_seconds(flight(), line) == pytest.approx(
+        exact[1], rel=0.03
+    )
 
 
 @pytest.mark.parametrize("estimator", [LoadAware(Presets()), RwtEstimator(Presets())])
@@ -172,14 +193,18 @@ def test_without_presets_nothing_is_estimated_before_five_completions(estimator:
 
 
 def test_load_aware_waits_for_a_seat_and_for_prefills_before_it() -> None:
-    estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100, prefill_tokens_per_second=1000))
+    estimator = LoadAware(
+        Presets(token_seconds=0.01, output_tokens=100, prefill_tokens_per_second=1000)
+    )
     free = estimator.estimated_ttft_seconds(flight(prompt=500), Line([], 2))
     behind = estimator.estimated_ttft_seconds(flight(prompt=500), Line([flight(prompt=1500)], 2))
     full = estimator.estimated_ttft_seconds(flight(prompt=500), Line([flight(40), flight(20)], 2))
 
     assert (free, behind) == (pytest.approx(0.51), pytest.approx(2.01))
     assert full == pytest.approx(0.6 + 0.51, abs=0.4)
-    assert estimator.estimated_completion_seconds(flight(prompt=500), Line([], 2)) == pytest.approx(1.5)
+    assert estimator.estimated_completion_seconds(flight(prompt=500), Line([], 2)) == pytest.approx(
+        1.5
+    )
 
 
 def test_load_aware_takes_the_batch_into_account() -> None:
@@ -187,7 +212,9 @@ def test_load_aware_takes_the_batch_into_account() -> None:
     for batch in (1, 2, 4, 8) * 5:
         estimator.observe(ended(101, 1.0 + 0.5 * batch, batch))
     alone = estimator.estimated_completion_seconds(flight(), Line([], 8))
-    beside = estimator.estimated_completion_seconds(flight(), Line([flight(1) for _ in range(7)], 8))
+    beside = estimator.estimated_completion_seconds(
+        flight(), Line([flight(1) for _ in range(7)], 8)
+    )
 
     assert alone == pytest.approx(1.5, rel=0.05)
     assert beside == pytest.approx(5.0, rel=0.05)
@@ -201,7 +228,9 @@ def test_load_aware_group_ends_with_the_last_of_its_members() -> None:
     before = [flight(group="h") for _ in range(2)]
 
     assert estimator.group_seconds(members, Line(members, 2)) == pytest.approx(2.0, rel=0.02)
-    assert estimator.group_seconds(members, Line([*before, *members], 2)) == pytest.approx(3.0, rel=0.02)
+    assert estimator.group_seconds(members, Line([*before, *members], 2)) == pytest.approx(
+        3.0, rel=0.02
+    )
     assert estimator.group_seconds([], Line([], 2)) == 0.0
 
 
@@ -227,14 +256,20 @@ def test_rwt_of_one_request_is_conservative() -> None:
     rwt, ours = RwtEstimator(presets), LoadAware(presets)
     line = Line([flight(1) for _ in range(2)], 2)
 
-    assert (rwt.estimated_completion_seconds(flight(), line) or 0) > (ours.estimated_completion_seconds(flight(), line) or inf)
+    assert (rwt.estimated_completion_seconds(flight(), line) or 0) > (
+        ours.estimated_completion_seconds(flight(), line) or inf
+    )
     assert rwt.estimated_ttft_seconds(flight(), Line([], 2)) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"), [((100, 900), (110, 890), 500.0), ((890, 910), (95, 105), 100.0)], ids=["alike", "different"]
+    ("old", "new", "expected"),
+    [((100, 900), (110, 890), 500.0), ((890, 910), (95, 105), 100.0)],
+    ids=["alike", "different"],
 )
-def test_groups_learn_from_each_other_as_far_as_they_are_alike(old: tuple[int, int], new: tuple[int, int], expected: float) -> None:
+def test_groups_learn_from_each_other_as_far_as_they_are_alike(
+    old: tuple[int, int], new: tuple[int, int], expected: float
+) -> None:
     estimator = LoadAware(Presets())
     for number in range(40):
         estimator.observe(replace(ended(old[number % 2]), group="old"))

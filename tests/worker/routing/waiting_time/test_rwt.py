@@ -11,14 +11,18 @@ PARAMETERS = {"mean_output": 2646.0, "max_output": 8192.0, "token_seconds": 0.01
 
 
 def test_t_of_n_is_the_formula() -> None:
-    seconds = completion_seconds(15, mean_output=2000.0, max_output=4000.0, token_seconds=0.01, prefill_seconds=3.0)
+    seconds = completion_seconds(
+        15, mean_output=2000.0, max_output=4000.0, token_seconds=0.01, prefill_seconds=3.0
+    )
 
     assert seconds == pytest.approx(14 * 2000 / (1 / 0.01) + 3 + 4000 * 0.01)
 
 
 @pytest.mark.parametrize(("num_requests", "published"), [(10, 314), (15, 463), (20, 612)])
 def test_t_of_n_is_near_the_published_estimates(num_requests: int, published: float) -> None:
-    """The document gives neither mu nor maxO of these: 2646 is B3's 1916 over 1 - 27.6 %, 8192 the longest sequence."""
+    """The document gives neither mu nor maxO of these: 2646 is B3's 1916 over 1 - 27.6 %, 8192 the
+    longest sequence.
+    """
     assert completion_seconds(num_requests, **PARAMETERS) == pytest.approx(published, rel=0.05)
 
 
@@ -35,7 +39,10 @@ def test_one_request_is_taken_at_its_worst() -> None:
 
 
 def test_more_lanes_serve_what_is_before_the_last_sooner() -> None:
-    one, four = (completion_seconds(9, mean_output=100.0, max_output=500.0, token_seconds=0.01, lanes=n) for n in (1, 4))
+    one, four = (
+        completion_seconds(9, mean_output=100.0, max_output=500.0, token_seconds=0.01, lanes=n)
+        for n in (1, 4)
+    )
 
     assert (one, four) == (pytest.approx(8 + 5), pytest.approx(2 + 5))
 

@@ -6,9 +6,28 @@ from random import Random
 
 import pytest
 
-from pdcluster_worker.routing.waiting_time.groups import GroupKey, Labels, RequestGroup, by_deadline, group_of
-from pdcluster_worker.routing.waiting_time.operations import Move, balance, evict, place, pull, replan, swap
-from pdcluster_worker.routing.waiting_time.virtual_queue import VirtualQueue, best_order, forecasts, num_late
+from pdcluster_worker.routing.waiting_time.groups import (
+    GroupKey,
+    Labels,
+    RequestGroup,
+    by_deadline,
+    group_of,
+)
+from pdcluster_worker.routing.waiting_time.operations import (
+    Move,
+    balance,
+    evict,
+    place,
+    pull,
+    replan,
+    swap,
+)
+from pdcluster_worker.routing.waiting_time.virtual_queue import (
+    VirtualQueue,
+    best_order,
+    forecasts,
+    num_late,
+)
 
 
 def group(slo: float, count: int, due: float | None = None, model: str = "chat") -> RequestGroup:
@@ -37,13 +56,23 @@ def test_a_group_that_grows_keeps_its_earliest_deadline() -> None:
 def test_labels_are_bounded() -> None:
     labels = Labels(2)
 
-    assert [labels.label(name) for name in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
+    assert [labels.label(name) for name in ("a", "b", "c", "a", "d")] == [
+        "a",
+        "b",
+        "other",
+        "a",
+        "other",
+    ]
 
 
 def test_forecasts_add_up_and_count_swaps() -> None:
     groups = group(100, 2), group(200, 3, model="coder"), group(300, 1, model="coder")
 
-    assert [f.end_seconds for f in forecasts(queue(*groups), ten_each, now=1.0)] == [21.0, 56.0, 66.0]
+    assert [f.end_seconds for f in forecasts(queue(*groups), ten_each, now=1.0)] == [
+        21.0,
+        56.0,
+        66.0,
+    ]
 
 
 def test_edf_is_kept_while_all_are_in_time() -> None:
@@ -69,11 +98,15 @@ def test_the_best_order_is_as_good_as_the_best_of_all_permutations(seed: int) ->
 
 
 def test_the_best_order_is_far_better_than_edf_where_not_all_can_be_in_time() -> None:
-    """Requests of random overloaded queues that are late, by order: the comparison of docs/waiting-time.md."""
+    """Requests of random overloaded queues that are late, by order: the comparison of
+    docs/waiting-time.md.
+    """
     late = {"arrival": 0, "edf": 0, "best": 0}
     for seed in range(60):
         source = Random(seed)
-        groups = [group(100 + i, source.randint(1, 9), due=source.uniform(40, 300)) for i in range(6)]
+        groups = [
+            group(100 + i, source.randint(1, 9), due=source.uniform(40, 300)) for i in range(6)
+        ]
         late["arrival"] += num_late(queue(*groups), ten_each, 0.0)
         late["edf"] += num_late(queue(*by_deadline(groups)), ten_each, 0.0)
         late["best"] += num_late(queue(*best_order(queue(*groups), ten_each, 0.0)), ten_each, 0.0)
@@ -100,7 +133,9 @@ def test_pull_takes_what_the_batch_has_room_for_in_the_queues_order() -> None:
     assert pull(served, num_running=0, waiting=[5, 9]) == [5, 5]
     assert pull(served, num_running=9, waiting=[5, 9]) == [1, 0]
     assert pull(served, num_running=10, waiting=[5, 9]) == [0, 0]
-    assert pull(queue(group(100, 5, model="coder"), group(200, 9)), num_running=0, waiting=[5, 9]) == [0, 0]
+    assert pull(
+        queue(group(100, 5, model="coder"), group(200, 9)), num_running=0, waiting=[5, 9]
+    ) == [0, 0]
 
 
 def test_evict_takes_back_what_is_overtaken_and_runs() -> None:

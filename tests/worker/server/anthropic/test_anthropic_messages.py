@@ -19,7 +19,11 @@ ASK = [{"role": "user", "content": "Hi"}]
 WEATHER = {
     "name": "get_weather",
     "description": "The weather",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
 }
 NOW = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
 BODY = {"model": "tiny", "max_tokens": 64, "messages": ASK}
@@ -34,12 +38,16 @@ async def client(rig, model_folder) -> AsyncIterator[anthropic.AsyncAnthropic]:
     names = ParserNames(reasoning="qwen3")
     rig.app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, parsers=names)
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(rig.app), trust_env=False)
-    async with anthropic.AsyncAnthropic(base_url="http://test", api_key="none", max_retries=0, http_client=http) as client:
+    async with anthropic.AsyncAnthropic(
+        base_url="http://test", api_key="none", max_retries=0, http_client=http
+    ) as client:
         yield client
 
 
 def prompt(rig) -> str:
-    return rig.tokenizer._tokenizer.decode(rig.backend.calls[-1][0][0].prompt, skip_special_tokens=False)
+    return rig.tokenizer._tokenizer.decode(
+        rig.backend.calls[-1][0][0].prompt, skip_special_tokens=False
+    )
 
 
 def events_of(text: str) -> list[tuple[str, dict]]:
@@ -54,9 +62,13 @@ def events_of(text: str) -> list[tuple[str, dict]]:
 
 
 async def test_an_answer_is_a_message_of_text(rig, client):
-    reply = await client.messages.create(model="tiny", max_tokens=64, messages=ASK, system="Be brief")
+    reply = await client.messages.create(
+        model="tiny", max_tokens=64, messages=ASK, system="Be brief"
+    )
 
-    assert [block.model_dump(exclude_none=True) for block in reply.content] == [{"type": "text", "text": "Hello, world!"}]
+    assert [block.model_dump(exclude_none=True) for block in reply.content] == [
+        {"type": "text", "text": "Hello, world!"}
+    ]
     assert (reply.role, reply.type, reply.model, reply.stop_reason, reply.stop_sequence) == (
         "assistant",
         "message",
@@ -66,7 +78,11 @@ async def test_an_answer_is_a_message_of_text(rig, client):
     )
     spec = rig.backend.calls[0][0][0]
     assert reply.usage.input_tokens + reply.usage.cache_read_input_tokens == len(spec.prompt)
-    assert (reply.usage.cache_read_input_tokens, reply.usage.cache_creation_input_tokens, reply.usage.output_tokens) == (16, 0, 14)
+    assert (
+        reply.usage.cache_read_input_tokens,
+        reply.usage.cache_creation_input_tokens,
+        reply.usage.output_tokens,
+    ) == (16, 0, 14)
     assert reply._request_id
     assert reply.id == f"msg_{reply._request_id}"
     assert spec.sampling.max_tokens == 64
@@ -83,8 +99,17 @@ async def test_sampling_and_stop_sequences_reach_the_engine(rig, client):
     )
     sampling = rig.backend.calls[0][0][0].sampling
 
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.5, 0.25, 7, 9)
-    assert (reply.content[0].text, reply.stop_reason, reply.stop_sequence) == ("Hello", "stop_sequence", ", w")
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (
+        0.5,
+        0.25,
+        7,
+        9,
+    )
+    assert (reply.content[0].text, reply.stop_reason, reply.stop_sequence) == (
+        "Hello",
+        "stop_sequence",
+        ", w",
+    )
     cut = await client.messages.create(model="tiny", max_tokens=2, messages=ASK)
     assert (cut.content[0].text, cut.stop_reason) == ("He", "max_tokens")
 
@@ -104,7 +129,11 @@ async def test_a_stream_has_anthropics_events_in_their_order(rig, client):
         "message_delta",
         "message_stop",
     ]
-    assert (final.content[0].text, final.stop_reason, final.usage.output_tokens) == ("Hi!", "end_turn", 4)
+    assert (final.content[0].text, final.stop_reason, final.usage.output_tokens) == (
+        "Hi!",
+        "end_turn",
+        4,
+    )
     assert final.usage.cache_read_input_tokens == 16
 
 
@@ -127,22 +156,35 @@ async def test_the_wire_of_a_stream(rig, http):
     ]
     assert events[0][1]["message"]["content"] == []
     assert events[0][1]["message"]["stop_reason"] is None
-    assert events[2][1] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    assert events[2][1] == {
+        "type": "content_block_start",
+        "index": 0,
+        "content_block": {"type": "text", "text": ""},
+    }
     assert events[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
     assert events[-2][1]["usage"]["output_tokens"] == 3
 
 
 async def test_calls_of_tools_are_blocks(rig, client):
     rig.say(f"Let me look.\n{HERMES_PARIS}\n{HERMES_NOW}")
-    reply = await client.messages.create(model="tiny", max_tokens=500, messages=ASK, tools=[WEATHER, NOW])
+    reply = await client.messages.create(
+        model="tiny", max_tokens=500, messages=ASK, tools=[WEATHER, NOW]
+    )
 
     assert [block.type for block in reply.content] == ["text", "tool_use", "tool_use"]
-    assert [(block.name, block.input) for block in reply.content[1:]] == [("get_weather", {"city": "Paris"}), ("now", {})]
+    assert [(block.name, block.input) for block in reply.content[1:]] == [
+        ("get_weather", {"city": "Paris"}),
+        ("now", {}),
+    ]
     assert reply.stop_reason == "tool_use"
     assert '"get_weather"' in prompt(rig)
-    async with client.messages.stream(model="tiny", max_tokens=500, messages=ASK, tools=[WEATHER, NOW]) as stream:
+    async with client.messages.stream(
+        model="tiny", max_tokens=500, messages=ASK, tools=[WEATHER, NOW]
+    ) as stream:
         final = await stream.get_final_message()
-    assert [block.model_dump(exclude={"id"}) for block in final.content] == [block.model_dump(exclude={"id"}) for block in reply.content]
+    assert [block.model_dump(exclude={"id"}) for block in final.content] == [
+        block.model_dump(exclude={"id"}) for block in reply.content
+    ]
 
 
 async def test_results_of_tools_go_back_to_the_model(rig, client):
@@ -153,23 +195,45 @@ async def test_results_of_tools_go_back_to_the_model(rig, client):
             "content": [
                 {"type": "thinking", "thinking": "They want the weather.", "signature": "x"},
                 {"type": "text", "text": "Let me look."},
-                {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}},
+                {
+                    "type": "tool_use",
+                    "id": "toolu_1",
+                    "name": "get_weather",
+                    "input": {"city": "Paris"},
+                },
                 {"type": "tool_use", "id": "toolu_2", "name": "now", "input": {}},
             ],
         },
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "sunny"}]},
-                {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no clock", "is_error": True},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_1",
+                    "content": [{"type": "text", "text": "sunny"}],
+                },
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_2",
+                    "content": "no clock",
+                    "is_error": True,
+                },
                 {"type": "text", "text": "So?"},
             ],
         },
     ]
-    await client.messages.create(model="tiny", max_tokens=64, messages=history, tools=[WEATHER, NOW])
+    await client.messages.create(
+        model="tiny", max_tokens=64, messages=history, tools=[WEATHER, NOW]
+    )
     shown = prompt(rig)
 
-    assert shown.index("Let me look.") < shown.index('"Paris"') < shown.index("sunny") < shown.index("Error: no clock") < shown.index("So?")
+    assert (
+        shown.index("Let me look.")
+        < shown.index('"Paris"')
+        < shown.index("sunny")
+        < shown.index("Error: no clock")
+        < shown.index("So?")
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,9 +242,13 @@ async def test_results_of_tools_go_back_to_the_model(rig, client):
 )
 async def test_forced_calls_are_constrained_and_end_by_tool_use(rig, client, choice, expected):
     rig.say("{}" if choice["type"] == "tool" else '[{"name": "now", "parameters": {}}]')
-    reply = await client.messages.create(model="tiny", max_tokens=64, messages=ASK, tools=[WEATHER, NOW], tool_choice=choice)
+    reply = await client.messages.create(
+        model="tiny", max_tokens=64, messages=ASK, tools=[WEATHER, NOW], tool_choice=choice
+    )
 
-    assert [(block.type, block.name, block.input) for block in reply.content] == [("tool_use", "now", {})]
+    assert [(block.type, block.name, block.input) for block in reply.content] == [
+        ("tool_use", "now", {})
+    ]
     assert reply.stop_reason == "tool_use"
     constraint = rig.backend.calls[-1][0][0].sampling.constraint
     assert constraint is not None
@@ -191,14 +259,18 @@ async def test_forced_calls_are_constrained_and_end_by_tool_use(rig, client, cho
 async def test_a_call_whose_input_json_cannot_carry_is_empty(rig, client, http, written):
     rig.say(written)
     choice = {"type": "tool", "name": "now"}
-    reply = await http.post("/v1/messages", json={**BODY, "max_tokens": 3500, "tools": [NOW], "tool_choice": choice})
+    reply = await http.post(
+        "/v1/messages", json={**BODY, "max_tokens": 3500, "tools": [NOW], "tool_choice": choice}
+    )
 
     assert reply.status_code == 200
     assert reply.json()["content"][0]["input"] == {}
 
 
 async def test_no_tool_is_shown_with_choice_none(rig, client):
-    await client.messages.create(model="tiny", max_tokens=64, messages=ASK, tools=[WEATHER], tool_choice={"type": "none"})
+    await client.messages.create(
+        model="tiny", max_tokens=64, messages=ASK, tools=[WEATHER], tool_choice={"type": "none"}
+    )
 
     assert "get_weather" not in prompt(rig)
 
@@ -206,14 +278,18 @@ async def test_no_tool_is_shown_with_choice_none(rig, client):
 async def test_thinking_is_a_block_before_the_text(rig, client):
     rig.say("<think>Hm.</think>\n\nYes.")
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    reply = await client.messages.create(model="tiny", max_tokens=2000, messages=ASK, thinking=thinking)
+    reply = await client.messages.create(
+        model="tiny", max_tokens=2000, messages=ASK, thinking=thinking
+    )
     assert [block.model_dump(exclude_none=True) for block in reply.content] == [
         {"type": "thinking", "thinking": "Hm.", "signature": ""},
         {"type": "text", "text": reply.content[1].text},
     ]
     assert reply.content[1].text.strip() == "Yes."
 
-    async with client.messages.stream(model="tiny", max_tokens=2000, messages=ASK, thinking=thinking) as stream:
+    async with client.messages.stream(
+        model="tiny", max_tokens=2000, messages=ASK, thinking=thinking
+    ) as stream:
         final = await stream.get_final_message()
     assert [block.type for block in final.content] == ["thinking", "text"]
     assert final.content[0].thinking == "Hm."
@@ -238,7 +314,12 @@ async def test_hints_for_other_models_change_nothing(rig, http):
 
 
 async def test_a_schema_constrains_the_answer(rig, client):
-    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": "integer"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
     rig.say('{"x": 1}')
     body = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
     await client.messages.create(model="tiny", max_tokens=64, messages=ASK, extra_body=body)
@@ -247,8 +328,12 @@ async def test_a_schema_constrains_the_answer(rig, client):
 
 
 async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
-    counted = await client.messages.count_tokens(model="tiny", messages=ASK, system="Be brief", tools=[NOW])
-    await client.messages.create(model="tiny", max_tokens=8, messages=ASK, system="Be brief", tools=[NOW])
+    counted = await client.messages.count_tokens(
+        model="tiny", messages=ASK, system="Be brief", tools=[NOW]
+    )
+    await client.messages.create(
+        model="tiny", max_tokens=8, messages=ASK, system="Be brief", tools=[NOW]
+    )
 
     assert counted.input_tokens == len(rig.backend.calls[0][0][0].prompt)
 
@@ -258,27 +343,67 @@ async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
     [
         ({"max_tokens": None}, "max_tokens: must be a valid integer"),
         ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]: has type 'image'"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: is required"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0]: has type 'image'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text: is required",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}],
+                    }
+                ]
+            },
             "belongs to role assistant",
         ),
-        ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "belongs to role user"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "no earlier message has a call 'a'"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "a"}]}
+                ]
+            },
+            "belongs to role user",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}
+                ]
+            },
+            "no earlier message has a call 'a'",
+        ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"system": 3}, "system: "),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: is not supported here"),
-        ({"tools": [{"name": "now", "input_schema": {"description": "\ud800"}}]}, "tools[0].input_schema: "),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "tools[0].type: is not supported here",
+        ),
+        (
+            {"tools": [{"name": "now", "input_schema": {"description": "\ud800"}}]},
+            "tools[0].input_schema: ",
+        ),
         ({"tool_choice": {"type": "tool"}, "tools": [NOW]}, "tool_choice.name: is required"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: is required"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens: must be less than max_tokens=64"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            "thinking.budget_tokens: must be less than max_tokens=64",
+        ),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers: is not supported here"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ],
 )
 async def test_bad_input_is_refused_in_anthropics_shape(rig, client, http, fields, words):
-    reply = await http.post("/v1/messages", content=json.dumps(BODY | fields), headers={"content-type": "application/json"})
+    reply = await http.post(
+        "/v1/messages",
+        content=json.dumps(BODY | fields),
+        headers={"content-type": "application/json"},
+    )
     body = reply.json()
 
     assert reply.status_code == 400
@@ -290,20 +415,36 @@ async def test_bad_input_is_refused_in_anthropics_shape(rig, client, http, field
 async def test_every_door_answers_in_anthropics_shape(rig):
     rig.policy = PolicyConfig()
     app = rig.make_app(tenant_of=lambda key: "team" if key == "good" else None)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
         found = []
-        for headers, body in (({}, BODY), ({"x-api-key": "bad"}, BODY), ({"x-api-key": "good"}, BODY | {"model": "other"})):
+        for headers, body in (
+            ({}, BODY),
+            ({"x-api-key": "bad"}, BODY),
+            ({"x-api-key": "good"}, BODY | {"model": "other"}),
+        ):
             reply = await http.post("/v1/messages", json=body, headers=headers)
             found.append((reply.status_code, reply.json()["error"]["type"]))
         good = {"x-api-key": "good", "anthropic-version": "2023-06-01"}
         assert (await http.post("/v1/messages", json=BODY, headers=good)).status_code == 200
-        assert (await http.post("/v1/messages", json=BODY, headers={"authorization": "Bearer good"})).status_code == 200
+        assert (
+            await http.post("/v1/messages", json=BODY, headers={"authorization": "Bearer good"})
+        ).status_code == 200
         missing = await http.get("/v1/messages/none", headers=good)
         rig.backend.not_ready = "it loads"
         busy = await http.post("/v1/messages", json=BODY, headers=good)
-    assert found == [(401, "authentication_error"), (401, "authentication_error"), (404, "not_found_error")]
+    assert found == [
+        (401, "authentication_error"),
+        (401, "authentication_error"),
+        (404, "not_found_error"),
+    ]
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
-    assert (busy.status_code, busy.json()["error"]["type"], busy.headers["retry-after"]) == (503, "overloaded_error", "1")
+    assert (busy.status_code, busy.json()["error"]["type"], busy.headers["retry-after"]) == (
+        503,
+        "overloaded_error",
+        "1",
+    )
     assert rig.backend.calls[0][0][0].cache_salt
 
 
@@ -325,7 +466,9 @@ async def test_a_client_that_leaves_cancels_the_answer(rig, wire):
 
 async def test_a_prefill_worker_serves_no_messages(rig):
     app = create_prefill_app(rig.backend, rig.metrics, lambda: rig.policy)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             reply = await http.post(path, json=BODY)
             assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")

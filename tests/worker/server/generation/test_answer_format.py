@@ -15,12 +15,26 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.server.tools.calls import Tool
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 
-CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "required": ["city"], "$defs": {"City": {"type": "string"}}}
-TOOLS = {"get_weather": Tool("get_weather", CITY, is_strict=True), "now": Tool("now", NO_PARAMETERS)}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}},
+    "required": ["city"],
+    "$defs": {"City": {"type": "string"}},
+}
+TOOLS = {
+    "get_weather": Tool("get_weather", CITY, is_strict=True),
+    "now": Tool("now", NO_PARAMETERS),
+}
 NONE = ToolUse("none", {})
-AUTO, REQUIRED, ONE = ToolUse("auto", TOOLS), ToolUse("required", TOOLS), ToolUse("required", TOOLS, most=1)
+AUTO, REQUIRED, ONE = (
+    ToolUse("auto", TOOLS),
+    ToolUse("required", TOOLS),
+    ToolUse("required", TOOLS, most=1),
+)
 NAMED = ToolUse("named", {"get_weather": TOOLS["get_weather"]}, "get_weather", most=1)
-JSON = Constraint("json_schema", '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}')
+JSON = Constraint(
+    "json_schema", '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
+)
 ANSWER = Reasoning()
 INSIDE, BEFORE = Reasoning("inside", 3), Reasoning("before", 3)
 
@@ -30,8 +44,13 @@ class Grammar:
 
     def __init__(self, folder: Path) -> None:
         tokenizer = Tokenizer.load(folder)
-        self._vocabulary = [tokenizer.token_bytes(i) for i in range(257)] + [b"<|im_start|>", b"<|im_end|>"]
-        info = xgrammar.TokenizerInfo(self._vocabulary, xgrammar.VocabType.RAW, stop_token_ids=[258])
+        self._vocabulary = [tokenizer.token_bytes(i) for i in range(257)] + [
+            b"<|im_start|>",
+            b"<|im_end|>",
+        ]
+        info = xgrammar.TokenizerInfo(
+            self._vocabulary, xgrammar.VocabType.RAW, stop_token_ids=[258]
+        )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
 
     def matcher(self, constraint: Constraint | None) -> xgrammar.GrammarMatcher:
@@ -42,7 +61,10 @@ class Grammar:
     def takes(self, constraint: Constraint | None, text: str) -> bool:
         """Return whether an answer may be this text and end after it."""
         matcher = self.matcher(constraint)
-        return all(self._allows(matcher, token_id) and matcher.accept_token(token_id) for token_id in [*self.ids(text), 258])
+        return all(
+            self._allows(matcher, token_id) and matcher.accept_token(token_id)
+            for token_id in [*self.ids(text), 258]
+        )
 
     def ids(self, text: str) -> list[int]:
         """One token for each byte."""
@@ -50,7 +72,11 @@ class Grammar:
 
     def allowed(self, matcher: xgrammar.GrammarMatcher) -> list[bytes]:
         """The tokens that may come next: budgets count in the mask alone."""
-        return [piece for token_id, piece in enumerate(self._vocabulary) if self._allows(matcher, token_id)]
+        return [
+            piece
+            for token_id, piece in enumerate(self._vocabulary)
+            if self._allows(matcher, token_id)
+        ]
 
     def _allows(self, matcher: xgrammar.GrammarMatcher, token_id: int) -> bool:
         mask = xgrammar.allocate_token_bitmask(1, len(self._vocabulary))
@@ -65,7 +91,8 @@ def grammar(model_folder: Path) -> Grammar:
 
 PARIS = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 CALL_NOW = '{"name": "now", "parameters": {}}'
-CODER = "<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n</tool_call>"
+CODER = "<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+CODER += "</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +103,14 @@ CODER = "<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\
             None,
             None,
             [f"[{PARIS}]", f"[{PARIS}, {CALL_NOW}]"],
-            ["[]", "", "Sure", '[{"name": "launch", "parameters": {}}]', '[{"name": "get_weather", "parameters": {}}]', f"[{PARIS}"],
+            [
+                "[]",
+                "",
+                "Sure",
+                '[{"name": "launch", "parameters": {}}]',
+                '[{"name": "get_weather", "parameters": {}}]',
+                f"[{PARIS}",
+            ],
         ),
         (ONE, None, None, [f"[{PARIS}]", f"[{CALL_NOW}]"], [f"[{PARIS}, {CALL_NOW}]"]),
         (
@@ -84,9 +118,19 @@ CODER = "<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\
             "hermes",
             None,
             ["Hello.", HERMES_PARIS, f"So. {HERMES_PARIS}\n{HERMES_NOW} Done."],
-            [HERMES_PARIS.replace('"Paris"', "3"), HERMES_PARIS.replace("city", "town"), HERMES_NOW.replace("now", "launch")],
+            [
+                HERMES_PARIS.replace('"Paris"', "3"),
+                HERMES_PARIS.replace("city", "town"),
+                HERMES_NOW.replace("now", "launch"),
+            ],
         ),
-        (AUTO, "qwen3_coder", None, ["Hello.", CODER], [CODER.replace("city", "town"), CODER.replace("get_weather", "launch")]),
+        (
+            AUTO,
+            "qwen3_coder",
+            None,
+            ["Hello.", CODER],
+            [CODER.replace("city", "town"), CODER.replace("get_weather", "launch")],
+        ),
         (
             AUTO,
             "hermes",
@@ -94,7 +138,13 @@ CODER = "<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\
             ['{"a": 1}', HERMES_PARIS, f"{HERMES_PARIS}\n{HERMES_NOW}"],
             ["Hello.", '{"a": "x"}', f'{HERMES_NOW}{{"a": 1}}'],
         ),
-        (AUTO, "llama3_json", JSON, ['{"a": 1}', PARIS, f"{PARIS}; {CALL_NOW}"], ["Hello.", '{"name": "launch", "parameters": {}}']),
+        (
+            AUTO,
+            "llama3_json",
+            JSON,
+            ['{"a": 1}', PARIS, f"{PARIS}; {CALL_NOW}"],
+            ["Hello.", '{"name": "launch", "parameters": {}}'],
+        ),
     ],
 )
 def test_calls_have_the_form_that_is_asked_for(grammar, use, parser, asked, right, wrong) -> None:
@@ -114,21 +164,77 @@ def test_a_named_call_is_its_parameters(grammar) -> None:
 @pytest.mark.parametrize(
     ("use", "asked", "reasoning", "right", "wrong"),
     [
-        (NONE, None, INSIDE, ["ab</think>Yes.", "abc</think>\n\nYes.", "</think>"], ["abcd</think>Yes.", "abcd", "abc"]),
-        (NONE, None, BEFORE, ["<think>ab</think>Yes.", "Yes.", "<think>abc</think>"], ["<think>abcd</think>Yes.", "Yes.<think>"]),
+        (
+            NONE,
+            None,
+            INSIDE,
+            ["ab</think>Yes.", "abc</think>\n\nYes.", "</think>"],
+            ["abcd</think>Yes.", "abcd", "abc"],
+        ),
+        (
+            NONE,
+            None,
+            BEFORE,
+            ["<think>ab</think>Yes.", "Yes.", "<think>abc</think>"],
+            ["<think>abcd</think>Yes.", "Yes.<think>"],
+        ),
         (NONE, None, Reasoning("inside", 0), ["</think>Yes."], ["a</think>"]),
-        (NONE, JSON, Reasoning("inside"), ['a long thought</think>\n\n{"a": 1}', '</think>{"a": 1}'], ["so</think>Yes.", '{"a": 1}']),
-        (NONE, JSON, Reasoning("before"), ['<think>so</think>{"a": 1}', '{"a": 1}'], ["<think>so</think>Yes.", "Yes."]),
+        (
+            NONE,
+            JSON,
+            Reasoning("inside"),
+            ['a long thought</think>\n\n{"a": 1}', '</think>{"a": 1}'],
+            ["so</think>Yes.", '{"a": 1}'],
+        ),
+        (
+            NONE,
+            JSON,
+            Reasoning("before"),
+            ['<think>so</think>{"a": 1}', '{"a": 1}'],
+            ["<think>so</think>Yes.", "Yes."],
+        ),
         (NONE, JSON, INSIDE, ['abc</think>\n{"a": 1}'], ['abcd</think>{"a": 1}']),
-        (REQUIRED, None, Reasoning("inside"), [f"so</think>[{PARIS}]"], [f"[{PARIS}]", "so</think>Yes."]),
-        (NAMED, None, Reasoning("before"), ['<think>so</think>{"city": "P"}', '{"city": "P"}'], ["<think>so</think>Yes."]),
-        (NONE, Constraint("choice", '["a","b"]'), Reasoning("inside"), ["so</think>a", "so</think>b"], ["so</think>c"]),
+        (
+            REQUIRED,
+            None,
+            Reasoning("inside"),
+            [f"so</think>[{PARIS}]"],
+            [f"[{PARIS}]", "so</think>Yes."],
+        ),
+        (
+            NAMED,
+            None,
+            Reasoning("before"),
+            ['<think>so</think>{"city": "P"}', '{"city": "P"}'],
+            ["<think>so</think>Yes."],
+        ),
+        (
+            NONE,
+            Constraint("choice", '["a","b"]'),
+            Reasoning("inside"),
+            ["so</think>a", "so</think>b"],
+            ["so</think>c"],
+        ),
         (NONE, Constraint("regex", "x+"), Reasoning("inside"), ["so</think>xx"], ["so</think>c"]),
-        (NONE, Constraint("grammar", 'root ::= "x" | "y"'), Reasoning("inside"), ["so</think>y"], ["so</think>c"]),
-        (NONE, Constraint("json_object"), Reasoning("inside"), ['so</think>{"b": []}'], ["so</think>[]"]),
+        (
+            NONE,
+            Constraint("grammar", 'root ::= "x" | "y"'),
+            Reasoning("inside"),
+            ["so</think>y"],
+            ["so</think>c"],
+        ),
+        (
+            NONE,
+            Constraint("json_object"),
+            Reasoning("inside"),
+            ['so</think>{"b": []}'],
+            ["so</think>[]"],
+        ),
     ],
 )
-def test_the_form_begins_after_the_reasoning_which_has_a_budget(grammar, use, asked, reasoning, right, wrong) -> None:
+def test_the_form_begins_after_the_reasoning_which_has_a_budget(
+    grammar, use, asked, reasoning, right, wrong
+) -> None:
     constraint = answer_constraint(asked, use, "hermes", reasoning)
 
     assert [text for text in right if not grammar.takes(constraint, text)] == []

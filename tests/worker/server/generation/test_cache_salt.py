@@ -1,4 +1,6 @@
-"""Requests that share cached blocks: those of one API key, and of one `cache_salt` of the client's own."""
+"""Requests that share cached blocks: those of one API key, and of one `cache_salt` of the client's
+own.
+"""
 
 import doctest
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,7 +38,11 @@ def test_a_key_and_a_salt_of_the_client_s_own_are_told_apart():
 
 
 def test_a_shared_cache_still_keeps_a_client_s_own_salts_apart():
-    salts = {(key, own): cache_salt(key, own, shared=True) for key in (b"", ALICE) for own in (None, "a", "b")}
+    salts = {
+        (key, own): cache_salt(key, own, shared=True)
+        for key in (b"", ALICE)
+        for own in (None, "a", "b")
+    }
 
     assert salts[ALICE, "a"] == salts[b"", "a"] != salts[b"", "b"]
     assert salts[ALICE, None] == salts[b"", None] == b""
@@ -47,10 +53,20 @@ async def asked(rig, tmp_path: Path) -> AsyncIterator[Asked]:
     """Sends a body with a key; returns the salts of the requests that reached the backend."""
     for name in ("alice", "bob"):
         (tmp_path / name).write_text(f"sk-{name}")
-    policies = {shared: replace(PolicyConfig(), shared_prefix_cache=shared) for shared in (False, True)}
+    policies = {
+        shared: replace(PolicyConfig(), shared_prefix_cache=shared) for shared in (False, True)
+    }
     in_force = policies[False]
-    app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: in_force, tenant_of=ApiKeys(tmp_path).tenant_of)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    app = create_app(
+        rig.backend,
+        rig.tokenizer,
+        rig.metrics,
+        lambda: in_force,
+        tenant_of=ApiKeys(tmp_path).tenant_of,
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
 
         async def ask(key: str, body: dict[str, Any], *, shared: bool = False) -> list[bytes]:
             nonlocal in_force
@@ -87,12 +103,21 @@ async def test_without_keys_there_is_one_cache_and_a_client_may_divide_it(rig, h
 
 @pytest.mark.parametrize("salt", ["", "x" * 257, 5, "\ud800"])
 async def test_a_salt_that_is_no_short_text_is_refused_by_name(rig, http, salt):
-    content = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "Hi"}}], "cache_salt": {_json(salt)}}}'
-    reply = await http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    content = (
+        f'{{"model": "tiny", "messages": [{{"role": "user", "content": "Hi"}}], "cache_salt": '
+        f"{_json(salt)}}}"
+    )
+    reply = await http.post(
+        "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+    )
 
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "cache_salt")
     assert rig.backend.calls == []
 
 
 def _json(salt: str | int) -> str:
-    return f'"{salt}"'.encode("ascii", "backslashreplace").decode() if isinstance(salt, str) else str(salt)
+    return (
+        f'"{salt}"'.encode("ascii", "backslashreplace").decode()
+        if isinstance(salt, str)
+        else str(salt)
+    )

@@ -17,7 +17,9 @@ CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-@pytest.mark.parametrize(("asked", "number"), [("high", -100), ("normal", 0), ("low", 100), (-7, -7), (None, 0)])
+@pytest.mark.parametrize(
+    ("asked", "number"), [("high", -100), ("normal", 0), ("low", 100), (-7, -7), (None, 0)]
+)
 async def test_priority_is_a_name_or_a_number(rig, http, asked, number):
     rig.policy = replace(rig.policy, allow_client_priority=True)
     response = await http.post(CHAT, json=BODY | {"priority": asked})
@@ -29,21 +31,39 @@ async def test_priority_is_a_name_or_a_number(rig, http, asked, number):
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"priority": "urgent"}, "priority", "must be high, normal, low or a whole number from -1000 to 1000"),
+        (
+            {"priority": "urgent"},
+            "priority",
+            "must be high, normal, low or a whole number from -1000 to 1000",
+        ),
         ({"priority": True}, "priority", "must be high, normal, low"),
         ({"priority": 1.5}, "priority", "must be high, normal, low"),
         ({"priority": 1001}, "priority", "from -1000 to 1000"),
         ({"priority": "high"}, "priority", "set qos.allowClientPriority"),
         ({"pdcluster": {"ttft_slo_ms": 0}}, "pdcluster.ttft_slo_ms", "greater than 0"),
         ({"pdcluster": {"tpot_slo_ms": -1}}, "pdcluster.tpot_slo_ms", "greater than 0"),
-        ({"pdcluster": {"ttft_slo_ms": 1e9}}, "pdcluster.ttft_slo_ms", "less than or equal to 3600000"),
+        (
+            {"pdcluster": {"ttft_slo_ms": 1e9}},
+            "pdcluster.ttft_slo_ms",
+            "less than or equal to 3600000",
+        ),
         ({"pdcluster": {"deadline_ms": 0}}, "pdcluster.deadline_ms", "greater than 0"),
-        ({"pdcluster": {"deadline_ms": 1e9}}, "pdcluster.deadline_ms", "less than or equal to 86400000"),
-        ({"pdcluster": {"deadline_ms": 500}}, "pdcluster.deadline_ms", "set qos.estimation.allowClientDeadline"),
+        (
+            {"pdcluster": {"deadline_ms": 1e9}},
+            "pdcluster.deadline_ms",
+            "less than or equal to 86400000",
+        ),
+        (
+            {"pdcluster": {"deadline_ms": 500}},
+            "pdcluster.deadline_ms",
+            "set qos.estimation.allowClientDeadline",
+        ),
         ({"pdcluster": {"ttft_slo_ms": "fast"}}, "pdcluster.ttft_slo_ms", "valid number"),
     ],
 )
-async def test_wrong_wishes_are_refused_with_the_field_and_the_limit(rig, http, fields, param, words):
+async def test_wrong_wishes_are_refused_with_the_field_and_the_limit(
+    rig, http, fields, param, words
+):
     response = await http.post(CHAT, json=BODY | fields)
     error = response.json()["error"]
 
@@ -56,15 +76,27 @@ async def test_objectives_and_a_deadline_travel_with_the_request_and_count_from_
     rig.policy = replace(rig.policy, estimation=EstimationPolicy(allow_client_deadline=True))
     times = iter([100.0])  # of the arrival
     app = rig.make_app(clock=lambda: next(times, 100.125))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-        await http.post(CHAT, json=BODY | {"pdcluster": {"ttft_slo_ms": 250, "tpot_slo_ms": 40.5, "deadline_ms": 1500}})
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
+        await http.post(
+            CHAT,
+            json=BODY
+            | {"pdcluster": {"ttft_slo_ms": 250, "tpot_slo_ms": 40.5, "deadline_ms": 1500}},
+        )
     spec = rig.backend.calls[0][0][0]
 
-    assert (spec.ttft_slo_seconds, spec.tpot_slo_seconds, spec.deadline_seconds) == (0.125, 0.0405, 1.375)
+    assert (spec.ttft_slo_seconds, spec.tpot_slo_seconds, spec.deadline_seconds) == (
+        0.125,
+        0.0405,
+        1.375,
+    )
 
 
 async def test_objectives_are_counted_as_met_or_missed_by_priority(rig, http):
-    rig.policy = replace(rig.policy, allow_client_priority=True, slo=SloPolicy(tpot_milliseconds=60_000.0))
+    rig.policy = replace(
+        rig.policy, allow_client_priority=True, slo=SloPolicy(tpot_milliseconds=60_000.0)
+    )
     await http.post(CHAT, json=BODY | {"priority": "high"})
     await http.post(CHAT, json=BODY | {"priority": "low", "pdcluster": {"ttft_slo_ms": 1e-6}})
 
@@ -80,14 +112,21 @@ async def test_objectives_are_counted_as_met_or_missed_by_priority(rig, http):
 async def test_key_gives_a_priority_and_a_ceiling(rig, tmp_path: Path):
     (tmp_path / "batch").write_text("sk-batch")
     (tmp_path / "chat").write_text("sk-chat")
-    policy = PolicyConfig(allow_client_priority=True, tenants={"batch": TenantPolicy(priority="low")})
+    policy = PolicyConfig(
+        allow_client_priority=True, tenants={"batch": TenantPolicy(priority="low")}
+    )
     rig.policy = policy
     app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
 
-    async with asyncio.timeout(10), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with (
+        asyncio.timeout(10),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http,
+    ):
 
         async def ask(key: str, **fields: object) -> httpx.Response:
-            return await http.post(CHAT, json=BODY | fields, headers={"authorization": f"Bearer {key}"})
+            return await http.post(
+                CHAT, json=BODY | fields, headers={"authorization": f"Bearer {key}"}
+            )
 
         await ask("sk-batch")
         await ask("sk-chat")
@@ -102,12 +141,18 @@ async def test_key_gives_a_priority_and_a_ceiling(rig, tmp_path: Path):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_a_request_lost_is_in_its_answer(rig, http, path, stream):
     rig.backend.degraded = ("max_tokens=2", "prefill=local")
-    body = {"model": "tiny", "stream": stream} | ({"messages": BODY["messages"]} if path == CHAT else {"prompt": "Hi"})
+    body = {"model": "tiny", "stream": stream} | (
+        {"messages": BODY["messages"]} if path == CHAT else {"prompt": "Hi"}
+    )
     response = await http.post(path, json=body)
 
     assert response.headers["x-pdcluster-degraded"] == "max_tokens=2, prefill=local"
     if stream:
-        chunks = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
+        chunks = [
+            json.loads(line[6:])
+            for line in response.text.split("\n\n")
+            if line.startswith("data: {")
+        ]
         parts = [chunk["pdcluster"] for chunk in chunks if "pdcluster" in chunk]
         assert "pdcluster" in chunks[0]
     else:
@@ -123,7 +168,9 @@ async def test_an_answer_without_a_loss_says_nothing_of_it(http):
 
 
 async def test_refusal_of_low_priority_is_a_429_with_a_retry_after(rig, http):
-    rig.backend.error = RequestError("low priority: retry later", status=429, code="slo_ttft", retry_after_seconds=7)
+    rig.backend.error = RequestError(
+        "low priority: retry later", status=429, code="slo_ttft", retry_after_seconds=7
+    )
     response = await http.post(CHAT, json=BODY)
 
     assert (response.status_code, response.headers["retry-after"]) == (429, "7")
@@ -139,7 +186,10 @@ async def test_tenant_beyond_its_limits_is_refused_and_others_are_not(rig, tmp_p
     rig.backend.hold_after = 0
     app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
 
-    async with asyncio.timeout(10), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with (
+        asyncio.timeout(10),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http,
+    ):
 
         async def ask(key: str) -> httpx.Response:
             return await http.post(CHAT, json=BODY, headers={"authorization": f"Bearer {key}"})
@@ -158,22 +208,35 @@ async def test_tenant_beyond_its_limits_is_refused_and_others_are_not(rig, tmp_p
 
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert refused.json()["error"]["code"] == "tenant_concurrency"
-    assert "of the API key 'batch' are open, and at most 1 may be (maxConcurrentRequests)" in refused.json()["error"]["message"]
+    assert (
+        "of the API key 'batch' are open, and at most 1 may be (maxConcurrentRequests)"
+        in refused.json()["error"]["message"]
+    )
     assert (other.status_code, again.status_code) == (200, 200)
-    assert rig.value("pdcluster_qos_rejected_total", reason="tenant_concurrency", priority="normal") == 1
+    assert (
+        rig.value("pdcluster_qos_rejected_total", reason="tenant_concurrency", priority="normal")
+        == 1
+    )
     assert rig.value("pdcluster_request_rejected_total", reason="tenant_concurrency") == 1
 
 
 async def test_each_choice_counts_against_the_limits_of_a_tenant(rig, http):
-    rig.policy = replace(rig.policy, tenant_defaults=TenantPolicy(requests_per_second=4.0, max_concurrent_requests=4))
-    taken = await http.post("/v1/completions", json={"model": "tiny", "prompt": ["Hi", "Ho"], "n": 2})
+    rig.policy = replace(
+        rig.policy, tenant_defaults=TenantPolicy(requests_per_second=4.0, max_concurrent_requests=4)
+    )
+    taken = await http.post(
+        "/v1/completions", json={"model": "tiny", "prompt": ["Hi", "Ho"], "n": 2}
+    )
     late = await http.post(CHAT, json=BODY)
     never = await http.post(CHAT, json=BODY | {"n": 5})
 
     assert (taken.status_code, late.status_code, never.status_code) == (200, 429, 400)
     assert late.json()["error"]["code"] == "tenant_requests"
     assert never.json()["error"]["param"] == "n"
-    assert "more than the 4 that may be open of this API key (maxConcurrentRequests)" in never.json()["error"]["message"]
+    assert (
+        "more than the 4 that may be open of this API key (maxConcurrentRequests)"
+        in never.json()["error"]["message"]
+    )
 
 
 async def test_tenant_gets_its_share_at_one_of_several_ingresses(rig, http):

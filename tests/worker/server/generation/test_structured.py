@@ -1,4 +1,6 @@
-"""Constraints on an answer's form reach the engine as one constraint, or are a 400 that names the field."""
+"""Constraints on an answer's form reach the engine as one constraint, or are a 400 that names the
+field.
+"""
 
 import json
 from typing import Any
@@ -12,7 +14,12 @@ SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type
 WRITTEN = json.dumps(SCHEMA, separators=(",", ":"))
 OBJECT = Constraint("json_object")
 BY_SCHEMA = Constraint("json_schema", WRITTEN)
-TAG = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</f>"}
+TAG = {
+    "type": "tag",
+    "begin": "<f>",
+    "content": {"type": "json_schema", "json_schema": SCHEMA},
+    "end": "</f>",
+}
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"model": "tiny", "prompt": "Hi"},
@@ -20,7 +27,12 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 def by_format(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "pair", "schema": schema, **more}}}
+    return {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "pair", "schema": schema, **more},
+        }
+    }
 
 
 @pytest.mark.parametrize(
@@ -30,17 +42,26 @@ def by_format(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
         ({"response_format": None, "guided_json": None, "structured_outputs": None}, None),
         ({"response_format": {"type": "json_object"}}, OBJECT),
         (by_format(), BY_SCHEMA),
-        (by_format(strict=True, description="Two fields"), Constraint("json_schema", WRITTEN, strict=True)),
+        (
+            by_format(strict=True, description="Two fields"),
+            Constraint("json_schema", WRITTEN, strict=True),
+        ),
         (by_format(True), Constraint("json_schema", "true")),
         (
             {"response_format": {"type": "structural_tag", "format": TAG}},
-            Constraint("structural_tag", json.dumps({"type": "structural_tag", "format": TAG}, separators=(",", ":"))),
+            Constraint(
+                "structural_tag",
+                json.dumps({"type": "structural_tag", "format": TAG}, separators=(",", ":")),
+            ),
         ),
         ({"structured_outputs": {"json": SCHEMA}}, BY_SCHEMA),
         ({"structured_outputs": {"json": json.dumps(SCHEMA, indent=2)}}, BY_SCHEMA),
         ({"structured_outputs": {"regex": "[ab]+"}}, Constraint("regex", "[ab]+")),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, Constraint("choice", '["yes","no"]')),
-        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Constraint("grammar", 'root ::= "a"')),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "a"'}},
+            Constraint("grammar", 'root ::= "a"'),
+        ),
         ({"structured_outputs": {"json_object": True}}, OBJECT),
         ({"structured_outputs": {"structural_tag": "{}"}}, Constraint("structural_tag", "{}")),
         ({"guided_json": SCHEMA}, BY_SCHEMA),
@@ -48,7 +69,10 @@ def by_format(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
         ({"guided_regex": "[ab]+"}, Constraint("regex", "[ab]+")),
         ({"guided_choice": ["yes", "no"]}, Constraint("choice", '["yes","no"]')),
         ({"guided_grammar": 'root ::= "a"'}, Constraint("grammar", 'root ::= "a"')),
-        ({"response_format": {"type": "text"}, "guided_regex": "[ab]+"}, Constraint("regex", "[ab]+")),
+        (
+            {"response_format": {"type": "text"}, "guided_regex": "[ab]+"},
+            Constraint("regex", "[ab]+"),
+        ),
     ],
 )
 @pytest.mark.parametrize("path", REQUESTS)
@@ -70,18 +94,42 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("asked", "param", "words"),
     [
-        ({"response_format": {"type": "yaml"}}, "response_format.type", "'text', 'json_object', 'json_schema' or 'structural_tag'"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required with type json_schema"),
+        (
+            {"response_format": {"type": "yaml"}},
+            "response_format.type",
+            "'text', 'json_object', 'json_schema' or 'structural_tag'",
+        ),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "is required with type json_schema",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
             "response_format.json_schema.schema",
             "is required",
         ),
-        ({"response_format": {"type": "structural_tag"}}, "response_format.format", "is required with type structural_tag"),
-        ({"structured_outputs": {}}, "structured_outputs", "give one of json, regex, choice, grammar, json_object, structural_tag"),
+        (
+            {"response_format": {"type": "structural_tag"}},
+            "response_format.format",
+            "is required with type structural_tag",
+        ),
+        (
+            {"structured_outputs": {}},
+            "structured_outputs",
+            "give one of json, regex, choice, grammar, json_object, structural_tag",
+        ),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
-        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice[1]", "at least 1 item"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is not JSON: Expecting"),
+        (
+            {"structured_outputs": {"choice": ["a", ""]}},
+            "structured_outputs.choice[1]",
+            "at least 1 item",
+        ),
+        (
+            {"structured_outputs": {"json": "{"}},
+            "structured_outputs.json",
+            "is not JSON: Expecting",
+        ),
         ({"structured_outputs": {"json": "3"}}, "structured_outputs.json", "must be a JSON schema"),
         ({"guided_json": "[" * 20_00}, "guided_json", "nested more than 64 deep"),
         ({"guided_json": nested(65)}, "guided_json", "nested more than 64 deep"),
@@ -92,16 +140,30 @@ def nested(depth: int) -> Any:
             "guided_regex",
             "response_format constrains the answer already",
         ),
-        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex", "structured_outputs.json constrains the answer"),
-        ({"guided_json": {}, "guided_grammar": "x"}, "guided_grammar", "guided_json constrains the answer already: give one of the two"),
+        (
+            {"structured_outputs": {"regex": "a", "json": {}}},
+            "structured_outputs.regex",
+            "structured_outputs.json constrains the answer",
+        ),
+        (
+            {"guided_json": {}, "guided_grammar": "x"},
+            "guided_grammar",
+            "guided_json constrains the answer already: give one of the two",
+        ),
     ],
 )
-async def test_a_form_that_cannot_be_meant_is_a_400_that_names_the_field(rig, http, asked, param, words):
+async def test_a_form_that_cannot_be_meant_is_a_400_that_names_the_field(
+    rig, http, asked, param, words
+):
     path = "/v1/completions"
     response = await http.post(path, json={**REQUESTS[path], **asked})
     error = response.json()["error"]
 
-    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert (response.status_code, error["type"], error["param"]) == (
+        400,
+        "invalid_request_error",
+        param,
+    )
     assert words in error["message"]
     assert rig.backend.calls == []
 
@@ -115,7 +177,9 @@ async def test_a_form_that_cannot_be_meant_is_a_400_that_names_the_field(rig, ht
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_engine_cannot_compile_is_a_400_that_names_the_field(rig, http, asked, param, stream):
+async def test_what_the_engine_cannot_compile_is_a_400_that_names_the_field(
+    rig, http, asked, param, stream
+):
     rig.backend.error = RequestError("#/properties/b: no", param="constraint")
     path = "/v1/chat/completions"
     response = await http.post(path, json={**REQUESTS[path], **asked, "stream": stream})
@@ -140,7 +204,9 @@ async def test_another_error_of_the_engine_stays_as_it_is(rig, http):
 async def test_a_schema_that_is_too_large_is_a_400_with_the_limit(rig, http):
     rig.policy = type(rig.policy)()
     schema = {"enum": [f"value {number}" for number in range(12_000)]}
-    response = await http.post("/v1/completions", json={**REQUESTS["/v1/completions"], **by_format(schema)})
+    response = await http.post(
+        "/v1/completions", json={**REQUESTS["/v1/completions"], **by_format(schema)}
+    )
 
     assert response.status_code == 400
     assert "at most 131072 are accepted" in response.json()["error"]["message"]

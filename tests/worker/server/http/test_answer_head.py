@@ -1,4 +1,6 @@
-"""The head of an answer goes out with the first bytes of its body, and alone where none follow at once."""
+"""The head of an answer goes out with the first bytes of its body, and alone where none follow at
+once.
+"""
 
 import asyncio
 from types import SimpleNamespace
@@ -40,7 +42,9 @@ async def cycle(transport: RecordingTransport) -> Any:
     return cycle
 
 
-async def test_head_and_first_bytes_are_one_write_and_later_ones_are_the_transports_own(cycle: Any, transport: RecordingTransport) -> None:
+async def test_head_and_first_bytes_are_one_write_and_later_ones_are_the_transports_own(
+    cycle: Any, transport: RecordingTransport
+) -> None:
     cycle.transport.write(b"head ")
     assert transport.written == []
     cycle.transport.write(b"first")
@@ -51,7 +55,9 @@ async def test_head_and_first_bytes_are_one_write_and_later_ones_are_the_transpo
     assert transport.written == [b"head first", b"second"]
 
 
-async def test_head_that_nothing_follows_is_sent_in_the_next_step(cycle: Any, transport: RecordingTransport) -> None:
+async def test_head_that_nothing_follows_is_sent_in_the_next_step(
+    cycle: Any, transport: RecordingTransport
+) -> None:
     cycle.transport.write(b"head")
     await asyncio.sleep(0)
 
@@ -59,7 +65,9 @@ async def test_head_that_nothing_follows_is_sent_in_the_next_step(cycle: Any, tr
     assert cycle.transport is transport
 
 
-async def test_head_is_sent_before_its_connection_closes(cycle: Any, transport: RecordingTransport) -> None:
+async def test_head_is_sent_before_its_connection_closes(
+    cycle: Any, transport: RecordingTransport
+) -> None:
     cycle.transport.write(b"head")
     assert not cycle.transport.is_closing()
     cycle.transport.close()

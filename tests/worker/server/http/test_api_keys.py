@@ -1,4 +1,6 @@
-"""API keys from a folder as Kubernetes mounts a Secret: read at the start, followed while it changes."""
+"""API keys from a folder as Kubernetes mounts a Secret: read at the start, followed while it
+changes.
+"""
 
 import asyncio
 import logging
@@ -56,7 +58,9 @@ def test_without_a_folder_no_key_is_asked_for() -> None:
 def test_every_file_is_one_key(mount: Mount) -> None:
     keys = ApiKeys(mount.folder)
     assert keys.required
-    assert [keys.accepts(key) for key in ("sk-alice", "sk-bob", "sk-alic", "sk-alice\n", "", "ключ")] == [
+    assert [
+        keys.accepts(key) for key in ("sk-alice", "sk-bob", "sk-alic", "sk-alice\n", "", "ключ")
+    ] == [
         True,
         True,
         False,
@@ -96,7 +100,11 @@ async def test_the_folder_is_followed(mount: Mount, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_with_no_good_key_it_does_not_start_and_later_refuses_everything(
-    keys: dict[str, str], reason: str, mount: Mount, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    keys: dict[str, str],
+    reason: str,
+    mount: Mount,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     bad = Mount(tmp_path / "bad")
     bad.write(**keys)
@@ -108,7 +116,9 @@ def test_with_no_good_key_it_does_not_start_and_later_refuses_everything(
     with caplog.at_level(logging.ERROR):
         assert (good.reload(), good.reload()) == (True, False)
     assert good.required
-    assert not any(good.accepts(key) for key in ("sk-alice", "sk-bob", "", " ", "two words", "schlüssel"))
+    assert not any(
+        good.accepts(key) for key in ("sk-alice", "sk-bob", "", " ", "two words", "schlüssel")
+    )
     assert caplog.text.count("no API key is left, every request is refused with 401") == 1
     assert reason in caplog.text
     mount.write(carol="sk-carol")
@@ -116,16 +126,24 @@ def test_with_no_good_key_it_does_not_start_and_later_refuses_everything(
     assert good.accepts("sk-carol")
 
 
-def test_a_key_that_was_removed_is_refused_though_another_cannot_be_used(mount: Mount, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_that_was_removed_is_refused_though_another_cannot_be_used(
+    mount: Mount, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = ApiKeys(mount.folder)
     mount.write(bob="sk-bob", carol="two words")
     with caplog.at_level(logging.ERROR):
         assert keys.reload() is True
-    assert [keys.accepts(key) for key in ("sk-alice", "sk-bob", "two words")] == [False, True, False]
+    assert [keys.accepts(key) for key in ("sk-alice", "sk-bob", "two words")] == [
+        False,
+        True,
+        False,
+    ]
     assert "carol holds more than one word" in caplog.text
 
 
-def test_while_the_folder_cannot_be_read_the_last_keys_stay(mount: Mount, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_while_the_folder_cannot_be_read_the_last_keys_stay(
+    mount: Mount, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = ApiKeys(mount.folder)
     mount.folder.rename(tmp_path / "away")
     with caplog.at_level(logging.ERROR):
@@ -138,7 +156,9 @@ def test_while_the_folder_cannot_be_read_the_last_keys_stay(mount: Mount, tmp_pa
 
 
 def test_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"listen\.apiKeys: .*/none cannot be read: No such file or directory"):
+    with pytest.raises(
+        ConfigError, match=r"listen\.apiKeys: .*/none cannot be read: No such file or directory"
+    ):
         ApiKeys(tmp_path / "none")
 
 

@@ -1,4 +1,6 @@
-"""API keys at the door: what is closed without one, what stays open, and the error that OpenAI's clients understand."""
+"""API keys at the door: what is closed without one, what stays open, and the error that OpenAI's
+clients understand.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,20 +27,28 @@ def keys(tmp_path: Path) -> ApiKeys:
 @pytest.fixture
 async def closed(rig, keys: ApiKeys) -> AsyncIterator[HttpServer]:
     """The application with keys, on a real socket."""
-    server = await serve(create_app(rig.backend, rig.tokenizer, rig.metrics, PolicyConfig, tenant_of=keys.tenant_of), "127.0.0.1", 0)
+    server = await serve(
+        create_app(rig.backend, rig.tokenizer, rig.metrics, PolicyConfig, tenant_of=keys.tenant_of),
+        "127.0.0.1",
+        0,
+    )
     yield server
     await server.close()
 
 
 @pytest.fixture
 async def door(closed: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{closed.port}", timeout=20, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{closed.port}", timeout=20, trust_env=False
+    ) as client:
         yield client
 
 
 @pytest.mark.parametrize("header", ["Bearer sk-alice", "bearer sk-alice", "Bearer  sk-alice"])
 async def test_a_good_key_opens(door, header):
-    assert (await door.post("/v1/chat/completions", json=BODY, headers={"authorization": header})).status_code == 200
+    assert (
+        await door.post("/v1/chat/completions", json=BODY, headers={"authorization": header})
+    ).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -58,14 +68,21 @@ async def test_anything_else_is_a_401_and_never_reaches_the_model(rig, door, hea
 
     error = reply.json()["error"]
     assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
-    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "invalid_api_key")
+    assert (error["type"], error["param"], error["code"]) == (
+        "invalid_request_error",
+        None,
+        "invalid_api_key",
+    )
     assert message in error["message"]
     assert "x-request-id" in reply.headers
     assert rig.backend.calls == []
     assert rig.value("pdcluster_request_rejected_total", reason="invalid_api_key") == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/v1/completions", "/v1/nothing", "/v1", "/%761/models"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models", "/v1/models/tiny", "/v1/completions", "/v1/nothing", "/v1", "/%761/models"],
+)
 async def test_the_whole_api_is_closed(door, path):
     assert (await door.get(path)).status_code == 401
 
@@ -77,15 +94,21 @@ async def test_probes_and_scrapers_need_no_key(door, path):
 
 async def test_a_long_body_without_a_key_gets_its_answer(door):
     for _ in range(2):
-        assert (await door.post("/v1/chat/completions", content=b"x" * (8 << 20))).status_code == 401
+        assert (
+            await door.post("/v1/chat/completions", content=b"x" * (8 << 20))
+        ).status_code == 401
 
 
 async def test_openai_s_client_sees_an_authentication_error(closed):
     url = f"http://127.0.0.1:{closed.port}/v1"
     transport = httpx.AsyncClient(trust_env=False, timeout=20)
-    async with openai.AsyncOpenAI(base_url=url, api_key="sk-bob", max_retries=0, http_client=transport) as client:
+    async with openai.AsyncOpenAI(
+        base_url=url, api_key="sk-bob", max_retries=0, http_client=transport
+    ) as client:
         with pytest.raises(openai.AuthenticationError) as refusal:
-            await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
+            await client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "Hi"}]
+            )
         assert refusal.value.code == "invalid_api_key"
         answer = await client.with_options(api_key="sk-alice").chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "Hi"}]
@@ -101,16 +124,22 @@ async def test_a_key_that_was_taken_away_is_refused_without_a_restart(door, keys
     assert (await door.get("/v1/models", headers=headers)).status_code == 401
 
 
-async def test_with_no_key_left_every_request_is_refused_and_probes_go_on(rig, door, keys, tmp_path):
+async def test_with_no_key_left_every_request_is_refused_and_probes_go_on(
+    rig, door, keys, tmp_path
+):
     (tmp_path / "alice").unlink()
     assert keys.reload()
     for headers in ({}, {"authorization": "Bearer sk-alice"}, {"authorization": "Bearer"}):
-        assert (await door.post("/v1/chat/completions", json=BODY, headers=headers)).status_code == 401
+        assert (
+            await door.post("/v1/chat/completions", json=BODY, headers=headers)
+        ).status_code == 401
     assert (rig.backend.calls, (await door.get("/ready")).status_code) == ([], 200)
 
 
 async def test_a_prefill_worker_asks_for_keys_too(rig, keys):
     app = create_prefill_app(rig.backend, Metrics(), PolicyConfig, tenant_of=keys.tenant_of)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
         assert (await http.get("/v1/models")).status_code == 401
         assert (await http.get("/health")).status_code == 200

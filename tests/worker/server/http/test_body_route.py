@@ -1,4 +1,6 @@
-"""The short way from a body to its endpoint refuses what FastAPI's own refuses, in the same words."""
+"""The short way from a body to its endpoint refuses what FastAPI's own refuses, in
+the same words.
+"""
 
 import json
 from typing import Any
@@ -13,7 +15,12 @@ from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.http.body_route import BodyRoute
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
-GOOD = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "temperature": 1, "pdcluster": {"prefill": "local"}}
+GOOD = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hello"}],
+    "temperature": 1,
+    "pdcluster": {"prefill": "local"},
+}
 JSON = "application/json"
 
 
@@ -54,10 +61,17 @@ def _client() -> httpx.AsyncClient:
         (b'{"model": "\\ud800"}', JSON),
     ],
 )
-async def test_body_is_taken_or_refused_as_by_fastapi(content: bytes, content_type: str | None) -> None:
-    headers = {"x-more": "!"} if content_type is None else {"x-more": "!", "content-type": content_type}
+async def test_body_is_taken_or_refused_as_by_fastapi(
+    content: bytes, content_type: str | None
+) -> None:
+    headers = (
+        {"x-more": "!"} if content_type is None else {"x-more": "!", "content-type": content_type}
+    )
     async with _client() as client:
-        short, long = [await client.post(path, content=content, headers=headers) for path in ("/short", "/fastapi")]
+        short, long = [
+            await client.post(path, content=content, headers=headers)
+            for path in ("/short", "/fastapi")
+        ]
 
     assert (short.status_code, short.content) == (long.status_code, long.content)
 
@@ -68,4 +82,7 @@ async def test_other_methods_are_refused_as_by_fastapi_and_the_document_has_the_
         document: dict[str, Any] = (await client.get("/openapi.json")).json()
 
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
-    assert document["paths"]["/short"]["post"]["requestBody"] == document["paths"]["/fastapi"]["post"]["requestBody"]
+    assert (
+        document["paths"]["/short"]["post"]["requestBody"]
+        == document["paths"]["/fastapi"]["post"]["requestBody"]
+    )

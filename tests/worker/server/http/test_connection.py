@@ -1,4 +1,6 @@
-"""The end of a client that stops reading, on a clock and a transport that the test moves; on real sockets it is in test_disconnect."""
+"""The end of a client that stops reading, on a clock and a transport that the test moves; on real
+sockets it is in test_disconnect.
+"""
 
 import asyncio
 
@@ -122,8 +124,16 @@ def test_a_client_that_reads_nothing_for_one_bound_is_cut_off(connection, clock,
     assert "client stopped reading, connection aborted client=None unsent_bytes=900" in caplog.text
 
 
-@pytest.mark.parametrize("end", [lambda connection: connection.resume_writing(), lambda connection: connection.connection_lost(None)])
-def test_nothing_is_watched_once_all_is_sent_or_the_client_is_gone(connection, clock, transport, end):
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda connection: connection.resume_writing(),
+        lambda connection: connection.connection_lost(None),
+    ],
+)
+def test_nothing_is_watched_once_all_is_sent_or_the_client_is_gone(
+    connection, clock, transport, end
+):
     transport.unsent = 1000
     connection.pause_writing()
     assert len(clock.waiting) == 1

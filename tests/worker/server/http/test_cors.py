@@ -1,4 +1,6 @@
-"""Web pages of other origins that may call the API: preflights without a key, and headers of answers for browsers."""
+"""Web pages of other origins that may call the API: preflights without a key, and headers of
+answers for browsers.
+"""
 
 import doctest
 from pathlib import Path
@@ -14,7 +16,11 @@ from pdcluster_worker.server.http.api_keys import ApiKeys
 
 CHAT = "/v1/chat/completions"
 PAGE = "https://chat.example.com"
-ASKED = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-lang"}
+ASKED = {
+    "origin": PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,x-stainless-lang",
+}
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -34,10 +40,14 @@ async def test_a_preflight_needs_no_key_and_the_request_does(rig, tmp_path: Path
     allow(rig)
     (tmp_path / "alice").write_text("sk-alice")
     app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
         asked = await client.options(CHAT, headers=ASKED)
         refused = await client.post(CHAT, json=HELLO, headers={"origin": PAGE})
-        served = await client.post(CHAT, json=HELLO, headers={"origin": PAGE, "authorization": "Bearer sk-alice"})
+        served = await client.post(
+            CHAT, json=HELLO, headers={"origin": PAGE, "authorization": "Bearer sk-alice"}
+        )
 
     assert (asked.status_code, asked.content) == (204, b"")
     assert asked.headers["access-control-allow-origin"] == PAGE
@@ -47,11 +57,23 @@ async def test_a_preflight_needs_no_key_and_the_request_does(rig, tmp_path: Path
     assert "access-control-allow-credentials" not in asked.headers
     assert [refused.status_code, served.status_code] == [401, 200]
     for reply in (refused, served):  # a page reads errors too
-        assert (reply.headers["access-control-allow-origin"], reply.headers["vary"]) == (PAGE, "Origin")
+        assert (reply.headers["access-control-allow-origin"], reply.headers["vary"]) == (
+            PAGE,
+            "Origin",
+        )
         assert "x-request-id" in reply.headers["access-control-expose-headers"]
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", f"{PAGE}.evil.example", f"{PAGE}:8443", "null", "http://chat.example.com"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        f"{PAGE}.evil.example",
+        f"{PAGE}:8443",
+        "null",
+        "http://chat.example.com",
+    ],
+)
 async def test_a_wrong_origin_is_never_echoed(rig, http, origin):
     allow(rig, allow_credentials=True)
     asked = await http.options(CHAT, headers=ASKED | {"origin": origin})
@@ -59,7 +81,8 @@ async def test_a_wrong_origin_is_never_echoed(rig, http, origin):
 
     assert (asked.status_code, asked.json()["error"]["code"]) == (403, "cors_not_allowed")
     assert "service.cors.allowedOrigins" in asked.json()["error"]["message"]
-    assert (reply.status_code, reply.headers["vary"]) == (200, "Origin")  # the browser keeps it from the page
+    # the browser keeps it from the page
+    assert (reply.status_code, reply.headers["vary"]) == (200, "Origin")
     assert not any(name.startswith("access-control") for name in (*asked.headers, *reply.headers))
 
 
@@ -69,31 +92,54 @@ async def test_every_origin_is_allowed_by_a_star_and_never_with_credentials(rig,
 
     assert asked.headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-credentials" not in asked.headers
-    with pytest.raises(msgspec.ValidationError, match="cors: allowCredentials is not for every origin: name them in allowedOrigins"):
+    with pytest.raises(
+        msgspec.ValidationError,
+        match="cors: allowCredentials is not for every origin: name them in allowedOrigins",
+    ):
         msgspec.convert({"allowedOrigins": ["*"], "allowCredentials": True}, CorsPolicy)
 
 
 async def test_credentials_are_allowed_to_named_origins_where_the_policy_says_so(rig, http):
     allow(rig, allow_credentials=True)
-    replies = [await http.options(CHAT, headers=ASKED), await http.post(CHAT, json=HELLO, headers={"origin": PAGE})]
+    replies = [
+        await http.options(CHAT, headers=ASKED),
+        await http.post(CHAT, json=HELLO, headers={"origin": PAGE}),
+    ]
 
-    assert [reply.headers["access-control-allow-credentials"] for reply in replies] == ["true", "true"]
+    assert [reply.headers["access-control-allow-credentials"] for reply in replies] == [
+        "true",
+        "true",
+    ]
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"access-control-request-method": "PATCH"}, "method 'PATCH' is not allowed for pages of other origins: add it to service.cors"),
+        (
+            {"access-control-request-method": "PATCH"},
+            "method 'PATCH' is not allowed for pages of other origins: add it to service.cors",
+        ),
         ({"access-control-request-method": "GET"}, "allowedMethods"),
-        ({"access-control-request-headers": "Authorization, x-other"}, "header 'x-other' is not allowed"),
+        (
+            {"access-control-request-headers": "Authorization, x-other"},
+            "header 'x-other' is not allowed",
+        ),
     ],
 )
 async def test_a_preflight_for_more_than_is_allowed_says_what_is_missing(rig, http, asked, words):
     allow(rig, allowed_methods=["POST"], allowed_headers=["Authorization"], max_age_seconds=5)
-    right = await http.options(CHAT, headers=ASKED | {"access-control-request-headers": "authorization"})
-    wrong = await http.options(CHAT, headers=ASKED | {"access-control-request-headers": "authorization"} | asked)
+    right = await http.options(
+        CHAT, headers=ASKED | {"access-control-request-headers": "authorization"}
+    )
+    wrong = await http.options(
+        CHAT, headers=ASKED | {"access-control-request-headers": "authorization"} | asked
+    )
 
-    assert (right.status_code, right.headers["access-control-allow-headers"], right.headers["access-control-max-age"]) == (
+    assert (
+        right.status_code,
+        right.headers["access-control-allow-headers"],
+        right.headers["access-control-max-age"],
+    ) == (
         204,
         "Authorization",
         "5",
@@ -104,7 +150,10 @@ async def test_a_preflight_for_more_than_is_allowed_says_what_is_missing(rig, ht
 
 async def test_a_preflight_is_answered_on_every_path_and_other_options_are_not(rig, wire):
     allow(rig)
-    statuses = [(await wire.options(path, headers=ASKED)).status_code for path in ("/v1/models", "/nothing", CHAT)]
+    statuses = [
+        (await wire.options(path, headers=ASKED)).status_code
+        for path in ("/v1/models", "/nothing", CHAT)
+    ]
 
     assert statuses == [204, 204, 204]
     assert (await wire.options(CHAT, headers={"origin": PAGE})).status_code == 405
@@ -117,7 +166,10 @@ async def test_streams_and_errors_of_the_door_can_be_read_by_the_page(rig, wire)
     too_large = await wire.post(CHAT, content=b" " * ((4 << 20) + 1), headers={"origin": PAGE})
 
     assert [reply.status_code for reply in (streamed, too_large)] == [200, 413]
-    assert [reply.headers["access-control-allow-origin"] for reply in (streamed, too_large)] == [PAGE, PAGE]
+    assert [reply.headers["access-control-allow-origin"] for reply in (streamed, too_large)] == [
+        PAGE,
+        PAGE,
+    ]
 
 
 async def test_a_change_of_the_policy_takes_effect_at_once(rig, http):

@@ -58,7 +58,9 @@ def test_one_that_has_left_is_not_idle_again(crowd, closed):
     assert closed == []
 
 
-@pytest.mark.parametrize(("files", "fits"), [(1024, 768), (1 << 20, 2048), (100, 1), (resource.RLIM_INFINITY, 2048)])
+@pytest.mark.parametrize(
+    ("files", "fits"), [(1024, 768), (1 << 20, 2048), (100, 1), (resource.RLIM_INFINITY, 2048)]
+)
 def test_connections_fit_the_files_that_may_be_open(monkeypatch, files, fits):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
 

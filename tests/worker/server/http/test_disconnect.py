@@ -1,4 +1,6 @@
-"""A client that goes away, or reads no more, closes the backend's stream, whichever form it asked for and whenever it leaves."""
+"""A client that goes away, or reads no more, closes the backend's stream, whichever form it asked
+for and whenever it leaves.
+"""
 
 import asyncio
 import json
@@ -31,7 +33,9 @@ async def test_a_client_that_leaves_cancels_the_generation(rig, wire, hold_after
 
 async def test_a_client_that_leaves_cancels_every_prompt_of_a_list(rig, wire):
     rig.backend.hold_after = 0
-    asking = asyncio.create_task(wire.post("/v1/completions", json={"model": "tiny", "prompt": ["a", "b"]}))
+    asking = asyncio.create_task(
+        wire.post("/v1/completions", json={"model": "tiny", "prompt": ["a", "b"]})
+    )
     async with asyncio.timeout(DEADLINE_SECONDS):
         await rig.backend.holding.wait()
         asking.cancel()
@@ -44,11 +48,16 @@ async def test_a_client_that_leaves_cancels_every_prompt_of_a_list(rig, wire):
 
 async def test_a_client_that_leaves_while_sending_its_body_asks_for_nothing(rig, server):
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{{".encode())
+    writer.write(
+        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+        f"1000\r\n\r\n{{".encode()
+    )
     await writer.drain()
     writer.close()
     await writer.wait_closed()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as other:
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{server.port}", trust_env=False
+    ) as other:
         answer = await other.post(CHAT, json=BODY)
 
     assert answer.status_code == 200
@@ -68,10 +77,15 @@ async def test_one_client_that_leaves_does_not_disturb_another(rig, wire, until)
     events = [json.loads(event[6:]) for event in answer.text.split("\n\n")[:-2]]
 
     assert answer.text.endswith("data: [DONE]\n\n")
-    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "Hello, world!"
+    assert (
+        "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+        == "Hello, world!"
+    )
 
 
-async def test_a_client_that_stops_reading_is_cut_off_and_holds_up_no_drain(rig, server, deaf, monkeypatch, caplog):
+async def test_a_client_that_stops_reading_is_cut_off_and_holds_up_no_drain(
+    rig, server, deaf, monkeypatch, caplog
+):
     caplog.set_level("INFO", logger="pdcluster_worker")
     monkeypatch.setattr(Connection, "send_seconds", 0.2)
     rig.backend.max_model_len = 1 << 30
@@ -86,12 +100,16 @@ async def test_a_client_that_stops_reading_is_cut_off_and_holds_up_no_drain(rig,
     assert "client gone request=" in caplog.text
 
 
-async def test_a_whole_answer_that_nobody_reads_holds_up_no_drain(rig, server, deaf, monkeypatch, until):
+async def test_a_whole_answer_that_nobody_reads_holds_up_no_drain(
+    rig, server, deaf, monkeypatch, until
+):
     monkeypatch.setattr(Connection, "send_seconds", 0.2)
     rig.backend.max_model_len = 1 << 30
     rig.backend.script = lambda spec: [104] * 2_000
     await deaf({**BODY, "logprobs": True, "top_logprobs": 20, "max_tokens": 2_000})
     async with asyncio.timeout(DEADLINE_SECONDS * 4):
-        await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1)
+        await until(
+            lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1
+        )
         server.refuse()
         assert await server.has_finished(DEADLINE_SECONDS * 4)

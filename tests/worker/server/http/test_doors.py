@@ -1,6 +1,8 @@
-"""Limits of the HTTP server for clients that send too much, too slowly or nothing: raw sockets, the real application.
+"""Limits of the HTTP server for clients that send too much, too slowly or nothing: raw sockets, the
+real application.
 
-Where a test says HUGE the client never sends that body: an answer means that the server did not wait for it.
+Where a test says HUGE the client never sends that body: an answer means that the server did not
+wait for it.
 """
 
 import asyncio
@@ -61,8 +63,15 @@ class Client:
         async with asyncio.timeout(DEADLINE_SECONDS):
             status = int((await self.reader.readline()).split()[1])
             lines = iter([line async for line in self._header_lines()])
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-            return Reply(status, headers, await self.reader.readexactly(int(headers.get("content-length", 0))))
+            headers = {
+                name.lower(): value.strip()
+                for name, _, value in (line.partition(":") for line in lines)
+            }
+            return Reply(
+                status,
+                headers,
+                await self.reader.readexactly(int(headers.get("content-length", 0))),
+            )
 
     async def is_closed(self) -> bool:
         """Waits until the server has closed, whatever it says before."""
@@ -120,9 +129,17 @@ async def connect() -> AsyncIterator[Callable[[HttpServer], Awaitable[Client]]]:
 @pytest.mark.parametrize("length", [HUGE, CHUNKED])
 @pytest.mark.parametrize(
     ("start", "status"),
-    [("POST /x", 404), ("POST /v1/nothing", 404), ("POST /health", 405), ("PUT /v1/chat/completions", 405), ("GET /health", 200)],
+    [
+        ("POST /x", 404),
+        ("POST /v1/nothing", 404),
+        ("POST /health", 405),
+        ("PUT /v1/chat/completions", 405),
+        ("GET /health", 200),
+    ],
 )
-async def test_a_body_that_no_route_takes_is_answered_without_being_read(door, connect, start, status, length):
+async def test_a_body_that_no_route_takes_is_answered_without_being_read(
+    door, connect, start, status, length
+):
     client = await connect(await door())
     client.send(start, length)
     reply = await client.reply()
@@ -145,7 +162,11 @@ async def test_without_a_key_no_body_is_read(rig, door, connect, tmp_path: Path,
     client.send(f"POST {CHAT}", HUGE + authorization)
     reply = await client.reply()
 
-    assert (reply.status, reply.code, reply.headers["connection"]) == (401, "invalid_api_key", "close")
+    assert (reply.status, reply.code, reply.headers["connection"]) == (
+        401,
+        "invalid_api_key",
+        "close",
+    )
     assert await client.is_closed()
 
 
@@ -164,8 +185,12 @@ async def test_a_body_of_unknown_length_is_answered_once_it_is_too_large(door, c
     assert (await client.reply()).code == "body_too_large"
 
 
-@pytest.mark.parametrize(("path", "first"), [("/x", b"HTTP/1.1 404 Not Found\r\n"), (CHAT, b"HTTP/1.1 100 Continue\r\n")])
-async def test_a_client_that_asks_first_is_told_to_go_on_only_where_its_body_is_read(door, connect, path, first):
+@pytest.mark.parametrize(
+    ("path", "first"), [("/x", b"HTTP/1.1 404 Not Found\r\n"), (CHAT, b"HTTP/1.1 100 Continue\r\n")]
+)
+async def test_a_client_that_asks_first_is_told_to_go_on_only_where_its_body_is_read(
+    door, connect, path, first
+):
     client = await connect(await door())
     body = json.dumps(QUESTION).encode()
     client.send(f"POST {path}", f"expect: 100-continue\r\ncontent-length: {len(body)}\r\n")
@@ -235,7 +260,9 @@ async def test_a_client_that_asks_nothing_is_closed_like_any_idle_one(door, conn
 @pytest.mark.parametrize("begun", [b"GET /", b"GET / HTTP/1.1\r\nx-a: "])
 async def test_a_header_without_an_end_ends_the_connection(door, connect, begun, caplog):
     caplog.set_level("INFO")
-    client = await connect(await door(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT)))
+    client = await connect(
+        await door(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT))
+    )
     client.writer.write(begun)
 
     assert await client.sends_until_closed(b"x" * 3000)
@@ -254,7 +281,9 @@ FIELDS = "".join(f"x-{i}: y\r\n" for i in range(40))
     ],
 )
 @pytest.mark.parametrize("num_before", [0, 1])
-async def test_a_header_that_comes_whole_and_too_large_is_431(rig, door, connect, headers, words, num_before):
+async def test_a_header_that_comes_whole_and_too_large_is_431(
+    rig, door, connect, headers, words, num_before
+):
     limits = HttpLimits(max_header_bytes=5000, max_headers=40, linger_seconds=SHORT)
     client = await connect(await door(limits=limits))
     for _ in range(num_before):
@@ -263,14 +292,19 @@ async def test_a_header_that_comes_whole_and_too_large_is_431(rig, door, connect
     client.send(f"POST {CHAT}", headers + f"content-length: {len(HELLO)}\r\n", HELLO)
     reply = await client.reply()
 
-    assert (reply.status, reply.code, reply.headers["connection"]) == (431, "header_too_large", "close")
+    assert (reply.status, reply.code, reply.headers["connection"]) == (
+        431,
+        "header_too_large",
+        "close",
+    )
     assert words in json.loads(reply.body)["error"]["message"]
     assert await client.is_closed()
     assert rig.backend.calls == []
 
 
 async def test_a_header_within_its_bounds_is_served(door, connect):
-    limits = HttpLimits(max_header_bytes=5000, max_headers=43)  # beside host, content-type and content-length
+    # beside host, content-type and content-length
+    limits = HttpLimits(max_header_bytes=5000, max_headers=43)
     client = await connect(await door(limits=limits))
     client.send(f"POST {CHAT}", FIELDS + f"content-length: {len(HELLO)}\r\n", HELLO)
 
@@ -294,7 +328,9 @@ async def test_a_refused_client_that_never_stops_sending_is_cut_off(door, connec
     assert await client.sends_until_closed(b"y" * 100_000)
 
 
-@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"])
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\x02", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"]
+)
 async def test_what_is_no_http_is_answered_in_openais_shape(door, connect, sent):
     client = await connect(await door())
     client.writer.write(sent)
@@ -323,7 +359,10 @@ async def test_a_body_that_drips_ends_the_connection(door, connect):
 async def test_an_offer_to_upgrade_is_passed_over_and_the_body_is_read(door, connect):
     """As the JDK's client offers HTTP/2 with its first request."""
     client = await connect(await door())
-    offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+    offer = (
+        "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: "
+        "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+    )
     for body in (HELLO, b""):
         client.send(f"POST {CHAT}", offer + f"content-length: {len(HELLO)}\r\n", body)
         if not body:
@@ -363,7 +402,9 @@ async def test_limits_of_the_policy_take_effect_on_open_connections(rig, connect
 
 
 async def test_trailers_without_an_end_cut_the_connection(door, connect):
-    client = await connect(await door(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT)))
+    client = await connect(
+        await door(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT))
+    )
     client.send(f"POST {CHAT}", CHUNKED, b"1\r\n{\r\n0\r\nx-a: ")
 
     assert await client.sends_until_closed(b"x" * 3000)
@@ -391,20 +432,24 @@ async def test_bodies_of_all_connections_share_one_bound(rig, door, connect):
     refused = set()
     async with asyncio.timeout(DEADLINE_SECONDS):
         while len(refused) < 17:
-            done, _ = await asyncio.wait(set(replies) - refused, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                set(replies) - refused, return_when=asyncio.FIRST_COMPLETED
+            )
             refused |= done
     waiting = set(replies) - refused
 
-    assert {(task.result().status, task.result().code, task.result().headers["retry-after"]) for task in refused} == {
-        (503, "bodies_full", "1")
-    }
+    assert {
+        (task.result().status, task.result().code, task.result().headers["retry-after"])
+        for task in refused
+    } == {(503, "bodies_full", "1")}
     assert len(waiting) == 3  # what they sent is what may be held
     for task in waiting:
         task.cancel()
         replies[task].writer.close()
     late = await connect(server)
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while (reply := await asked(late, bytes(19_000))).status == 503:  # until the server has seen them leave
+        # until the server has seen them leave
+        while (reply := await asked(late, bytes(19_000))).status == 503:
             late = await connect(server)
     assert reply.status == 400  # read, and no JSON
 
@@ -414,7 +459,9 @@ async def asked(client: Client, body: bytes) -> Reply:
     return await client.reply()
 
 
-async def test_a_body_counts_until_its_request_has_ended_and_one_body_always_has_room(rig, door, connect):
+async def test_a_body_counts_until_its_request_has_ended_and_one_body_always_has_room(
+    rig, door, connect
+):
     server = await door(limits=HttpLimits(max_bodies_bytes=1))
     rig.backend.hold_after = 0
     first, second = await connect(server), await connect(server)
@@ -462,8 +509,12 @@ async def test_a_crowd_of_silent_connections_does_not_shut_the_door(door, connec
         assert await silent.is_closed()
 
 
-async def test_while_every_connection_has_a_request_probes_are_served_and_the_api_says_503(rig, door, connect):
-    server = await door(limits=HttpLimits(max_connections=2, spare_connections=3, linger_seconds=SHORT))
+async def test_while_every_connection_has_a_request_probes_are_served_and_the_api_says_503(
+    rig, door, connect
+):
+    server = await door(
+        limits=HttpLimits(max_connections=2, spare_connections=3, linger_seconds=SHORT)
+    )
     rig.backend.hold_after = 0
     running = [await connect(server) for _ in range(2)]
     for client in running:
@@ -478,7 +529,11 @@ async def test_while_every_connection_has_a_request_probes_are_served_and_the_ap
     late.question()
     reply = await late.reply()
 
-    assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "connections_full", "1")
+    assert (reply.status, reply.code, reply.headers["retry-after"]) == (
+        503,
+        "connections_full",
+        "1",
+    )
     assert rig.value("pdcluster_request_rejected_total", reason="connections_full") == 1
     rig.backend.gate.set()
     assert {(await client.reply()).status for client in running} == {200}
@@ -495,7 +550,9 @@ async def test_while_every_connection_has_a_request_probes_are_served_and_the_ap
         ("POST /v1/nothing", False, 404),
     ],
 )
-async def test_a_crowd_that_has_its_answers_and_goes_on_sending_does_not_shut_the_door(door, connect, start, keys, status):
+async def test_a_crowd_that_has_its_answers_and_goes_on_sending_does_not_shut_the_door(
+    door, connect, start, keys, status
+):
     options = {"tenant_of": lambda key: None} if keys else {}
     limits = HttpLimits(max_connections=3, spare_connections=2, linger_seconds=DEADLINE_SECONDS)
     server = await door(limits=limits, **options)
@@ -509,8 +566,12 @@ async def test_a_crowd_that_has_its_answers_and_goes_on_sending_does_not_shut_th
         assert (await probe.reply()).status == 200
 
 
-async def test_a_crowd_that_is_answered_503_and_goes_on_sending_does_not_shut_the_door(rig, door, connect):
-    server = await door(limits=HttpLimits(max_connections=1, spare_connections=2, linger_seconds=DEADLINE_SECONDS))
+async def test_a_crowd_that_is_answered_503_and_goes_on_sending_does_not_shut_the_door(
+    rig, door, connect
+):
+    server = await door(
+        limits=HttpLimits(max_connections=1, spare_connections=2, linger_seconds=DEADLINE_SECONDS)
+    )
     rig.backend.hold_after = 0
     running = await connect(server)
     running.question()
@@ -527,12 +588,15 @@ async def test_a_crowd_that_is_answered_503_and_goes_on_sending_does_not_shut_th
     assert (await running.reply()).status == 200
 
 
-async def test_a_body_refused_half_way_counts_no_longer_while_its_client_goes_on_sending(door, connect):
+async def test_a_body_refused_half_way_counts_no_longer_while_its_client_goes_on_sending(
+    door, connect
+):
     server = await door(limits=HttpLimits(max_bodies_bytes=1, linger_seconds=DEADLINE_SECONDS))
     client = await connect(server)
     client.send(f"POST {CHAT}", CHUNKED, b"3a98\r\n" + bytes(15_000) + b"\r\n")
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while (reply := await asked(await connect(server), bytes(19_000))).status != 503:  # until it is held
+        # until it is held
+        while (reply := await asked(await connect(server), bytes(19_000))).status != 503:
             assert reply.status == 400
     client.writer.write(b"5000\r\n" + bytes(0x5000) + b"\r\n")
     assert (await client.reply()).code == "body_too_large"

@@ -17,4 +17,8 @@ async def test_an_answer_that_begins_in_the_drain_comes_whole_and_is_the_last(ri
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
     reply = await wire.post("/v1/chat/completions", json=body)
     assert (reply.status_code, reply.headers["connection"]) == (200, "close")
-    assert reply.text.endswith("data: [DONE]\n\n") if stream else reply.json()["choices"][0]["message"]["content"] == "Hello, world!"
+    assert (
+        reply.text.endswith("data: [DONE]\n\n")
+        if stream
+        else reply.json()["choices"][0]["message"]["content"] == "Hello, world!"
+    )

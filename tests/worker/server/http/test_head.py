@@ -18,7 +18,8 @@ async def test_head_has_the_status_and_the_headers_of_get(wire, path):
     assert got.content
     assert head.headers["content-type"] == got.headers["content-type"]
     assert int(head.headers["content-length"]) > 0
-    assert (await wire.get(path)).status_code == 200  # on the same connection, which is not out of step
+    # on the same connection, which is not out of step
+    assert (await wire.get(path)).status_code == 200
 
 
 async def test_head_tells_that_a_worker_is_not_ready(rig, wire):
@@ -38,7 +39,9 @@ async def test_head_of_what_get_does_not_serve_is_refused(wire, path, status):
 async def test_head_needs_a_key_where_get_does(rig, tmp_path: Path):
     (tmp_path / "alice").write_text("sk-alice")
     app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
         replies = [await client.head(path) for path in ("/v1/models", "/health")]
         keyed = await client.head("/v1/models", headers={"authorization": "Bearer sk-alice"})
 

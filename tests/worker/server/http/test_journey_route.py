@@ -36,7 +36,11 @@ def decides(rig: Rig) -> None:
 
 @pytest.mark.usefixtures("decides")
 async def test_route_header_is_there_for_those_that_ask(http: httpx.AsyncClient) -> None:
-    asked, unasked, declined = await post(http, x_pdcluster_route="1"), await post(http), await post(http, x_pdcluster_route="false")
+    asked, unasked, declined = (
+        await post(http, x_pdcluster_route="1"),
+        await post(http),
+        await post(http, x_pdcluster_route="false"),
+    )
 
     assert asked.headers["x-pdcluster-route"].startswith("decode worker=d1 cost=3")
     assert "x-pdcluster-route" not in unasked.headers
@@ -44,10 +48,14 @@ async def test_route_header_is_there_for_those_that_ask(http: httpx.AsyncClient)
 
 
 async def test_route_header_of_a_refusal_says_why(http: httpx.AsyncClient) -> None:
-    response = await http.post("/v1/chat/completions", json={**CHAT, "model": "other"}, headers={"x-pdcluster-route": "1"})
+    response = await http.post(
+        "/v1/chat/completions", json={**CHAT, "model": "other"}, headers={"x-pdcluster-route": "1"}
+    )
 
     assert response.status_code == 404
-    assert response.headers["x-pdcluster-route"].startswith("refused reason=model_not_found message=model_'other'")
+    assert response.headers["x-pdcluster-route"].startswith(
+        "refused reason=model_not_found message=model_'other'"
+    )
 
 
 @pytest.mark.usefixtures("decides")
@@ -70,7 +78,9 @@ async def test_journey_that_is_not_known_is_a_404_with_a_fix(http: httpx.AsyncCl
     assert "ask the worker that answered it" in response.json()["error"]["message"]
 
 
-async def test_journeys_are_closed_to_strangers_where_keys_are_asked_for(rig: Rig, tmp_path: Path) -> None:
+async def test_journeys_are_closed_to_strangers_where_keys_are_asked_for(
+    rig: Rig, tmp_path: Path
+) -> None:
     (tmp_path / "key").write_text("secret")
     app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
 
@@ -79,7 +89,8 @@ async def test_journeys_are_closed_to_strangers_where_keys_are_asked_for(rig: Ri
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             return (await http.get("/debug/requests/nothing", headers=headers)).status_code
 
-    addresses = ("10.0.0.9", "socket", "127.0.0.1", "::1")  # a proxy in the pod comes from its loopback address
+    # a proxy in the pod comes from its loopback address
+    addresses = ("10.0.0.9", "socket", "127.0.0.1", "::1")
     assert [await ask(address) for address in addresses] == [401] * 4
     assert [await ask(address, authorization="Bearer wrong") for address in addresses] == [401] * 4
     assert [await ask(address, authorization="Bearer secret") for address in addresses] == [404] * 4
@@ -90,7 +101,9 @@ async def test_requests_that_no_route_takes_push_no_journey_out(rig: Rig, tmp_pa
     journeys = Journeys(kept=2)
     app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of, journeys=journeys)
     key = {"authorization": "Bearer secret"}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
         kept = await http.post("/v1/chat/completions", json=CHAT, headers=key)
         strangers = [
             await http.post("/v1/chat/completions", json=CHAT),
@@ -109,7 +122,10 @@ async def test_requests_that_no_route_takes_push_no_journey_out(rig: Rig, tmp_pa
 @pytest.mark.parametrize(
     ("headers", "passed_on"),
     [
-        ({"traceparent": PARENT, "tracestate": "a=b"}, {"traceparent": PARENT, "tracestate": "a=b"}),
+        (
+            {"traceparent": PARENT, "tracestate": "a=b"},
+            {"traceparent": PARENT, "tracestate": "a=b"},
+        ),
         ({"traceparent": PARENT}, {"traceparent": PARENT}),
         ({"traceparent": "00-nonsense-01", "tracestate": "a=b"}, {}),
         ({"traceparent": PARENT.replace("b7ad6b7169203331", "0" * 16)}, {}),
@@ -121,6 +137,10 @@ async def test_trace_context_of_a_client_is_taken_if_it_is_one(
     http: httpx.AsyncClient, headers: dict[str, str], passed_on: dict[str, str]
 ) -> None:
     answer = await http.post("/v1/chat/completions", json=CHAT, headers=headers)
-    (journey,) = (await http.get(f"/debug/requests/{answer.headers['x-request-id']}")).json()["journeys"]
+    (journey,) = (await http.get(f"/debug/requests/{answer.headers['x-request-id']}")).json()[
+        "journeys"
+    ]
 
-    assert [event["facts"] for event in journey["events"] if event["name"] == "context"] == [passed_on]
+    assert [event["facts"] for event in journey["events"] if event["name"] == "context"] == [
+        passed_on
+    ]

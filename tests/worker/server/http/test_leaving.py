@@ -1,4 +1,6 @@
-"""The last moments of a server process: a request that came just before the listener closed is not cut off."""
+"""The last moments of a server process: a request that came just before the listener closed is not
+cut off.
+"""
 
 import asyncio
 import json
@@ -19,10 +21,15 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "strea
 DEADLINE_SECONDS = 10
 LONG = {**BODY, "stream": False, "logprobs": True, "top_logprobs": 20, "max_tokens": 2_000}
 """Its answer is far larger than the kernel's buffers."""
-BEGUN = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+BEGUN = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: "
+    b"application/json\r\ncontent-length: 1000\r\n\r\n{"
+)
 """A request that is not here whole."""
 NUM_UNTAKEN = 8_000
-"""Tokens, and bytes, of an answer that fits into the server's buffer in the kernel and not into that of a `deaf` client."""
+"""Tokens, and bytes, of an answer that fits into the server's buffer in the kernel and not into
+that of a `deaf` client.
+"""
 
 
 class LeavingNode:
@@ -49,7 +56,9 @@ class LeavingNode:
 
 
 class DrainingNode:
-    """A node of a real drain, whose clients are those of the server; counts how often it looked at them."""
+    """A node of a real drain, whose clients are those of the server; counts how often it looked at
+    them.
+    """
 
     def __init__(self, server: HttpServer) -> None:
         self.states: list[str] = []
@@ -80,7 +89,9 @@ class DrainingNode:
 
 
 class Slow:
-    """A client that has asked for NUM_UNTAKEN tokens and reads nothing of its whole answer until `read` is called."""
+    """A client that has asked for NUM_UNTAKEN tokens and reads nothing of its whole answer until
+    `read` is called.
+    """
 
     def __init__(self, rig, server, deaf, until) -> None:
         rig.backend.max_model_len = 1 << 30
@@ -90,7 +101,12 @@ class Slow:
     async def ask(self) -> None:
         self._sock = await self._deaf({**BODY, "stream": False, "max_tokens": NUM_UNTAKEN})
         metric = "pdcluster_request_success_total"
-        await self._until(lambda: self._rig.value(metric, finish_reason="length") == 1 and not self._server.num_answering)
+        await self._until(
+            lambda: (
+                self._rig.value(metric, finish_reason="length") == 1
+                and not self._server.num_answering
+            )
+        )
 
     async def read(self) -> dict[str, object]:
         answer = b""
@@ -148,7 +164,8 @@ async def test_a_stream_that_slipped_in_is_waited_for(rig, server, wire, until):
         leaving = asyncio.create_task(process_life.leave(node, server))
         await until(lambda: node.num_leaves == 1)
         node.hold()  # as a request does that comes now
-        await until(lambda: node.num_leaves == 2)  # the time for last bytes is over, and the request is not
+        # the time for last bytes is over, and the request is not
+        await until(lambda: node.num_leaves == 2)
         assert not leaving.done()
         rig.backend.gate.set()
         answer = await asking
@@ -159,7 +176,9 @@ async def test_a_stream_that_slipped_in_is_waited_for(rig, server, wire, until):
     assert node.finished
 
 
-async def test_an_answer_through_a_worker_whose_engine_was_killed_comes_whole(rig, server, wire, until):
+async def test_an_answer_through_a_worker_whose_engine_was_killed_comes_whole(
+    rig, server, wire, until
+):
     rig.backend.hold_after = 3
     asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -176,7 +195,9 @@ async def test_an_answer_through_a_worker_whose_engine_was_killed_comes_whole(ri
 
 
 @pytest.mark.parametrize("is_hurried", [True, False])
-async def test_an_answer_through_a_worker_whose_engine_was_killed_holds_it_within_bounds(rig, server, wire, monkeypatch, is_hurried):
+async def test_an_answer_through_a_worker_whose_engine_was_killed_holds_it_within_bounds(
+    rig, server, wire, monkeypatch, is_hurried
+):
     monkeypatch.setattr(server_process, "RELAYED_SECONDS", 3600.0 if is_hurried else 0.05)
     rig.backend.hold_after = 3
     asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
@@ -221,9 +242,12 @@ async def test_a_client_that_reads_slowly_gets_the_whole_answer(rig, server, dea
     rig.backend.script = lambda spec: [104] * 2_000
     sock = await deaf(LONG)
     async with asyncio.timeout(DEADLINE_SECONDS * 4):
-        await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1)
+        await until(
+            lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1
+        )
         leaving = asyncio.create_task(process_life.leave(node, server))
-        await until(lambda: node.num_leaves >= 3)  # the time for what is open beside requests is over
+        # the time for what is open beside requests is over
+        await until(lambda: node.num_leaves >= 3)
         answer = await read_all(sock)
         await leaving
 
@@ -233,13 +257,19 @@ async def test_a_client_that_reads_slowly_gets_the_whole_answer(rig, server, dea
     assert node.finished
 
 
-async def test_a_worker_has_not_drained_before_its_clients_have_taken_their_answers(node, slow, server, until):
+async def test_a_worker_has_not_drained_before_its_clients_have_taken_their_answers(
+    node, slow, server, until
+):
     """A pod's network goes with it, and with it what the kernel holds."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         await slow.ask()
         leaving = asyncio.create_task(process_life.leave(node, server))
         await until(lambda: leaving.done() or node.num_looks >= 3)
-        assert (node.drain.state, node.drain.num_holding, server.finished.done()) == ("draining", 1, False)
+        assert (node.drain.state, node.drain.num_holding, server.finished.done()) == (
+            "draining",
+            1,
+            False,
+        )
         answer = await slow.read()
         await leaving
 
@@ -266,7 +296,9 @@ async def test_the_end_waits_for_the_client_of_a_request_that_slipped_in(node, s
     assert node.finished
 
 
-async def test_the_end_of_a_drained_worker_does_not_wait_for_whom_it_told_something_meanwhile(node, slow, server):
+async def test_the_end_of_a_drained_worker_does_not_wait_for_whom_it_told_something_meanwhile(
+    node, slow, server
+):
     """A refusal, or metrics: nothing of what a drained worker says was promised."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         node.drain.command(True)
@@ -278,7 +310,9 @@ async def test_the_end_of_a_drained_worker_does_not_wait_for_whom_it_told_someth
     assert (node.states, node.finished) == (["draining", "drained"], True)
 
 
-async def test_a_client_that_took_nothing_while_a_request_ran_is_not_waited_for_anew(node, slow, server, until, monkeypatch):
+async def test_a_client_that_took_nothing_while_a_request_ran_is_not_waited_for_anew(
+    node, slow, server, until, monkeypatch
+):
     monkeypatch.setattr(draining, "FOLLOW_SECONDS", 0.01)
     monkeypatch.setattr(unsent, "STALLED_SECONDS", 0.3)
     node.num_requests = 1
@@ -295,7 +329,9 @@ async def test_a_client_that_took_nothing_while_a_request_ran_is_not_waited_for_
     assert node.num_looks <= num_looks + 1
 
 
-async def test_a_request_that_is_here_whole_counts_before_its_answer_begins(rig, server, wire, until):
+async def test_a_request_that_is_here_whole_counts_before_its_answer_begins(
+    rig, server, wire, until
+):
     """Between the last token and the first byte of a whole answer nothing else knows of it."""
     rig.backend.hold_after = 0
     asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
@@ -308,10 +344,15 @@ async def test_a_request_that_is_here_whole_counts_before_its_answer_begins(rig,
             await asyncio.sleep(0.01)
 
 
-async def test_a_whole_request_is_waited_for_though_another_comes_behind_it_on_its_connection(rig, server, until):
+async def test_a_whole_request_is_waited_for_though_another_comes_behind_it_on_its_connection(
+    rig, server, until
+):
     rig.backend.hold_after = 0
     content = json.dumps({**BODY, "stream": False}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: "
+        b"application/json\r\ncontent-length: %d\r\n\r\n"
+    )
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     async with asyncio.timeout(DEADLINE_SECONDS):
         writer.write(head % len(content) + content + head % 1000)
@@ -323,7 +364,9 @@ async def test_a_whole_request_is_waited_for_though_another_comes_behind_it_on_i
     writer.close()
 
 
-async def test_a_client_that_stopped_reading_is_waited_for_once(node, rig, server, deaf, monkeypatch, caplog, until):
+async def test_a_client_that_stopped_reading_is_waited_for_once(
+    node, rig, server, deaf, monkeypatch, caplog, until
+):
     """Its connection is aborted, and what the kernel then holds has not moved since before."""
     monkeypatch.setattr(Connection, "send_seconds", 1.0)
     monkeypatch.setattr(unsent, "STALLED_SECONDS", 2.0)
@@ -331,12 +374,19 @@ async def test_a_client_that_stopped_reading_is_waited_for_once(node, rig, serve
     rig.backend.script = lambda spec: [104] * 2_000
     async with asyncio.timeout(DEADLINE_SECONDS * 3):
         await deaf(LONG)
-        await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1)
+        await until(
+            lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1
+        )
         leaving = asyncio.create_task(process_life.leave(node, server))
         await until(lambda: "client stopped reading" in caplog.text)
         (held,) = server._unsent._held.values()
         since, num_looks = {held.since_seconds}, node.num_looks
-        await until(lambda: since.update(held.since_seconds for held in server._unsent._held.values()) or leaving.done())
+        await until(
+            lambda: (
+                since.update(held.since_seconds for held in server._unsent._held.values())
+                or leaving.done()
+            )
+        )
         await leaving
 
     assert node.num_looks > num_looks

@@ -72,9 +72,13 @@ async def test_an_idle_server_sets_no_timer_and_ends_when_told(rig, monkeypatch)
     """uvicorn's own loop looks at itself ten times a second."""
     sleeps = []
     sleep = asyncio.sleep
-    monkeypatch.setattr(asyncio, "sleep", lambda seconds, *rest: (sleeps.append(seconds), sleep(seconds, *rest))[1])
+    monkeypatch.setattr(
+        asyncio, "sleep", lambda seconds, *rest: (sleeps.append(seconds), sleep(seconds, *rest))[1]
+    )
     server = await serve(rig.app, "127.0.0.1", 0)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as http:
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{server.port}", trust_env=False
+    ) as http:
         date = parsedate_to_datetime((await http.get("/health")).headers["date"])
     assert sleeps == []
     server.refuse()

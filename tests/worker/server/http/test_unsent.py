@@ -1,4 +1,6 @@
-"""Connections of a port in the kernel's tables: real lines, wrong ones, none; a client that reads nothing; real sockets."""
+"""Connections of a port in the kernel's tables: real lines, wrong ones, none; a client that reads
+nothing; real sockets.
+"""
 
 import asyncio
 import socket
@@ -20,26 +22,52 @@ from pdcluster_worker.server.http.unsent import (
 
 PORT = 8000
 LOCAL = ":1F40"
-HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+HEAD = (
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout "
+    "inode\n"
+)
 LISTENS = (
-    "   0: 00000000:1F40 00000000:0000 0A 00000000:00000003 00:00000000 00000000  1000        0 3137922 1 00000000ef04a214 100 0 0 10 0\n"
+    "   0: 00000000:1F40 00000000:0000 0A 00000000:00000003 00:00000000 00000000  1000        0 "
+    "3137922 1 00000000ef04a214 100 0 0 10 0\n"
 )
 WAITS = (
-    "   1: 0A01F40A:1F40 0B01F40A:C001 01 00012C00:00000000 04:000000C8 00000000  1000        0 3137923 2 00000000ef04a215 20 4 1 10 -1\n"
+    "   1: 0A01F40A:1F40 0B01F40A:C001 01 00012C00:00000000 04:000000C8 00000000  1000        0 "
+    "3137923 2 00000000ef04a215 20 4 1 10 -1\n"
 )
 WAITS_6 = (
-    "   0: 0000000000000000FFFF00000A01F40A:1F40 0000000000000000FFFF00000B01F40A:C002 01 0000000A:00000000 01:00000014 00000000"
+    "   0: 0000000000000000FFFF00000A01F40A:1F40 0000000000000000FFFF00000B01F40A:C002 01 "
+    "0000000A:00000000 01:00000014 00000000"
     "  1000        0 3137924 2 00000000ef04a216 20 4 1 10 -1\n"
 )
 
 
-def line(state: str = "01", tx_queue: str = "00000005", local: str = "0A01F40A:1F40", remote: str = "0B01F40A:C001") -> str:
-    return f"   7: {local} {remote} {state} {tx_queue}:00000009 00:00000000 00000000 1000 0 3137925 1 00000000ef04a217 20 4 1 10 -1\n"
+def line(
+    state: str = "01",
+    tx_queue: str = "00000005",
+    local: str = "0A01F40A:1F40",
+    remote: str = "0B01F40A:C001",
+) -> str:
+    return (
+        f"   7: {local} {remote} {state} {tx_queue}:00000009 00:00000000 00000000 1000 0 3137925 1 "
+        "00000000ef04a217 20 4 1 10 -1\n"
+    )
 
 
 def test_parse_takes_what_waits_on_the_port_and_nothing_else() -> None:
     other_port = line(local="0A01F40A:1F41", remote="0B01F40A:1F40")
-    found = dict(parse([HEAD, LISTENS, WAITS, WAITS_6, other_port, line(tx_queue="00000000", remote="0B01F40A:C003")], LOCAL))
+    found = dict(
+        parse(
+            [
+                HEAD,
+                LISTENS,
+                WAITS,
+                WAITS_6,
+                other_port,
+                line(tx_queue="00000000", remote="0B01F40A:C003"),
+            ],
+            LOCAL,
+        )
+    )
 
     assert list(found.values()) == [76_800, 10]
     assert [name.split()[1].rpartition(":")[2] for name in found] == ["C001", "C002"]
@@ -71,7 +99,18 @@ def test_parse_leaves_out_an_end_that_alone_is_not_acknowledged(state: str) -> N
 
 
 @pytest.mark.parametrize(
-    "garbage", ["", "\n", "x", "1: 2 3 01", line(tx_queue="zz"), line(local="0A01F40A"), line(local=":"), "\0" * 50, "01 " * 30]
+    "garbage",
+    [
+        "",
+        "\n",
+        "x",
+        "1: 2 3 01",
+        line(tx_queue="zz"),
+        line(local="0A01F40A"),
+        line(local=":"),
+        "\0" * 50,
+        "01 " * 30,
+    ],
 )
 def test_parse_passes_over_what_is_no_line(garbage: str) -> None:
     assert dict(parse([garbage, WAITS], LOCAL)) == dict(parse([WAITS], LOCAL))
@@ -93,10 +132,24 @@ def test_table_that_cannot_be_read_now_does_not_say_that_all_is_taken(tmp_path) 
 
 
 @pytest.mark.parametrize(
-    ("host", "counts"), [("0.0.0.0", True), ("::", True), ("10.244.1.10", True), ("10.244.1.11", False), ("fe80::1%eth0", False)]
+    ("host", "counts"),
+    [
+        ("0.0.0.0", True),
+        ("::", True),
+        ("10.244.1.10", True),
+        ("10.244.1.11", False),
+        ("fe80::1%eth0", False),
+    ],
 )
-def test_connections_of_another_address_with_the_same_port_are_those_of_another_program(host: str, counts: bool) -> None:
-    found = dict(parse([line(local=name(("10.244.1.10", PORT), ("10.244.1.12", 1)).split()[0])], local_end(host, PORT)))
+def test_connections_of_another_address_with_the_same_port_are_those_of_another_program(
+    host: str, counts: bool
+) -> None:
+    found = dict(
+        parse(
+            [line(local=name(("10.244.1.10", PORT), ("10.244.1.12", 1)).split()[0])],
+            local_end(host, PORT),
+        )
+    )
     assert bool(found) is counts
 
 
@@ -120,14 +173,18 @@ class Table:
         return await self.count(tx_queue, end)
 
 
-async def test_client_of_which_nothing_moves_counts_no_more_and_is_told_once(tmp_path, caplog) -> None:
+async def test_client_of_which_nothing_moves_counts_no_more_and_is_told_once(
+    tmp_path, caplog
+) -> None:
     table = Table(tmp_path)
 
     assert await table.count("00000400", 1000) == 1
     assert await table.count_until("00000400", 1000 + STALLED_SECONDS - 1) == 1
     assert await table.count_until("00000400", 1000 + STALLED_SECONDS) == 0
     assert await table.count_until("00000400", 1000 + 2 * STALLED_SECONDS) == 0
-    assert caplog.messages == ["client reads nothing, no longer waiting for it unsent_bytes=1024 seconds=45"]
+    assert caplog.messages == [
+        "client reads nothing, no longer waiting for it unsent_bytes=1024 seconds=45"
+    ]
 
 
 async def test_slow_client_counts_as_long_as_it_takes_something(tmp_path, caplog) -> None:
@@ -172,10 +229,17 @@ def test_name_is_that_of_the_tables() -> None:
 
 @pytest.mark.skipif(not TABLES[0].exists(), reason="the kernel has no such tables")
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
-@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")], ids=["ipv4", "ipv6"])
+@pytest.mark.parametrize(
+    ("family", "host"),
+    [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")],
+    ids=["ipv4", "ipv6"],
+)
 async def test_real_connection_counts_until_its_client_has_read(family, host, closed) -> None:
     loop = asyncio.get_running_loop()
-    with socket.create_server((host, 0), family=family) as listener, socket.socket(family) as client:
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.socket(family) as client,
+    ):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         client.connect(listener.getsockname()[:2])
         client.setblocking(False)

@@ -22,7 +22,12 @@ from pdcluster_worker.server.text.events import (
 )
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 
-CALL = (ToolCallBegin(0, "call_a", "add"), ArgumentsDelta(0, '{"x":'), ArgumentsDelta(0, "1}"), ToolCallEnd(0))
+CALL = (
+    ToolCallBegin(0, "call_a", "add"),
+    ArgumentsDelta(0, '{"x":'),
+    ArgumentsDelta(0, "1}"),
+    ToolCallEnd(0),
+)
 
 
 class Scripted:
@@ -41,7 +46,11 @@ class Scripted:
         return (ReasoningDelta(before),) if before else ()
 
     def end(self) -> Sequence[Part]:
-        return (ToolCallBegin(0, "call_a", "add"), ArgumentsDelta(0, self._text), ToolCallEnd(0)) if self._text else ()
+        return (
+            (ToolCallBegin(0, "call_a", "add"), ArgumentsDelta(0, self._text), ToolCallEnd(0))
+            if self._text
+            else ()
+        )
 
 
 @pytest.fixture
@@ -49,7 +58,9 @@ def tokenizer(model_folder: Path) -> Tokenizer:
     return Tokenizer.load(model_folder)
 
 
-def fed(tokenizer: Tokenizer, text: str, reason: str = "stop", rules: TextRules | None = None) -> tuple[Choice, list[Delta]]:
+def fed(
+    tokenizer: Tokenizer, text: str, reason: str = "stop", rules: TextRules | None = None
+) -> tuple[Choice, list[Delta]]:
     choice = Choice(2, tokenizer, rules or TextRules(), Scripted())
     ids = [tokenizer._tokenizer.encode(character).ids[0] for character in text]
     deltas = [choice.feed(Token("r", i)) for i in ids]
@@ -72,7 +83,10 @@ def test_a_choice_cut_by_length_or_with_a_named_tool_ends_by_another_reason(toke
 
 def test_a_stop_string_ends_the_text_before_it_is_split(tokenizer) -> None:
     choice = Choice(0, tokenizer, TextRules(stop=("}x",)), Scripted())
-    deltas = [choice.feed(Token("r", tokenizer._tokenizer.encode(character).ids[0])) for character in "a#{}x"]
+    deltas = [
+        choice.feed(Token("r", tokenizer._tokenizer.encode(character).ids[0]))
+        for character in "a#{}x"
+    ]
 
     assert assembled(deltas) == Answer("", "a", (ToolCall("call_a", "add", "{"),), "tool_calls")
 
@@ -93,27 +107,60 @@ def test_a_message_has_null_content_beside_calls_and_both_names_of_reasoning() -
         "role": "assistant",
         "content": None,
         "refusal": None,
-        "tool_calls": [{"id": "call_a", "type": "function", "function": {"name": "add", "arguments": '{"x":1}'}}],
+        "tool_calls": [
+            {
+                "id": "call_a",
+                "type": "function",
+                "function": {"name": "add", "arguments": '{"x":1}'},
+            }
+        ],
     }
-    assert thought == {"role": "assistant", "content": "Hi", "refusal": None, "reasoning": "hm", "reasoning_content": "hm"}
+    assert thought == {
+        "role": "assistant",
+        "content": "Hi",
+        "refusal": None,
+        "reasoning": "hm",
+        "reasoning_content": "hm",
+    }
 
 
 def test_deltas_of_a_call_have_its_name_first_and_then_arguments() -> None:
-    shown = [added_by(Delta(0, parts)) for parts in ((CALL[0],), CALL[1:3], (CALL[3],), (TextDelta("a"), *CALL[:2]))]
+    shown = [
+        added_by(Delta(0, parts))
+        for parts in ((CALL[0],), CALL[1:3], (CALL[3],), (TextDelta("a"), *CALL[:2]))
+    ]
 
     assert [None if each is None else each.model_dump() for each in shown] == [
-        {"tool_calls": [{"index": 0, "id": "call_a", "type": "function", "function": {"name": "add", "arguments": ""}}]},
+        {
+            "tool_calls": [
+                {
+                    "index": 0,
+                    "id": "call_a",
+                    "type": "function",
+                    "function": {"name": "add", "arguments": ""},
+                }
+            ]
+        },
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"x":1}'}}]},
         None,
         {
             "content": "a",
-            "tool_calls": [{"index": 0, "id": "call_a", "type": "function", "function": {"name": "add", "arguments": '{"x":'}}],
+            "tool_calls": [
+                {
+                    "index": 0,
+                    "id": "call_a",
+                    "type": "function",
+                    "function": {"name": "add", "arguments": '{"x":'},
+                }
+            ],
         },
     ]
 
 
 def test_the_first_delta_says_the_role_also_with_a_call_or_reasoning() -> None:
-    first = [added_by(Delta(0, parts, is_first=True)) for parts in ((), (ReasoningDelta("h"),), CALL[:1])]
+    first = [
+        added_by(Delta(0, parts, is_first=True)) for parts in ((), (ReasoningDelta("h"),), CALL[:1])
+    ]
 
     assert [each.role for each in first if each] == ["assistant"] * 3
     assert [each.content for each in first if each] == ["", None, None]

@@ -34,8 +34,14 @@ def error_of(response) -> _Error:
 
 def rejections(rig) -> dict[str, float]:
     """Refused requests by reason, as counted."""
-    samples = [sample for family in rig.metrics.request_rejected.collect() for sample in family.samples]
-    return {sample.labels["reason"]: sample.value for sample in samples if sample.name.endswith("_total") and sample.value}
+    samples = [
+        sample for family in rig.metrics.request_rejected.collect() for sample in family.samples
+    ]
+    return {
+        sample.labels["reason"]: sample.value
+        for sample in samples
+        if sample.name.endswith("_total") and sample.value
+    }
 
 
 @pytest.mark.parametrize(
@@ -44,13 +50,29 @@ def rejections(rig) -> dict[str, float]:
         ({"messages": []}, "messages", "at least 1 item"),
         ({"messages": None}, "messages", "valid list"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
-        ({"messages": [{"role": "bot", "content": "x"}]}, "messages[0].role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
+        (
+            {"messages": [{"role": "bot", "content": "x"}]},
+            "messages[0].role",
+            "'system', 'developer', 'user', 'assistant' or 'tool'",
+        ),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "valid string"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "part 0 has type 'image_url'"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "part 0 must be"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+            "part 0 has type 'image_url'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content",
+            "part 0 must be",
+        ),
         ({"messages": [{"role": "user", "content": [7]}]}, "messages[0].content", "part 0 must be"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls[0]", "must be an object"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]},
+            "messages[0].tool_calls[0]",
+            "must be an object",
+        ),
         ({"pdcluster": 3}, "pdcluster", "must be an object"),
         ({"model": 3}, "model", "valid string"),
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 1"),
@@ -58,8 +80,16 @@ def rejections(rig) -> dict[str, float]:
         ({"max_tokens": "5"}, "max_tokens", "valid integer"),
         ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
         ({"max_tokens": True}, "max_tokens", "valid integer"),
-        ({"max_tokens": 500}, "max_tokens", "maximum context length is 200 tokens. However, you requested"),
-        ({"max_completion_tokens": 500}, "max_completion_tokens", "max_completion_tokens can be at most"),
+        (
+            {"max_tokens": 500},
+            "max_tokens",
+            "maximum context length is 200 tokens. However, you requested",
+        ),
+        (
+            {"max_completion_tokens": 500},
+            "max_completion_tokens",
+            "max_completion_tokens can be at most",
+        ),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "more than the 3 tokens"),
         ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
         ({"temperature": float("nan")}, "temperature", "finite"),
@@ -92,7 +122,9 @@ def rejections(rig) -> dict[str, float]:
 )
 async def test_chat_refuses_with_the_field_and_the_limit(rig, http, fields, param, words):
     body = {"model": "tiny", "messages": HELLO} | fields
-    response = await http.post(CHAT, content=json.dumps(body), headers={"content-type": "application/json"})
+    response = await http.post(
+        CHAT, content=json.dumps(body), headers={"content-type": "application/json"}
+    )
     error = error_of(response)
 
     assert (response.status_code, error.type, error.param) == (400, "invalid_request_error", param)
@@ -123,8 +155,22 @@ async def test_chat_names_known_fields_that_are_not_served(http, name, value):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "store": False, "parallel_tool_calls": True},
-        {"temperature": None, "stop": None, "n": None, "logit_bias": None, "seed": None, "stream": None, "tools": None},
+        {
+            "tools": [],
+            "tool_choice": "none",
+            "response_format": {"type": "text"},
+            "store": False,
+            "parallel_tool_calls": True,
+        },
+        {
+            "temperature": None,
+            "stop": None,
+            "n": None,
+            "logit_bias": None,
+            "seed": None,
+            "stream": None,
+            "tools": None,
+        },
         {"nobody_defined_this": {"a": [1]}, "metadata": {"a": "b"}},
     ],
 )
@@ -146,7 +192,11 @@ async def test_chat_accepts_defaults_nulls_and_unknown_fields(http, fields):
         ({"prompt": "\udfff"}, "prompt", "surrogate"),
         ({"prompt": ["\udfff"]}, "prompt", "item 0 character 0"),
         ({"prompt": ["a"] * 257}, "prompt", "at most 256"),
-        ({"prompt": ["a"] * 65, "n": 16}, "prompt", "65 prompts with n=16 are 1040 generations, more than the 1024"),
+        (
+            {"prompt": ["a"] * 65, "n": 16},
+            "prompt",
+            "65 prompts with n=16 are 1040 generations, more than the 1024",
+        ),
         ({"prompt": [259]}, "prompt", "from 0 to 258, not 259"),
         ({"prompt": [-1]}, "prompt", "from 0 to 258, not -1"),
         ({"prompt": [True, False]}, "prompt", "item 0"),
@@ -165,7 +215,9 @@ async def test_chat_accepts_defaults_nulls_and_unknown_fields(http, fields):
 )
 async def test_completions_refuse_with_the_field_and_the_limit(http, fields, param, words):
     body = {"model": "tiny", "prompt": "a"} | fields
-    response = await http.post(COMPLETIONS, content=json.dumps(body), headers={"content-type": "application/json"})
+    response = await http.post(
+        COMPLETIONS, content=json.dumps(body), headers={"content-type": "application/json"}
+    )
     error = error_of(response)
 
     assert (response.status_code, error.param) == (400, param)
@@ -261,7 +313,11 @@ async def test_unknown_model_and_path_and_method_have_openais_shape(http):
         404,
         "GET /v2/nothing: there is no such path: /openapi.json lists those that are served",
     )
-    assert (method.status_code, method.headers["allow"], error_of(method).type) == (405, "POST", "invalid_request_error")
+    assert (method.status_code, method.headers["allow"], error_of(method).type) == (
+        405,
+        "POST",
+        "invalid_request_error",
+    )
     assert slash.status_code == 404
 
 
@@ -269,20 +325,28 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(rig
     response = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": [1] * 200})
     error = error_of(response)
 
-    assert (response.status_code, error.code, error.param) == (400, "context_length_exceeded", "prompt")
+    assert (response.status_code, error.code, error.param) == (
+        400,
+        "context_length_exceeded",
+        "prompt",
+    )
     assert error.message == (
-        "This model's maximum context length is 200 tokens. However, your prompt resulted in 200 tokens: shorten prompt to at most 199."
+        "This model's maximum context length is 200 tokens. However, your prompt resulted in 200 "
+        "tokens: shorten prompt to at most 199."
     )
     assert rig.value("pdcluster_request_rejected_total", reason="context_length_exceeded") == 1
 
 
 async def test_a_prompt_larger_than_the_kv_cache_is_refused_with_its_size(rig, http):
     rig.backend.length_note = "its KV cache of 13 blocks of 16 tokens holds no more"
-    response = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": [1] * 180, "max_tokens": 30})
+    response = await http.post(
+        COMPLETIONS, json={"model": "tiny", "prompt": [1] * 180, "max_tokens": 30}
+    )
 
     assert response.status_code == 400
     assert error_of(response).message == (
-        "This model's maximum context length is 200 tokens. However, you requested 210 tokens (180 in the prompt, 30 in the completion): "
+        "This model's maximum context length is 200 tokens. However, you requested 210 tokens (180 "
+        "in the prompt, 30 in the completion): "
         "max_tokens can be at most 20 (its KV cache of 13 blocks of 16 tokens holds no more)."
     )
 
@@ -301,7 +365,9 @@ async def test_a_body_over_the_limit_is_413_with_and_without_its_length(rig, wir
     announced = await wire.post(CHAT, content=b" " * 20_001)
     chunked = await wire.post(CHAT, content=chunks())
     exact = await wire.post(
-        CHAT, content=json.dumps({"model": "tiny", "messages": HELLO}).encode().ljust(20_000), headers={"content-type": "application/json"}
+        CHAT,
+        content=json.dumps({"model": "tiny", "messages": HELLO}).encode().ljust(20_000),
+        headers={"content-type": "application/json"},
     )
 
     assert [announced.status_code, chunked.status_code, exact.status_code] == [413, 413, 200]
@@ -310,11 +376,18 @@ async def test_a_body_over_the_limit_is_413_with_and_without_its_length(rig, wir
 
 
 async def test_an_error_before_the_first_token_has_its_own_status(rig, http, client):
-    rig.backend.error = RequestError("no prefill worker", status=503, code="no_prefill_worker", retry_after_seconds=3)
+    rig.backend.error = RequestError(
+        "no prefill worker", status=503, code="no_prefill_worker", retry_after_seconds=3
+    )
     for stream in (False, True):
-        response = await http.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": stream})
+        response = await http.post(
+            CHAT, json={"model": "tiny", "messages": HELLO, "stream": stream}
+        )
         assert (response.status_code, response.headers["retry-after"]) == (503, "3")
-        assert (error_of(response).type, error_of(response).code) == ("server_error", "no_prefill_worker")
+        assert (error_of(response).type, error_of(response).code) == (
+            "server_error",
+            "no_prefill_worker",
+        )
     with pytest.raises(openai.InternalServerError, match="no prefill worker"):
         await client.chat.completions.create(model="tiny", messages=HELLO)
 
@@ -357,7 +430,12 @@ async def test_an_error_after_the_first_token_ends_a_stream_without_done(rig, ht
     assert json.loads(events[-1].removeprefix("data: "))["error"]["message"] == "peer lost"
     assert len(events) == 3
     with pytest.raises(openai.APIError, match="peer lost"):
-        [chunk async for chunk in await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)]
+        [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                model="tiny", messages=HELLO, stream=True
+            )
+        ]
 
 
 async def test_an_error_after_the_first_token_of_a_whole_answer_has_its_status(rig, http):

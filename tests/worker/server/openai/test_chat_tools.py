@@ -23,7 +23,11 @@ WEATHER = {
     "function": {
         "name": "get_weather",
         "description": "The weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 NOW = {"type": "function", "function": {"name": "now"}}
@@ -32,9 +36,13 @@ TOOLS = [WEATHER, NOW]
 
 def client_of(rig: Rig, template: str, **names: str) -> openai.AsyncOpenAI:
     rig.tokenizer.chat_template = ChatTemplate(template, {})
-    app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, parsers=ParserNames(**names))
+    app = create_app(
+        rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, parsers=ParserNames(**names)
+    )
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app), trust_env=False)
-    return openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http)
+    return openai.AsyncOpenAI(
+        base_url="http://test/v1", api_key="none", max_retries=0, http_client=http
+    )
 
 
 @pytest.fixture
@@ -46,7 +54,10 @@ async def client(rig: Rig, model_folder) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-THINKING = "{% for m in messages %}{{ m.content }}{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content }}\n{% endfor %}"
+THINKING = (
+    "{% for m in messages %}{{ m.content }}{{ '<think>' + m.reasoning_content + '</think>' if "
+    "m.reasoning_content }}\n{% endfor %}"
+)
 THINKING += "{% if add_generation_prompt %}assistant"
 THINKING += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
 THINKING += "{{ reasoning_effort }}{% endif %}"
@@ -67,18 +78,24 @@ def form_of(rig: Rig) -> dict:
 
 
 def prompt(rig: Rig) -> str:
-    return rig.tokenizer._tokenizer.decode(rig.backend.calls[-1][0][0].prompt, skip_special_tokens=False)
+    return rig.tokenizer._tokenizer.decode(
+        rig.backend.calls[-1][0][0].prompt, skip_special_tokens=False
+    )
 
 
 async def streamed(client: openai.AsyncOpenAI, **fields) -> tuple[list[dict], dict]:
     """The calls as a client joins them by index, and the last choice."""
     calls: list[dict] = []
     last, text, reasoning = None, "", ""
-    async for chunk in await client.chat.completions.create(model="tiny", messages=ASK, stream=True, **fields):
+    async for chunk in await client.chat.completions.create(
+        model="tiny", messages=ASK, stream=True, **fields
+    ):
         choice = chunk.choices[0]
         text += choice.delta.content or ""
         reasoning += getattr(choice.delta, "reasoning_content", None) or ""
-        assert getattr(choice.delta, "reasoning", None) == getattr(choice.delta, "reasoning_content", None)
+        assert getattr(choice.delta, "reasoning", None) == getattr(
+            choice.delta, "reasoning_content", None
+        )
         for call in choice.delta.tool_calls or ():
             if call.index == len(calls):
                 calls.append({"id": call.id, "name": call.function.name, "arguments": ""})
@@ -95,7 +112,9 @@ async def test_calls_are_answered_whole(rig, client):
     reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
     message = reply.choices[0].message
 
-    assert [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls] == [
+    assert [
+        (call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls
+    ] == [
         ("get_weather", {"city": "Paris"}),
         ("now", {}),
     ]
@@ -117,7 +136,10 @@ async def test_streamed_calls_join_to_the_same(rig, client):
     rig.say(f"So.\n{HERMES_PARIS}\n{HERMES_NOW}")
     calls, rest = await streamed(client, tools=TOOLS)
 
-    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [("get_weather", {"city": "Paris"}), ("now", {})]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("get_weather", {"city": "Paris"}),
+        ("now", {}),
+    ]
     assert (rest["content"], rest["finish_reason"]) == ("So.", "tool_calls")
 
 
@@ -138,21 +160,32 @@ async def test_choices_have_calls_of_their_own_with_logprobs_and_usage(rig, clie
     chunks = [
         chunk
         async for chunk in await client.chat.completions.create(
-            model="tiny", messages=ASK, stream=True, stream_options={"include_usage": True}, **fields
+            model="tiny",
+            messages=ASK,
+            stream=True,
+            stream_options={"include_usage": True},
+            **fields,
         )
     ]
     num_tokens = len(rig.backend.script(rig.backend.calls[0][0][0]))
 
     assert len({choice.message.tool_calls[0].id for choice in reply.choices}) == 2
     assert [len(choice.logprobs.content) for choice in reply.choices] == [num_tokens] * 2
-    assert sum(len(choice.logprobs.content) for chunk in chunks for choice in chunk.choices) == 2 * num_tokens
+    assert (
+        sum(len(choice.logprobs.content) for chunk in chunks for choice in chunk.choices)
+        == 2 * num_tokens
+    )
     assert chunks[-1].usage.completion_tokens == reply.usage.completion_tokens == 2 * num_tokens
-    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason] == ["tool_calls"] * 2
+    assert [
+        choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason
+    ] == ["tool_calls"] * 2
 
 
 async def test_tools_that_are_not_to_be_used_are_not_shown(rig, client):
     rig.say(HERMES_NOW)
-    reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="none")
+    reply = await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, tool_choice="none"
+    )
 
     assert reply.choices[0].message.content == HERMES_NOW
     assert "get_weather" not in prompt(rig)
@@ -160,20 +193,32 @@ async def test_tools_that_are_not_to_be_used_are_not_shown(rig, client):
 
 async def test_one_call_where_parallel_ones_are_not_wanted(rig, client):
     rig.say(HERMES_PARIS + HERMES_NOW)
-    reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, parallel_tool_calls=False)
+    reply = await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, parallel_tool_calls=False
+    )
 
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
 
 
 async def test_required_calls_are_constrained_and_come_in_pieces(rig, client):
-    rig.say('[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "now", "parameters": {}}]')
-    reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", stop="Paris")
+    rig.say(
+        '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "now", "parameters": '
+        "{}}]"
+    )
+    reply = await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", stop="Paris"
+    )
     form = form_of(rig)
     calls, rest = await streamed(client, tools=TOOLS, tool_choice="required")
 
-    assert [call["arguments"] for call in calls] == [call.function.arguments for call in reply.choices[0].message.tool_calls]
+    assert [call["arguments"] for call in calls] == [
+        call.function.arguments for call in reply.choices[0].message.tool_calls
+    ]
     assert [call["arguments"] for call in calls] == ['{"city": "Paris"}', "{}"]
-    assert (reply.choices[0].finish_reason, rest) == ("tool_calls", {"finish_reason": "tool_calls", "content": "", "reasoning": ""})
+    assert (reply.choices[0].finish_reason, rest) == (
+        "tool_calls",
+        {"finish_reason": "tool_calls", "content": "", "reasoning": ""},
+    )
     assert [tag["begin"] for tag in form["elements"][1]["tags"]] == [
         '{"name": "get_weather", "parameters": ',
         '{"name": "now", "parameters": ',
@@ -183,25 +228,35 @@ async def test_required_calls_are_constrained_and_come_in_pieces(rig, client):
 
 
 async def test_what_an_engine_says_of_a_tools_schema_names_the_tools(rig, client):
-    rig.backend.error = RequestError("#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM)
+    rig.backend.error = RequestError(
+        "#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM
+    )
     with pytest.raises(openai.BadRequestError, match="tools: #/properties/x") as caught:
-        await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="required")
+        await client.chat.completions.create(
+            model="tiny", messages=ASK, tools=TOOLS, tool_choice="required"
+        )
 
     assert caught.value.body["param"] == "tools"
 
 
 async def test_what_an_engine_says_of_a_format_beside_tools_names_the_format(rig, client):
-    rig.backend.error = RequestError("#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM)
+    rig.backend.error = RequestError(
+        "#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM
+    )
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, response_format=schema)
+        await client.chat.completions.create(
+            model="tiny", messages=ASK, tools=TOOLS, response_format=schema
+        )
 
     assert caught.value.body["param"] == "response_format.json_schema.schema"
 
 
 async def test_one_required_call_where_parallel_ones_are_not_wanted(rig, client):
     rig.say('[{"name": "now", "parameters": {}}]')
-    await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
 
     assert form_of(rig)["elements"][1]["stop_after_first"]
 
@@ -209,14 +264,22 @@ async def test_one_required_call_where_parallel_ones_are_not_wanted(rig, client)
 async def test_a_named_call_is_constrained_by_its_parameters_and_ends_by_stop(rig, client):
     rig.say('{"city": "Paris"}')
     choice = {"type": "function", "function": {"name": "get_weather"}}
-    reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice=choice)
+    reply = await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, tool_choice=choice
+    )
     calls, rest = await streamed(client, tools=TOOLS, tool_choice=choice)
     call = reply.choices[0].message.tool_calls[0]
 
-    assert form_of(rig) == {"type": "json_schema", "json_schema": WEATHER["function"]["parameters"], "max_whitespace_cnt": 1}
+    assert form_of(rig) == {
+        "type": "json_schema",
+        "json_schema": WEATHER["function"]["parameters"],
+        "max_whitespace_cnt": 1,
+    }
     assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Paris"}')
     assert (reply.choices[0].finish_reason, rest["finish_reason"]) == ("stop", "stop")
-    assert [(call["name"], call["arguments"]) for call in calls] == [("get_weather", '{"city": "Paris"}')]
+    assert [(call["name"], call["arguments"]) for call in calls] == [
+        ("get_weather", '{"city": "Paris"}')
+    ]
 
 
 async def test_a_strict_tool_is_constrained_where_the_model_decides(rig, client):
@@ -230,7 +293,9 @@ async def test_a_strict_tool_is_constrained_where_the_model_decides(rig, client)
 
 
 async def test_a_format_of_the_answer_leaves_room_for_calls(rig, client):
-    await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, response_format={"type": "json_object"})
+    await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, response_format={"type": "json_object"}
+    )
     calls, answer = form_of(rig)["elements"]
 
     assert calls["type"] == "tags_with_separator"
@@ -239,12 +304,21 @@ async def test_a_format_of_the_answer_leaves_room_for_calls(rig, client):
 
 async def test_the_history_of_calls_is_rendered(rig, client):
     history = [
-        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]},
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}],
+        },
         *ASK,
         {
             "role": "assistant",
             "content": None,
-            "tool_calls": [{"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}],
+            "tool_calls": [
+                {
+                    "id": "a",
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+                }
+            ],
         },
         {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "sunny"}]},
     ]
@@ -277,47 +351,155 @@ def with_function(**fields) -> list[dict]:
     ("fields", "param", "words"),
     [
         ({"tools": [NOW, WEATHER, NOW]}, "tools[2].function.name", "names an earlier tool too"),
-        ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name", "use one of now"),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice.function.name",
+            "use one of now",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": [NOW], "tool_choice": "any"}, "tool_choice", "must be none, auto, required or"),
-        ({"tools": [NOW], "tool_choice": {"type": "function"}}, "tool_choice", "must be none, auto, required or"),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "function"}},
+            "tool_choice",
+            "must be none, auto, required or",
+        ),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "'function'"),
         ({"tools": with_function(name="a b")}, "tools[0].function.name", "pattern"),
         ({"tools": with_function(name="x" * 129)}, "tools[0].function.name", "at most 128"),
         ({"tools": [NOW] * 129}, "tools", "at most 128"),
-        ({"tools": with_function(parameters={"type": "array"})}, "tools[0].function.parameters", "type: must be object"),
-        ({"tools": with_function(parameters={"properties": {"x": {"type": "int"}}})}, "tools[0].function.parameters", "properties.x.type"),
-        ({"tools": with_function(parameters={"properties": []})}, "tools[0].function.parameters", "properties: must be an object"),
-        ({"tools": with_function(parameters={"required": "x"})}, "tools[0].function.parameters", "required: must be a list"),
-        ({"tools": with_function(parameters={"properties": {"x": {"enum": []}}})}, "tools[0].function.parameters", "enum: must be"),
-        ({"tools": with_function(parameters={"properties": {"x": {"anyOf": []}}})}, "tools[0].function.parameters", "anyOf: must be"),
-        ({"tools": with_function(parameters={"properties": {"x": 3}})}, "tools[0].function.parameters", "properties.x: must be a schema"),
-        ({"messages": with_call(arguments="{x}")}, "messages[1].tool_calls[0].function.arguments", "must be a JSON object as text"),
-        ({"messages": with_call(arguments='{"x": "\\ud800"}')}, "messages[1].tool_calls[0].function.arguments", "must be a JSON object"),
-        ({"messages": with_call(arguments="[1]")}, "messages[1].tool_calls[0].function.arguments", "must be a JSON object as text"),
-        ({"messages": [*ASK, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", "is required for role tool"),
-        ({"messages": [*ASK, {"role": "tool", "content": "x", "tool_call_id": "b"}]}, "messages[1].tool_call_id", "no earlier message"),
-        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "b"}]}, "messages[0].tool_call_id", "belongs to role tool"),
-        ({"messages": [{**CALLED, "role": "user"}]}, "messages[0].tool_calls", "are made by role assistant"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "is required without tool_calls"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "is required for role user"),
-        ({"messages": [*ASK, CALLED, {"role": "tool", "tool_call_id": "a"}]}, "messages[2].content", "is required for role tool"),
+        (
+            {"tools": with_function(parameters={"type": "array"})},
+            "tools[0].function.parameters",
+            "type: must be object",
+        ),
+        (
+            {"tools": with_function(parameters={"properties": {"x": {"type": "int"}}})},
+            "tools[0].function.parameters",
+            "properties.x.type",
+        ),
+        (
+            {"tools": with_function(parameters={"properties": []})},
+            "tools[0].function.parameters",
+            "properties: must be an object",
+        ),
+        (
+            {"tools": with_function(parameters={"required": "x"})},
+            "tools[0].function.parameters",
+            "required: must be a list",
+        ),
+        (
+            {"tools": with_function(parameters={"properties": {"x": {"enum": []}}})},
+            "tools[0].function.parameters",
+            "enum: must be",
+        ),
+        (
+            {"tools": with_function(parameters={"properties": {"x": {"anyOf": []}}})},
+            "tools[0].function.parameters",
+            "anyOf: must be",
+        ),
+        (
+            {"tools": with_function(parameters={"properties": {"x": 3}})},
+            "tools[0].function.parameters",
+            "properties.x: must be a schema",
+        ),
+        (
+            {"messages": with_call(arguments="{x}")},
+            "messages[1].tool_calls[0].function.arguments",
+            "must be a JSON object as text",
+        ),
+        (
+            {"messages": with_call(arguments='{"x": "\\ud800"}')},
+            "messages[1].tool_calls[0].function.arguments",
+            "must be a JSON object",
+        ),
+        (
+            {"messages": with_call(arguments="[1]")},
+            "messages[1].tool_calls[0].function.arguments",
+            "must be a JSON object as text",
+        ),
+        (
+            {"messages": [*ASK, {"role": "tool", "content": "x"}]},
+            "messages[1].tool_call_id",
+            "is required for role tool",
+        ),
+        (
+            {"messages": [*ASK, {"role": "tool", "content": "x", "tool_call_id": "b"}]},
+            "messages[1].tool_call_id",
+            "no earlier message",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_call_id": "b"}]},
+            "messages[0].tool_call_id",
+            "belongs to role tool",
+        ),
+        (
+            {"messages": [{**CALLED, "role": "user"}]},
+            "messages[0].tool_calls",
+            "are made by role assistant",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": None}]},
+            "messages[0].content",
+            "is required without tool_calls",
+        ),
+        (
+            {"messages": [{"role": "user", "content": None}]},
+            "messages[0].content",
+            "is required for role user",
+        ),
+        (
+            {"messages": [*ASK, CALLED, {"role": "tool", "tool_call_id": "a"}]},
+            "messages[2].content",
+            "is required for role tool",
+        ),
         ({"extra_body": {"functions": [{"name": "f"}]}}, "functions", "use tools"),
         ({"extra_body": {"function_call": {"name": "f"}}}, "function_call", "use tool_choice"),
-        ({"extra_body": {"continue_final_message": True}}, "continue_final_message", "must be text of role assistant"),
+        (
+            {"extra_body": {"continue_final_message": True}},
+            "continue_final_message",
+            "must be text of role assistant",
+        ),
         (
             {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
             "continue_final_message",
             "give one of the two",
         ),
-        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs", "'messages' has a field of its own"),
-        ({"extra_body": {"chat_template_kwargs": {"a b": 1}}}, "chat_template_kwargs", "names must be words"),
-        ({"extra_body": {"chat_template_kwargs": {"x": "y" * 20_000}}}, "chat_template_kwargs", "at most 16384"),
-        ({"extra_body": {"chat_template_kwargs": {f"x{i}": 1 for i in range(33)}}}, "chat_template_kwargs", "at most 32"),
-        ({"extra_body": {"thinking_token_budget": 5}}, "thinking_token_budget", "not known to reason"),
-        ({"extra_body": {"thinking_token_budget": -1}}, "thinking_token_budget", "greater than or equal to 0"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"messages": []}}},
+            "chat_template_kwargs",
+            "'messages' has a field of its own",
+        ),
+        (
+            {"extra_body": {"chat_template_kwargs": {"a b": 1}}},
+            "chat_template_kwargs",
+            "names must be words",
+        ),
+        (
+            {"extra_body": {"chat_template_kwargs": {"x": "y" * 20_000}}},
+            "chat_template_kwargs",
+            "at most 16384",
+        ),
+        (
+            {"extra_body": {"chat_template_kwargs": {f"x{i}": 1 for i in range(33)}}},
+            "chat_template_kwargs",
+            "at most 32",
+        ),
+        (
+            {"extra_body": {"thinking_token_budget": 5}},
+            "thinking_token_budget",
+            "not known to reason",
+        ),
+        (
+            {"extra_body": {"thinking_token_budget": -1}},
+            "thinking_token_budget",
+            "greater than or equal to 0",
+        ),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'xhigh'"),
-        ({"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "give one of the two"),
+        (
+            {"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+            "give one of the two",
+        ),
     ],
 )
 async def test_what_does_not_fit_is_refused_by_name(client, fields, param, words):
@@ -343,13 +525,19 @@ async def test_a_template_that_shows_no_form_of_calls_needs_a_parser(rig):
         with pytest.raises(openai.BadRequestError, match=r"set model\.toolParser"):
             await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
         rig.say('[{"name": "now", "parameters": {}}]')
-        reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="required")
+        reply = await client.chat.completions.create(
+            model="tiny", messages=ASK, tools=TOOLS, tool_choice="required"
+        )
         assert reply.choices[0].message.tool_calls[0].function.name == "now"
 
 
 @pytest.mark.parametrize(
     ("parser", "text", "calls"),
-    [("pythonic", "[now()]", ["now"]), ("mistral", "[TOOL_CALLS]now[ARGS]{}", ["now"]), ("none", "[now()]", [])],
+    [
+        ("pythonic", "[now()]", ["now"]),
+        ("mistral", "[TOOL_CALLS]now[ARGS]{}", ["now"]),
+        ("none", "[now()]", []),
+    ],
 )
 async def test_a_parser_that_is_configured_is_used(rig, parser, text, calls):
     rig.backend.max_model_len = 4000
@@ -367,7 +555,9 @@ async def test_a_format_beside_calls_that_are_no_text_is_refused(rig, parser):
     rig.backend.max_model_len = 4000
     async with client_of(rig, UNKNOWN, tools=parser) as client:
         with pytest.raises(openai.BadRequestError, match="tool_choice to none or required"):
-            await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, response_format={"type": "json_object"})
+            await client.chat.completions.create(
+                model="tiny", messages=ASK, tools=TOOLS, response_format={"type": "json_object"}
+            )
 
 
 async def test_reasoning_has_a_field_of_its_own(rig, thinker):
@@ -384,7 +574,9 @@ async def test_reasoning_has_a_field_of_its_own(rig, thinker):
 
 async def test_reasoning_that_is_not_wanted_is_counted_only(rig, thinker):
     rig.say("<think>Hm.</think>Yes.")
-    reply = await thinker.chat.completions.create(model="tiny", messages=ASK, extra_body={"include_reasoning": False})
+    reply = await thinker.chat.completions.create(
+        model="tiny", messages=ASK, extra_body={"include_reasoning": False}
+    )
 
     assert "reasoning_content" not in reply.choices[0].message.model_extra
     assert reply.choices[0].message.content == "Yes."
@@ -394,7 +586,10 @@ async def test_reasoning_that_is_not_wanted_is_counted_only(rig, thinker):
 async def test_settings_of_the_template_reach_it(rig, thinker):
     rig.say("Yes.")
     await thinker.chat.completions.create(
-        model="tiny", messages=ASK, reasoning_effort="low", extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+        model="tiny",
+        messages=ASK,
+        reasoning_effort="low",
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
     )
     assert prompt(rig).endswith("assistant<think></think>low")
 
@@ -403,16 +598,24 @@ async def test_settings_of_the_template_reach_it(rig, thinker):
 
 
 async def test_a_budget_of_thinking_tokens_is_part_of_the_constraint(rig, thinker):
-    await thinker.chat.completions.create(model="tiny", messages=ASK, extra_body={"thinking_token_budget": 7})
+    await thinker.chat.completions.create(
+        model="tiny", messages=ASK, extra_body={"thinking_token_budget": 7}
+    )
     thinking, rest = form_of(rig)["elements"]
 
     assert thinking["content"]["content"] == {"type": "any_text", "max_tokens": 7}
-    assert (thinking["type"], thinking["content"]["end"], rest["type"]) == ("optional", "</think>", "any_text")
+    assert (thinking["type"], thinking["content"]["end"], rest["type"]) == (
+        "optional",
+        "</think>",
+        "any_text",
+    )
 
 
 async def test_a_budget_where_nothing_is_thought_constrains_nothing(rig, thinker):
     await thinker.chat.completions.create(
-        model="tiny", messages=ASK, extra_body={"thinking_token_budget": 7, "chat_template_kwargs": {"enable_thinking": False}}
+        model="tiny",
+        messages=ASK,
+        extra_body={"thinking_token_budget": 7, "chat_template_kwargs": {"enable_thinking": False}},
     )
 
     assert constraint(rig) is None
@@ -421,16 +624,36 @@ async def test_a_budget_where_nothing_is_thought_constrains_nothing(rig, thinker
 @pytest.mark.parametrize(
     ("asked", "form"),
     [
-        ({"response_format": {"type": "json_object"}}, {"type": "json_schema", "json_schema": {"type": "object"}}),
-        ({"extra_body": {"guided_json": {"type": "object"}}}, {"type": "json_schema", "json_schema": {"type": "object"}}),
-        ({"extra_body": {"guided_regex": "a+"}}, {"type": "regex", "pattern": "a+"}),
-        ({"extra_body": {"guided_grammar": 'root ::= "a"'}}, {"type": "grammar", "grammar": 'root ::= "a"'}),
         (
-            {"extra_body": {"guided_choice": ["a", "b"]}},
-            {"type": "or", "elements": [{"type": "const_string", "value": "a"}, {"type": "const_string", "value": "b"}]},
+            {"response_format": {"type": "json_object"}},
+            {"type": "json_schema", "json_schema": {"type": "object"}},
         ),
         (
-            {"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
+            {"extra_body": {"guided_json": {"type": "object"}}},
+            {"type": "json_schema", "json_schema": {"type": "object"}},
+        ),
+        ({"extra_body": {"guided_regex": "a+"}}, {"type": "regex", "pattern": "a+"}),
+        (
+            {"extra_body": {"guided_grammar": 'root ::= "a"'}},
+            {"type": "grammar", "grammar": 'root ::= "a"'},
+        ),
+        (
+            {"extra_body": {"guided_choice": ["a", "b"]}},
+            {
+                "type": "or",
+                "elements": [
+                    {"type": "const_string", "value": "a"},
+                    {"type": "const_string", "value": "b"},
+                ],
+            },
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "structural_tag",
+                    "format": {"type": "const_string", "value": "a"},
+                }
+            },
             {"type": "const_string", "value": "a"},
         ),
     ],
@@ -446,14 +669,18 @@ async def test_the_form_of_an_answer_counts_after_its_reasoning(rig, thinker, as
 async def test_a_structural_tag_that_is_none_is_refused_where_it_has_to_be_joined(rig, thinker):
     with pytest.raises(openai.BadRequestError, match="with a format"):
         await thinker.chat.completions.create(
-            model="tiny", messages=ASK, extra_body={"structured_outputs": {"structural_tag": '{"structures": []}'}}
+            model="tiny",
+            messages=ASK,
+            extra_body={"structured_outputs": {"structural_tag": '{"structures": []}'}},
         )
 
 
 async def test_an_answer_goes_on_with_the_last_message(rig, client):
     rig.say(" is Paris")
     messages = [*ASK, {"role": "assistant", "content": "The city "}]
-    reply = await client.chat.completions.create(model="tiny", messages=messages, extra_body={"continue_final_message": True})
+    reply = await client.chat.completions.create(
+        model="tiny", messages=messages, extra_body={"continue_final_message": True}
+    )
 
     assert prompt(rig).endswith("<|im_start|>assistant\nThe city ")
     assert reply.choices[0].message.content == " is Paris"
@@ -462,14 +689,18 @@ async def test_an_answer_goes_on_with_the_last_message(rig, client):
 async def test_an_answer_goes_on_within_its_reasoning(rig, thinker):
     rig.say(" on.</think>Yes.")
     messages = [*ASK, {"role": "assistant", "content": "<think>Thinking"}]
-    reply = await thinker.chat.completions.create(model="tiny", messages=messages, extra_body={"continue_final_message": True})
+    reply = await thinker.chat.completions.create(
+        model="tiny", messages=messages, extra_body={"continue_final_message": True}
+    )
 
     assert prompt(rig).endswith("<think>Thinking")
     assert (reply.choices[0].message.reasoning, reply.choices[0].message.content) == ("on.", "Yes.")
 
 
 async def test_no_turn_is_opened_where_that_is_not_wanted(rig, client):
-    await client.chat.completions.create(model="tiny", messages=ASK, extra_body={"add_generation_prompt": False})
+    await client.chat.completions.create(
+        model="tiny", messages=ASK, extra_body={"add_generation_prompt": False}
+    )
 
     assert prompt(rig).endswith("Weather?<|im_end|>\n")
 

@@ -46,7 +46,12 @@ async def test_chat_streams_the_same_text(rig, client):
 
 async def test_sync_client_works(url):
     def ask() -> tuple[str, str]:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, http_client=httpx.Client(trust_env=False)) as client:
+        with openai.OpenAI(
+            base_url=f"{url}/v1",
+            api_key="x",
+            max_retries=0,
+            http_client=httpx.Client(trust_env=False),
+        ) as client:
             whole = client.completions.create(model="tiny", prompt="Say", max_tokens=4)
             parts = client.completions.create(model="tiny", prompt="Say", max_tokens=4, stream=True)
             return whole.choices[0].text, "".join(part.choices[0].text for part in parts)
@@ -81,16 +86,25 @@ async def test_completion_takes_every_form_of_prompt(rig, client, prompt, expect
     reply = await client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
     asked = sorted(calls[0][0].prompt for calls in rig.backend.calls)
 
-    assert asked == sorted([rig.tokenizer._tokenizer.encode(item).ids if isinstance(item, str) else item for item in expected])
+    assert asked == sorted(
+        [
+            rig.tokenizer._tokenizer.encode(item).ids if isinstance(item, str) else item
+            for item in expected
+        ]
+    )
     assert [choice.index for choice in reply.choices] == list(range(len(expected)))
 
 
 async def test_list_prompts_with_n_number_choices_by_prompt(rig, client):
     rig.backend.script = lambda spec: [*spec.prompt, spec.sampling.seed % 5, 258]
-    reply = await client.completions.create(model="tiny", prompt=[[50], [60]], n=2, seed=5, max_tokens=5)
+    reply = await client.completions.create(
+        model="tiny", prompt=[[50], [60]], n=2, seed=5, max_tokens=5
+    )
     letters = [rig.tokenizer.token_bytes(i).decode() for i in (50, 0, 50, 1, 60, 2, 60, 3)]
 
-    assert [choice.text for choice in reply.choices] == ["".join(letters[i : i + 2]) for i in (0, 2, 4, 6)]
+    assert [choice.text for choice in reply.choices] == [
+        "".join(letters[i : i + 2]) for i in (0, 2, 4, 6)
+    ]
     assert reply.usage.prompt_tokens == 2
     assert reply.usage.completion_tokens == 12
     assert reply.usage.prompt_tokens_details.cached_tokens == 32
@@ -109,7 +123,9 @@ async def test_n_choices_have_their_own_ids_and_seeds(rig, client):
 async def test_streamed_choices_keep_their_texts_apart(rig, client):
     rig.backend.script = lambda spec: [50 + spec.sampling.seed] * (3 + spec.sampling.seed) + [258]
     texts = ["", "", ""]
-    async for chunk in await client.chat.completions.create(model="tiny", messages=HELLO, n=3, seed=0, stream=True):
+    async for chunk in await client.chat.completions.create(
+        model="tiny", messages=HELLO, n=3, seed=0, stream=True
+    ):
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
 
     assert texts == [rig.tokenizer.token_bytes(50 + i).decode() * (3 + i) for i in range(3)]
@@ -153,9 +169,22 @@ async def test_every_sampling_field_reaches_the_engine(rig, client):
     sampling = specs[0].sampling
 
     assert (prefill, specs[0].priority, sampling.max_tokens, sampling.seed) == ("remote", -3, 9, 4)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 5, 0.1)
-    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.2)
-    assert (sampling.logit_bias, sampling.min_tokens, sampling.stop_token_ids) == ({3: -100.0}, 1, [7])
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (
+        0.5,
+        0.9,
+        5,
+        0.1,
+    )
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (
+        1.0,
+        -1.0,
+        1.2,
+    )
+    assert (sampling.logit_bias, sampling.min_tokens, sampling.stop_token_ids) == (
+        {3: -100.0},
+        1,
+        [7],
+    )
     assert (sampling.eos_token_ids, sampling.ignore_eos, sampling.logprobs) == ([258], True, None)
 
 
@@ -168,9 +197,14 @@ async def test_top_p_zero_is_greedy(rig, client):
 
 async def test_chat_prompt_is_the_template_and_takes_text_parts(rig, client):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "developer", "content": "d"}, {"role": "user", "name": "n", "content": parts}]
+    messages = [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "name": "n", "content": parts},
+    ]
     await client.chat.completions.create(model="tiny", messages=messages)
-    text = "<|im_start|>system\nd<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
+    text = (
+        "<|im_start|>system\nd<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
+    )
 
     assert rig.backend.calls[0][0][0].prompt == rig.tokenizer._tokenizer.encode(text).ids
 
@@ -194,9 +228,14 @@ async def test_characters_of_several_tokens_arrive_whole(rig, client):
 
 async def test_stop_string_ends_one_choice_and_its_siblings_go_on(rig, client):
     texts = {0: "one END two", 1: "no end here"}
-    encoded = {seed: [i for c in text for i in rig.tokenizer._tokenizer.encode(c).ids] for seed, text in texts.items()}
+    encoded = {
+        seed: [i for c in text for i in rig.tokenizer._tokenizer.encode(c).ids]
+        for seed, text in texts.items()
+    }
     rig.backend.script = lambda spec: [*encoded[spec.sampling.seed], 258]
-    reply = await client.chat.completions.create(model="tiny", messages=HELLO, n=2, seed=0, stop=["END", "zzz"])
+    reply = await client.chat.completions.create(
+        model="tiny", messages=HELLO, n=2, seed=0, stop=["END", "zzz"]
+    )
 
     assert [choice.message.content for choice in reply.choices] == ["one ", "no end here"]
     assert [choice.finish_reason for choice in reply.choices] == ["stop", "stop"]
@@ -207,8 +246,13 @@ async def test_stop_string_ends_one_choice_and_its_siblings_go_on(rig, client):
 async def test_stop_string_ends_one_prompt_and_the_others_go_on(rig, client, n):
     """A prompt whose choices have all ended is closed; nothing more of it is computed."""
     encoded = [i for c in "one END two" for i in rig.tokenizer._tokenizer.encode(c).ids]
-    rig.backend.script = lambda spec: [*(encoded if len(spec.prompt) == 1 else encoded[:4] * 9), 258]
-    reply = await client.completions.create(model="tiny", prompt=["x", "yy"], n=n, stop="END", max_tokens=60)
+    rig.backend.script = lambda spec: [
+        *(encoded if len(spec.prompt) == 1 else encoded[:4] * 9),
+        258,
+    ]
+    reply = await client.completions.create(
+        model="tiny", prompt=["x", "yy"], n=n, stop="END", max_tokens=60
+    )
 
     assert [choice.text for choice in reply.choices] == ["one "] * n + ["one " * 9] * n
     assert [choice.finish_reason for choice in reply.choices] == ["stop"] * (2 * n)
@@ -217,7 +261,9 @@ async def test_stop_string_ends_one_prompt_and_the_others_go_on(rig, client, n):
 
 
 async def test_stop_string_of_the_last_choice_closes_the_backend(rig, client):
-    reply = await client.chat.completions.create(model="tiny", messages=HELLO, stop=",", extra_body={"include_stop_str_in_output": True})
+    reply = await client.chat.completions.create(
+        model="tiny", messages=HELLO, stop=",", extra_body={"include_stop_str_in_output": True}
+    )
 
     assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("Hello,", "stop")
     assert rig.backend.cancelled.is_set()
@@ -226,7 +272,9 @@ async def test_stop_string_of_the_last_choice_closes_the_backend(rig, client):
 
 async def test_chat_logprobs_have_openais_shape(rig, client):
     rig.say("é!")
-    reply = await client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, top_logprobs=2)
+    reply = await client.chat.completions.create(
+        model="tiny", messages=HELLO, logprobs=True, top_logprobs=2
+    )
     content = reply.choices[0].logprobs.content
 
     assert [entry.token for entry in content] == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|im_end|>"]
@@ -248,7 +296,9 @@ async def test_completion_logprobs_have_openais_shape(rig, client):
 async def test_streamed_logprobs_come_with_their_tokens(rig, client):
     rig.say("é!")
     tokens = []
-    async for chunk in await client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, stream=True):
+    async for chunk in await client.chat.completions.create(
+        model="tiny", messages=HELLO, logprobs=True, stream=True
+    ):
         tokens += [entry.token for entry in chunk.choices[0].logprobs.content]
 
     assert tokens == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|im_end|>"]

@@ -24,9 +24,18 @@ SHAPES = [
 ]
 
 
-def made(kind: type[ChatShape] | type[CompletionShape], has_logprobs: bool, has_usage: bool) -> Shape:
+def made(
+    kind: type[ChatShape] | type[CompletionShape], has_logprobs: bool, has_usage: bool
+) -> Shape:
     # A model may be named as it likes, also after the mark that the bytes are split at.
-    return kind("chatcmpl-0", 123, 'the "0" model', Shown(TokenNames(Tokenizer.__new__(Tokenizer))), has_logprobs, has_usage)
+    return kind(
+        "chatcmpl-0",
+        123,
+        'the "0" model',
+        Shown(TokenNames(Tokenizer.__new__(Tokenizer))),
+        has_logprobs,
+        has_usage,
+    )
 
 
 @pytest.mark.parametrize(("kind", "has_logprobs", "has_usage"), SHAPES)
@@ -39,7 +48,16 @@ def test_an_event_is_the_models_for_every_character(kind, has_logprobs, has_usag
         assert events.of(delta) == sse.event(shape.chunk(delta))
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=5), st.booleans(), st.sampled_from([None, "stop", "length"]))))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.text(max_size=5),
+            st.booleans(),
+            st.sampled_from([None, "stop", "length"]),
+        )
+    )
+)
 def test_events_of_an_answer_are_the_models_one_by_one(deltas) -> None:
     shape = made(ChatShape, False, True)
     events = Events(shape.chunk)

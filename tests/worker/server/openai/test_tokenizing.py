@@ -11,13 +11,22 @@ HELLO = [{"role": "user", "content": "Hé"}]
 async def test_a_prompt_is_tokenized_as_for_a_completion(rig, http):
     reply = await http.post("/tokenize", json={"model": "tiny", "prompt": "He<|im_end|>"})
 
-    assert reply.json() == {"count": 2, "max_model_len": 200, "tokens": [256, 258], "token_strs": None}
-    bare = await http.post("/tokenize", json={"prompt": "He", "add_special_tokens": False, "return_token_strs": True})
+    assert reply.json() == {
+        "count": 2,
+        "max_model_len": 200,
+        "tokens": [256, 258],
+        "token_strs": None,
+    }
+    bare = await http.post(
+        "/tokenize", json={"prompt": "He", "add_special_tokens": False, "return_token_strs": True}
+    )
     assert bare.json() == {"count": 1, "max_model_len": 200, "tokens": [256], "token_strs": ["He"]}
 
 
 async def test_a_conversation_is_tokenized_as_for_chat(rig, http):
-    reply = (await http.post("/tokenize", json={"messages": HELLO, "return_token_strs": True})).json()
+    reply = (
+        await http.post("/tokenize", json={"messages": HELLO, "return_token_strs": True})
+    ).json()
     await http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
 
     assert reply["tokens"] == rig.backend.calls[0][0][0].prompt
@@ -31,7 +40,12 @@ async def test_a_conversation_is_tokenized_as_for_chat(rig, http):
     [
         ("/tokenize", {}, "prompt", "is required"),
         ("/tokenize", {"prompt": 3}, "prompt", "valid string"),
-        ("/tokenize", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "valid string"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": 3}]},
+            "messages[0].content",
+            "valid string",
+        ),
         ("/tokenize", {"messages": HELLO, "model": "other"}, "model", "'tiny'"),
         ("/detokenize", {"tokens": [259]}, "tokens", "from 0 to 258"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "valid integer"),
@@ -58,18 +72,27 @@ async def test_tokenizing_waits_for_the_models_limits(rig, http):
 
 async def test_tokenizing_is_of_the_api_and_has_no_journey(rig, http):
     rig.app = rig.make_app(tenant_of=lambda key: "team" if key == "good" else None)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(rig.app), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(rig.app), base_url="http://test"
+    ) as client:
         for path in ("/tokenize", "/detokenize"):
             assert (await client.post(path, json={"prompt": "x"})).status_code == 401
-        reply = await client.post("/tokenize", json={"prompt": "x"}, headers={"authorization": "Bearer good"})
+        reply = await client.post(
+            "/tokenize", json={"prompt": "x"}, headers={"authorization": "Bearer good"}
+        )
         assert reply.status_code == 200
-        found = await client.get(f"/debug/requests/{reply.headers['x-request-id']}", headers={"authorization": "Bearer good"})
+        found = await client.get(
+            f"/debug/requests/{reply.headers['x-request-id']}",
+            headers={"authorization": "Bearer good"},
+        )
         assert found.status_code == 404
 
 
 async def test_a_prefill_worker_sends_its_clients_elsewhere(rig):
     app = create_prefill_app(rig.backend, rig.metrics, lambda: rig.policy)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
         reply = await client.post("/tokenize", json={"prompt": "x"})
     assert reply.status_code == 404
     assert "prefill worker" in reply.text

@@ -17,7 +17,9 @@ QWEN3 = "{%- if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 R1 = "<\uff5cAssistant\uff5c><think>\n {% if '</think>' in content %}"
 
 
-def parsed(start: Start, pieces: list[str], *, shows: bool = True, has_tools: bool = False) -> Answer:
+def parsed(
+    start: Start, pieces: list[str], *, shows: bool = True, has_tools: bool = False
+) -> Answer:
     calls = FORMS["hermes"].parser(TOOLS, Numbering(lambda: "call")) if has_tools else None
     parser = ReasonedAnswer(ThinkTags(start), calls, shows_reasoning=shows)
     parts = [*(part for piece in pieces for part in parser.feed(piece)), *parser.end()]
@@ -50,7 +52,10 @@ def test_reasoning_and_answer(start, text, reasoning, answer) -> None:
 
 @given(
     st.sampled_from(["inside", "before", "answer"]),
-    st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "a", "<", "</thi", HERMES_NOW]), max_size=8).map("".join),
+    st.lists(
+        st.sampled_from(["<think>", "</think>", "\n", " ", "a", "<", "</thi", HERMES_NOW]),
+        max_size=8,
+    ).map("".join),
     st.lists(st.integers(0, 200), max_size=10),
 )
 def test_any_cut_gives_the_same(start, text, places) -> None:
@@ -86,9 +91,17 @@ def test_where_an_answer_begins_is_seen_in_the_prompt(name, prompt, start) -> No
 
 
 def test_an_answer_that_goes_on_begins_where_the_message_ends() -> None:
-    assert [start_within(text) for text in ("<think>Hm", "<think>Hm</think>So", "So")] == ["inside", "answer", "answer"]
+    assert [start_within(text) for text in ("<think>Hm", "<think>Hm</think>So", "So")] == [
+        "inside",
+        "answer",
+        "answer",
+    ]
 
 
 def test_a_parser_is_found_from_the_template() -> None:
-    assert [parser_for("auto", template) for template in (QWEN3, R1, "{{ messages }}")] == ["qwen3", "deepseek_r1", None]
+    assert [parser_for("auto", template) for template in (QWEN3, R1, "{{ messages }}")] == [
+        "qwen3",
+        "deepseek_r1",
+        None,
+    ]
     assert [parser_for(name, QWEN3) for name in ("none", "deepseek_r1")] == [None, "deepseek_r1"]

@@ -1,4 +1,6 @@
-"""POST /v1/responses by OpenAI's official client, unchanged: whole, streamed, with tools, and going on from what is kept."""
+"""POST /v1/responses by OpenAI's official client, unchanged: whole, streamed, with tools, and going
+on from what is kept.
+"""
 
 import asyncio
 import json
@@ -25,7 +27,12 @@ WEATHER = {
     "type": "function",
     "name": "get_weather",
     "description": "The weather",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False},
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
     "strict": False,
 }
 NOW = {"type": "function", "name": "now", "parameters": None, "strict": None}
@@ -37,14 +44,24 @@ async def client(rig, model_folder) -> AsyncIterator[openai.AsyncOpenAI]:
     rig.tokenizer = Tokenizer.load(model_folder, "chatml-tools")
     rig.backend.max_model_len = 4000
     rig.policy = PolicyConfig()
-    rig.app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, parsers=ParserNames(reasoning="qwen3"))
+    rig.app = create_app(
+        rig.backend,
+        rig.tokenizer,
+        rig.metrics,
+        lambda: rig.policy,
+        parsers=ParserNames(reasoning="qwen3"),
+    )
     http = httpx.AsyncClient(transport=httpx.ASGITransport(rig.app), trust_env=False)
-    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http) as client:
+    async with openai.AsyncOpenAI(
+        base_url="http://test/v1", api_key="none", max_retries=0, http_client=http
+    ) as client:
         yield client
 
 
 def prompt(rig) -> str:
-    return rig.tokenizer._tokenizer.decode(rig.backend.calls[-1][0][0].prompt, skip_special_tokens=False)
+    return rig.tokenizer._tokenizer.decode(
+        rig.backend.calls[-1][0][0].prompt, skip_special_tokens=False
+    )
 
 
 async def streamed(client, **fields) -> list:
@@ -57,26 +74,56 @@ async def streamed(client, **fields) -> list:
 
 async def test_a_response_has_openais_shape(rig, client):
     reply = await client.responses.create(
-        model="tiny", input="Hi", instructions="Be brief", max_output_tokens=50, temperature=0.5, top_p=0.25, metadata={"a": "b"}
+        model="tiny",
+        input="Hi",
+        instructions="Be brief",
+        max_output_tokens=50,
+        temperature=0.5,
+        top_p=0.25,
+        metadata={"a": "b"},
     )
     spec = rig.backend.calls[0][0][0]
 
     assert reply.output_text == "Hello, world!"
-    assert (reply.status, reply.object, reply.model, reply.error, reply.incomplete_details) == ("completed", "response", "tiny", None, None)
+    assert (reply.status, reply.object, reply.model, reply.error, reply.incomplete_details) == (
+        "completed",
+        "response",
+        "tiny",
+        None,
+        None,
+    )
     (item,) = reply.output
-    assert (item.type, item.role, item.status, item.content[0].type) == ("message", "assistant", "completed", "output_text")
+    assert (item.type, item.role, item.status, item.content[0].type) == (
+        "message",
+        "assistant",
+        "completed",
+        "output_text",
+    )
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(spec.prompt), 14)
     assert reply.usage.input_tokens_details.cached_tokens == 16
     assert reply.usage.output_tokens_details.reasoning_tokens == 0
-    assert (reply.metadata, reply.temperature, reply.top_p, reply.instructions) == ({"a": "b"}, 0.5, 0.25, "Be brief")
-    assert (spec.sampling.max_tokens, spec.sampling.temperature, spec.sampling.top_p) == (50, 0.5, 0.25)
+    assert (reply.metadata, reply.temperature, reply.top_p, reply.instructions) == (
+        {"a": "b"},
+        0.5,
+        0.25,
+        "Be brief",
+    )
+    assert (spec.sampling.max_tokens, spec.sampling.temperature, spec.sampling.top_p) == (
+        50,
+        0.5,
+        0.25,
+    )
     assert "system\nBe brief<|im_end|>" in prompt(rig)
 
 
 async def test_a_response_that_is_cut_off_is_incomplete(rig, client):
     reply = await client.responses.create(model="tiny", input="Hi", max_output_tokens=2)
 
-    assert (reply.status, reply.incomplete_details.reason, reply.output_text) == ("incomplete", "max_output_tokens", "He")
+    assert (reply.status, reply.incomplete_details.reason, reply.output_text) == (
+        "incomplete",
+        "max_output_tokens",
+        "He",
+    )
     assert reply.output[0].status == "incomplete"
     events = await streamed(client, input="Hi", max_output_tokens=2)
     assert events[-1].type == "response.incomplete"
@@ -97,7 +144,11 @@ async def test_a_stream_has_the_typed_events_in_their_order(rig, client):
         "response.output_item.done",
         "response.completed",
     ]
-    assert (events[0].response.status, events[0].response.output, events[0].response.usage) == ("in_progress", [], None)
+    assert (events[0].response.status, events[0].response.output, events[0].response.usage) == (
+        "in_progress",
+        [],
+        None,
+    )
     assert events[2].item.content == []
     assert events[3].part.text == ""
     assert events[7].text == events[8].part.text == events[9].item.content[0].text == "Hi!"
@@ -108,7 +159,9 @@ async def test_a_stream_has_the_typed_events_in_their_order(rig, client):
 
 async def test_the_official_streaming_helper_takes_the_events(rig, client):
     async with client.responses.stream(model="tiny", input="Hi") as stream:
-        text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+        text = "".join(
+            [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        )
         final = await stream.get_final_response()
 
     assert text == final.output_text == "Hello, world!"
@@ -120,14 +173,21 @@ async def test_calls_are_items_whole_and_streamed(rig, client):
     calls = reply.output[1:]
 
     assert [item.type for item in reply.output] == ["message", "function_call", "function_call"]
-    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("get_weather", {"city": "Paris"}), ("now", {})]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+        ("get_weather", {"city": "Paris"}),
+        ("now", {}),
+    ]
     assert len({call.call_id for call in calls}) == 2
     events = await streamed(client, input="Hi", tools=[WEATHER, NOW])
     done = [event for event in events if event.type == "response.function_call_arguments.done"]
     assert [(event.name, event.arguments, event.output_index) for event in done] == [
         (call.name, call.arguments, place) for place, call in enumerate(calls, start=1)
     ]
-    deltas = [event for event in events if event.type == "response.function_call_arguments.delta" and event.output_index == 1]
+    deltas = [
+        event
+        for event in events
+        if event.type == "response.function_call_arguments.delta" and event.output_index == 1
+    ]
     assert "".join(event.delta for event in deltas) == calls[0].arguments
     added = [event.item for event in events if event.type == "response.output_item.added"]
     assert [(item.type, getattr(item, "arguments", "")) for item in added] == [
@@ -140,7 +200,9 @@ async def test_calls_are_items_whole_and_streamed(rig, client):
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "now"}])
 async def test_a_forced_call_is_constrained(rig, client, choice):
     rig.say("{}" if isinstance(choice, dict) else '[{"name": "now", "parameters": {}}]')
-    reply = await client.responses.create(model="tiny", input="Hi", tools=[NOW], tool_choice=choice, parallel_tool_calls=False)
+    reply = await client.responses.create(
+        model="tiny", input="Hi", tools=[NOW], tool_choice=choice, parallel_tool_calls=False
+    )
 
     assert [(item.type, item.name) for item in reply.output] == [("function_call", "now")]
     assert rig.backend.calls[-1][0][0].sampling.constraint is not None
@@ -151,11 +213,25 @@ async def test_items_of_a_conversation_reach_the_model_in_their_order(rig, clien
     items = [
         {"role": "developer", "content": "Be brief"},
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
-        {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Paris"}'},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "Hm."}],
+        },
+        {
+            "type": "function_call",
+            "call_id": "c1",
+            "name": "get_weather",
+            "arguments": '{"city": "Paris"}',
+        },
         {"type": "function_call", "call_id": "c2", "name": "now", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
-        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "noon"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "noon"}],
+        },
         {
             "type": "message",
             "role": "assistant",
@@ -168,7 +244,10 @@ async def test_items_of_a_conversation_reach_the_model_in_their_order(rig, clien
     await client.responses.create(model="tiny", input=items, tools=[WEATHER, NOW])
     shown = prompt(rig)
 
-    places = [shown.index(text) for text in ("Be brief", "Weather?", '"Paris"', "sunny", "noon", "Fine.", "So?")]
+    places = [
+        shown.index(text)
+        for text in ("Be brief", "Weather?", '"Paris"', "sunny", "noon", "Fine.", "So?")
+    ]
     assert places == sorted(places)
 
 
@@ -180,17 +259,27 @@ async def test_reasoning_is_an_item_before_the_message(rig, client):
     assert (reply.output[0].content[0].text, reply.output_text.strip()) == ("Hm.", "Yes.")
     assert reply.usage.output_tokens_details.reasoning_tokens > 0
     events = await streamed(client, input="Hi")
-    assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == "Hm."
-    assert [event.type for event in events].index("response.reasoning_text.done") < [event.type for event in events].index(
-        "response.output_text.delta"
+    assert (
+        "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+        == "Hm."
     )
+    assert [event.type for event in events].index("response.reasoning_text.done") < [
+        event.type for event in events
+    ].index("response.output_text.delta")
 
 
 async def test_a_text_format_constrains_the_answer(rig, client):
-    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": "integer"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
     rig.say('{"x": 1}')
     reply = await client.responses.create(
-        model="tiny", input="Hi", text={"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+        model="tiny",
+        input="Hi",
+        text={"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}},
     )
 
     assert '"integer"' in rig.backend.calls[-1][0][0].sampling.constraint.text
@@ -204,12 +293,19 @@ async def test_log_probabilities_come_with_the_text(rig, client):
     assert [entry.token for entry in reply.output[0].content[0].logprobs] == ["H", "i"]
     assert len(reply.output[0].content[0].logprobs[0].top_logprobs) == 2
     events = await streamed(client, input="Hi", include=include)
-    assert [entry.token for event in events if event.type == "response.output_text.delta" for entry in event.logprobs] == ["H", "i"]
+    assert [
+        entry.token
+        for event in events
+        if event.type == "response.output_text.delta"
+        for entry in event.logprobs
+    ] == ["H", "i"]
 
 
 async def test_a_response_goes_on_from_one_that_is_kept(rig, client):
     first = await client.responses.create(model="tiny", input="First?", instructions="Be brief")
-    second = await client.responses.create(model="tiny", input="Second?", previous_response_id=first.id)
+    second = await client.responses.create(
+        model="tiny", input="Second?", previous_response_id=first.id
+    )
     shown = prompt(rig)
 
     assert shown.index("First?") < shown.index("Hello, world!") < shown.index("Second?")
@@ -225,7 +321,9 @@ async def test_calls_go_on_from_a_kept_response(rig, client):
     first = await client.responses.create(model="tiny", input="Time?", tools=[NOW])
     output = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "noon"}
     rig.say("Noon.")
-    second = await client.responses.create(model="tiny", input=[output], tools=[NOW], previous_response_id=first.id)
+    second = await client.responses.create(
+        model="tiny", input=[output], tools=[NOW], previous_response_id=first.id
+    )
 
     assert second.output_text == "Noon."
     assert prompt(rig).index("Time?") < prompt(rig).index("noon")
@@ -239,7 +337,12 @@ async def test_a_kept_response_is_read_listed_and_deleted(rig, client):
     assert found == made
     assert [(item.role, item.content[0].text) for item in items.data] == [("user", "Hi")]
     await client.responses.delete(made.id)
-    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel, client.responses.input_items.list):
+    for call in (
+        client.responses.retrieve,
+        client.responses.delete,
+        client.responses.cancel,
+        client.responses.input_items.list,
+    ):
         with pytest.raises(openai.NotFoundError, match="not kept here"):
             await call(made.id)
 
@@ -264,7 +367,9 @@ async def test_a_response_of_another_worker_is_refused_by_name(rig, client):
 
 async def test_responses_belong_to_their_keys(rig):
     app = rig.make_app(tenant_of=lambda key: key if key in ("alice", "bob") else None)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
         alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
         made = (await http.post("/v1/responses", json=BODY, headers=alice)).json()
         assert (await http.get(f"/v1/responses/{made['id']}", headers=alice)).status_code == 200
@@ -279,20 +384,26 @@ async def test_a_long_conversation_is_cut_only_where_asked_to(rig, client):
     with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:
         await client.responses.create(model="tiny", input=turns, max_output_tokens=20)
     assert caught.value.code == "context_length_exceeded"
-    await client.responses.create(model="tiny", input=turns, max_output_tokens=20, truncation="auto", instructions="Keep this")
+    await client.responses.create(
+        model="tiny", input=turns, max_output_tokens=20, truncation="auto", instructions="Keep this"
+    )
 
     assert "Keep this" in prompt(rig)
     assert "turn 19 " in prompt(rig)
     assert "turn 0 " not in prompt(rig)
     assert 580 - 100 < len(rig.backend.calls[-1][0][0].prompt) <= 580
     with pytest.raises(openai.BadRequestError, match="maximum context length"):
-        await client.responses.create(model="tiny", input="x" * 700, max_output_tokens=20, truncation="auto")
+        await client.responses.create(
+            model="tiny", input="x" * 700, max_output_tokens=20, truncation="auto"
+        )
 
 
 async def test_a_conversation_goes_on_without_a_call_that_was_cut_off(rig, client):
     rig.say('{"city": "Paris"}')
     named = {"type": "function", "name": "get_weather"}
-    reply = await client.responses.create(model="tiny", input="Hi", tools=[WEATHER], tool_choice=named, max_output_tokens=6)
+    reply = await client.responses.create(
+        model="tiny", input="Hi", tools=[WEATHER], tool_choice=named, max_output_tokens=6
+    )
     await client.responses.create(model="tiny", input="Go on", previous_response_id=reply.id)
 
     assert reply.output[0].arguments == '{"city'
@@ -301,12 +412,29 @@ async def test_a_conversation_goes_on_without_a_call_that_was_cut_off(rig, clien
 
 
 async def test_truncation_drops_outputs_with_their_calls(rig, client):
-    calls = [{"type": "function_call", "call_id": f"c{number}", "name": "now", "arguments": "{}"} for number in (1, 2)]
-    outputs = [{"type": "function_call_output", "call_id": f"c{number}", "output": f"output {number} " + "y" * 40} for number in (1, 2)]
-    items = [{"role": "user", "content": "Ask"}, *calls, *outputs, {"role": "user", "content": "And now"}]
+    calls = [
+        {"type": "function_call", "call_id": f"c{number}", "name": "now", "arguments": "{}"}
+        for number in (1, 2)
+    ]
+    outputs = [
+        {
+            "type": "function_call_output",
+            "call_id": f"c{number}",
+            "output": f"output {number} " + "y" * 40,
+        }
+        for number in (1, 2)
+    ]
+    items = [
+        {"role": "user", "content": "Ask"},
+        *calls,
+        *outputs,
+        {"role": "user", "content": "And now"},
+    ]
     for length in range(120, 420, 20):
         rig.backend.max_model_len = length
-        await client.responses.create(model="tiny", input=items, max_output_tokens=4, truncation="auto")
+        await client.responses.create(
+            model="tiny", input=items, max_output_tokens=4, truncation="auto"
+        )
         shown = prompt(rig)
         assert "And now" in shown
         assert shown.count("<tool_response>") <= shown.count("<tool_call>")
@@ -324,10 +452,18 @@ async def test_log_probabilities_of_text_that_waits_are_kept(rig, client):
 
     assert reply.output_text == "é  "
     assert [entry.token for entry in reply.output[0].content[0].logprobs] == expected
-    assert [entry.token for event in events if event.type == "response.output_text.delta" for entry in event.logprobs] == expected
+    assert [
+        entry.token
+        for event in events
+        if event.type == "response.output_text.delta"
+        for entry in event.logprobs
+    ] == expected
 
 
-@pytest.mark.parametrize(("fields", "param"), [({"max_output_tokens": 5000}, "max_output_tokens"), ({"input": "x" * 5000}, "input")])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"max_output_tokens": 5000}, "max_output_tokens"), ({"input": "x" * 5000}, "input")],
+)
 async def test_what_is_too_long_is_named_as_this_api_names_it(rig, client, http, fields, param):
     error = (await http.post("/v1/responses", json=BODY | fields)).json()["error"]
 
@@ -340,19 +476,43 @@ async def test_what_is_too_long_is_named_as_this_api_names_it(rig, client, http,
     [
         ({"input": 3}, "input", "valid string"),
         ({"input": []}, "input", "at least 1 item"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "has type 'input_image'"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+            "has type 'input_image'",
+        ),
         ({"input": [{"type": "web_search_call"}]}, "input[0]", "has type 'web_search_call'"),
-        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input", "no earlier message"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]},
+            "input",
+            "no earlier message",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search, are not served"),
-        ({"tools": [{**WEATHER, "parameters": {"description": "\ud800"}}]}, "tools[0].parameters", "surrogate"),
-        ({"text": {"format": {"type": "json_schema", "schema": {"enum": ["\ud800"]}}}}, "text.format.schema", "surrogate"),
+        (
+            {"tools": [{**WEATHER, "parameters": {"description": "\ud800"}}]},
+            "tools[0].parameters",
+            "surrogate",
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": {"enum": ["\ud800"]}}}},
+            "text.format.schema",
+            "surrogate",
+        ),
         ({"background": True}, "background", "is not supported here"),
         ({"conversation": "c"}, "conversation", "use previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt", "is not supported here"),
-        ({"include": ["file_search_call.results"]}, "include", "'file_search_call.results' is not supported"),
+        (
+            {"include": ["file_search_call.results"]},
+            "include",
+            "'file_search_call.results' is not supported",
+        ),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "at most 16"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a", "at most 512"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "is required"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x"}}},
+            "text.format.schema",
+            "is required",
+        ),
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
         ({"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"truncation": "some"}, "truncation", "'auto' or 'disabled'"),
@@ -360,7 +520,11 @@ async def test_what_is_too_long_is_named_as_this_api_names_it(rig, client, http,
     ],
 )
 async def test_bad_input_is_refused_by_name(rig, client, http, fields, param, words):
-    reply = await http.post("/v1/responses", content=json.dumps(BODY | fields), headers={"content-type": "application/json"})
+    reply = await http.post(
+        "/v1/responses",
+        content=json.dumps(BODY | fields),
+        headers={"content-type": "application/json"},
+    )
     error = reply.json()["error"]
 
     assert reply.status_code == (404 if "model" in fields else 400)
@@ -373,7 +537,11 @@ async def test_a_failure_after_the_first_token_is_a_failed_response(rig, client)
     *_, error, last = await streamed(client, input="Hi")
 
     assert (error.type, error.code) == ("error", "internal_error")
-    assert (last.type, last.response.status, last.response.error.code) == ("response.failed", "failed", "internal_error")
+    assert (last.type, last.response.status, last.response.error.code) == (
+        "response.failed",
+        "failed",
+        "internal_error",
+    )
     assert "internal error" in last.response.error.message
     assert last.response.output[0].status == "incomplete"
 
@@ -388,7 +556,9 @@ async def test_a_client_that_leaves_cancels_the_response(rig, wire):
 
 async def test_a_prefill_worker_serves_no_responses(rig):
     app = create_prefill_app(rig.backend, rig.metrics, lambda: rig.policy)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
         reply = await http.post("/v1/responses", json=BODY)
     assert reply.status_code == 404
     assert "prefill worker" in reply.text
@@ -441,7 +611,9 @@ def test_many_small_items_count_as_the_memory_they_take(items, parts):
     content = [{"type": "input_text", "text": ""}] * parts or ""
     tracemalloc.start()
     try:
-        request = ResponsesRequest.model_validate({"model": "tiny", "input": [{"role": "user", "content": content}] * items})
+        request = ResponsesRequest.model_validate(
+            {"model": "tiny", "input": [{"role": "user", "content": content}] * items}
+        )
         shown = shown_items(request.input, "a" * 32)
         taken = tracemalloc.get_traced_memory()[0]
     finally:

@@ -1,4 +1,6 @@
-"""Route fields of a request: a session, and for tests a worker, a policy and weights [Y9], [Y10]."""
+"""Route fields of a request: a session, and for tests a worker, a policy and weights
+[Y9], [Y10].
+"""
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +15,9 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 @pytest.fixture
 def allowing(rig):
     """A policy under which requests may say how they are routed."""
-    score = DecodeScorePolicy(policy="kvAware", kv_aware=KvAwarePolicy(overlap_credit=2.0), allow_request_overrides=True)
+    score = DecodeScorePolicy(
+        policy="kvAware", kv_aware=KvAwarePolicy(overlap_credit=2.0), allow_request_overrides=True
+    )
     rig.policy = replace(rig.policy, decode_score=score)
     return score
 
@@ -31,10 +35,19 @@ async def test_session_is_passed_on_under_any_policy(rig, http):
 
 
 async def test_route_names_a_worker_a_policy_and_weights(rig, http, allowing):
-    route = {"worker": "chat-decode-0", "policy": "roundRobin", "temperature": 1, "overlap_credit": 0.5, "active_request_weight": 3}
+    route = {
+        "worker": "chat-decode-0",
+        "policy": "roundRobin",
+        "temperature": 1,
+        "overlap_credit": 0.5,
+        "active_request_weight": 3,
+    }
     hints = await hints_of(rig, http, session="s", route=route)
     expected = replace(
-        allowing, policy="roundRobin", temperature=1.0, kv_aware=KvAwarePolicy(overlap_credit=0.5, active_request_weight=3.0)
+        allowing,
+        policy="roundRobin",
+        temperature=1.0,
+        kv_aware=KvAwarePolicy(overlap_credit=0.5, active_request_weight=3.0),
     )
 
     assert hints == RouteHints("s", "chat-decode-0", expected)
@@ -42,9 +55,13 @@ async def test_route_names_a_worker_a_policy_and_weights(rig, http, allowing):
 
 async def test_y9_all_four_weights_are_overridable(rig, http, allowing):
     names = ("overlap_credit", "prefill_load_scale", "prefill_decay", "active_request_weight")
-    hints = await hints_of(rig, http, route={name: number + 5.0 for number, name in enumerate(names)})
+    hints = await hints_of(
+        rig, http, route={name: number + 5.0 for number, name in enumerate(names)}
+    )
 
-    assert hints.decode_score == replace(allowing, kv_aware=KvAwarePolicy(**{name: n + 5.0 for n, name in enumerate(names)}))
+    assert hints.decode_score == replace(
+        allowing, kv_aware=KvAwarePolicy(**{name: n + 5.0 for n, name in enumerate(names)})
+    )
 
 
 async def test_route_with_a_worker_alone_keeps_the_policy(rig, http, allowing):
@@ -67,10 +84,22 @@ async def test_route_is_refused_where_the_policy_does_not_allow_it(rig, http, ro
         ({"session": ""}, "pdcluster.session", "at least 1 character"),
         ({"session": "s" * 257}, "pdcluster.session", "at most 256"),
         ({"session": 7}, "pdcluster.session", "string"),
-        ({"route": {"policy": "fastest"}}, "pdcluster.route.policy", "'leastRequest', 'roundRobin'"),
+        (
+            {"route": {"policy": "fastest"}},
+            "pdcluster.route.policy",
+            "'leastRequest', 'roundRobin'",
+        ),
         ({"route": {"worker": ""}}, "pdcluster.route.worker", "at least 1 character"),
-        ({"route": {"temperature": -1}}, "pdcluster.route.temperature", "greater than or equal to 0"),
-        ({"route": {"overlap_credit": 1e7}}, "pdcluster.route.overlap_credit", "less than or equal to 1000000"),
+        (
+            {"route": {"temperature": -1}},
+            "pdcluster.route.temperature",
+            "greater than or equal to 0",
+        ),
+        (
+            {"route": {"overlap_credit": 1e7}},
+            "pdcluster.route.overlap_credit",
+            "less than or equal to 1000000",
+        ),
         ({"route": {"overlapCredit": 1}}, "pdcluster.route.overlapCredit", "not permitted"),
     ],
 )

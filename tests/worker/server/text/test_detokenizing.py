@@ -23,7 +23,9 @@ def decoded(tokens: list[bytes]) -> list[str]:
 
 def byte_level_tokenizer() -> tokenizers.Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.add_tokens(["é b"])
@@ -47,10 +49,17 @@ def test_byte_level_pieces_are_what_the_tokenizer_library_decodes(token_ids):
 
 @given(st.text(max_size=30))
 def test_sentencepiece_pieces_are_what_the_tokenizer_library_decodes(text):
-    tokens = [f"<0x{byte:02X}>" if byte > 127 else chr(byte).replace(" ", "\u2581") for byte in text.encode()]
-    library = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokens = [
+        f"<0x{byte:02X}>" if byte > 127 else chr(byte).replace(" ", "\u2581")
+        for byte in text.encode()
+    ]
+    library = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
 
-    assert "".join(decoded([token_bytes.sentencepiece(token) for token in tokens])) == library.decode(tokens)
+    assert "".join(
+        decoded([token_bytes.sentencepiece(token) for token in tokens])
+    ) == library.decode(tokens)
 
 
 def test_a_character_appears_with_its_last_byte():
@@ -63,20 +72,30 @@ def test_a_character_appears_with_its_last_byte():
         ({"type": "ByteLevel"}, token_bytes.byte_level),
         ({"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}, token_bytes.byte_level),
         ({"type": "Metaspace"}, token_bytes.sentencepiece),
-        ({"type": "Sequence", "decoders": [{"type": "Replace", "content": " "}, {"type": "ByteFallback"}]}, token_bytes.sentencepiece),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [{"type": "Replace", "content": " "}, {"type": "ByteFallback"}],
+            },
+            token_bytes.sentencepiece,
+        ),
     ],
 )
 def test_reader_is_chosen_by_the_decoder(decoder, reader):
     assert token_bytes.reader_for(decoder) is reader
 
 
-@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece"}, {"type": "Sequence", "decoders": []}])
+@pytest.mark.parametrize(
+    "decoder", [None, {"type": "WordPiece"}, {"type": "Sequence", "decoders": []}]
+)
 def test_other_decoders_are_refused(decoder):
     with pytest.raises(ModelError, match=r"tokenizer\.json: decoder .* is not supported"):
         token_bytes.reader_for(decoder)
 
 
-def run(tokenizer: Tokenizer, rules: TextRules, text: str, last: Token | None = None) -> tuple[str, str | None]:
+def run(
+    tokenizer: Tokenizer, rules: TextRules, text: str, last: Token | None = None
+) -> tuple[str, str | None]:
     choice = Choice(0, tokenizer, rules)
     shown = ""
     for character in text.encode():
@@ -101,7 +120,10 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 def test_choice_hides_the_token_that_stopped_it(tokenizer):
     assert run(tokenizer, TextRules(), "ab", EOS) == ("ab", "stop")
     assert run(tokenizer, TextRules(skip_special=False), "ab", EOS) == ("ab", "stop")
-    assert run(tokenizer, TextRules(skip_special=False, include_stop=True), "ab", EOS) == ("ab<|im_end|>", "stop")
+    assert run(tokenizer, TextRules(skip_special=False, include_stop=True), "ab", EOS) == (
+        "ab<|im_end|>",
+        "stop",
+    )
 
 
 def test_choice_shows_control_tokens_only_when_asked(tokenizer):

@@ -1,4 +1,6 @@
-"""Reading a model folder: what may be missing, what is refused, and that torch stays out of the server process."""
+"""Reading a model folder: what may be missing, what is refused, and that torch stays out of the
+server process.
+"""
 
 import asyncio
 import json
@@ -24,7 +26,8 @@ def folder(model_folder: Path, tmp_path: Path) -> Path:
 
 def test_server_modules_load_neither_torch_nor_transformers():
     code = (
-        "import sys, pdcluster_worker.server.app, pdcluster_worker.server.http.run, pdcluster_worker.dispatch.engines.metrics;"
+        "import sys, pdcluster_worker.server.app, pdcluster_worker.server.http.run, "
+        "pdcluster_worker.dispatch.engines.metrics;"
         "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -39,7 +42,13 @@ def test_server_modules_load_neither_torch_nor_transformers():
         ({"generation_config.json": {"eos_token_id": 9}}, [9]),
         ({"generation_config.json": {}, "config.json": {"eos_token_id": 5}}, [5]),
         ({"generation_config.json": None}, [258]),
-        ({"generation_config.json": None, "tokenizer_config.json": {"eos_token": {"content": "<|im_start|>"}}}, [257]),
+        (
+            {
+                "generation_config.json": None,
+                "tokenizer_config.json": {"eos_token": {"content": "<|im_start|>"}},
+            },
+            [257],
+        ),
         ({"generation_config.json": None, "tokenizer_config.json": None}, []),
         ({"generation_config.json": None, "tokenizer_config.json": {"eos_token": "nothing"}}, []),
     ],
@@ -59,7 +68,9 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path):
         Tokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
 @pytest.mark.parametrize("content", ["{", "[1]"])
 def test_a_broken_file_is_named(folder, name, content):
     (folder / name).write_text(content)
@@ -78,20 +89,34 @@ async def test_chat_without_a_template_is_a_clear_error(folder):
 @pytest.mark.parametrize("as_list", [False, True])
 async def test_template_may_be_in_tokenizer_config(folder, as_list):
     (folder / "chat_template.jinja").unlink()
-    source = "{{ bos_token }}{% generation %}{{ messages[0].content }}{% endgeneration %}{{ messages | tojson }}{{ strftime_now('%%') }}"
-    template = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}] if as_list else source
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|im_start|>", "chat_template": template}))
+    source = (
+        "{{ bos_token }}{% generation %}{{ messages[0].content }}{% endgeneration %}{{ messages | "
+        "tojson }}{{ strftime_now('%%') }}"
+    )
+    template = (
+        [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}]
+        if as_list
+        else source
+    )
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<|im_start|>", "chat_template": template})
+    )
     tokenizer = Tokenizer.load(folder)
     expected = '<|im_start|>é[{"role": "user", "content": "é"}]%'
 
-    assert (await tokenizer.encode_chat(TemplateInput([{"role": "user", "content": "é"}]))).token_ids == tokenizer._tokenizer.encode(
-        expected
-    ).ids
+    assert (
+        await tokenizer.encode_chat(TemplateInput([{"role": "user", "content": "é"}]))
+    ).token_ids == tokenizer._tokenizer.encode(expected).ids
 
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ raise_exception('roles must alternate') }}", "{{ messages[0].content + 1 }}", "{{ ''.__class__.__mro__ }}", "{{ nothing.here }}"],
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ nothing.here }}",
+    ],
 )
 async def test_a_template_that_refuses_is_a_400(folder, template):
     (folder / "chat_template.jinja").write_text(template)
@@ -112,9 +137,13 @@ async def test_long_texts_encode_as_short_ones_do(folder):
     tokenizer = Tokenizer.load(folder)
     text = "Hello é " * 2000
 
-    prompt = (await tokenizer.encode_chat(TemplateInput([{"role": "user", "content": text}]))).token_ids
+    prompt = (
+        await tokenizer.encode_chat(TemplateInput([{"role": "user", "content": text}]))
+    ).token_ids
 
-    assert await tokenizer.encode(["a", text]) == [tokenizer._tokenizer.encode(item).ids for item in ("a", text)]
+    assert await tokenizer.encode(["a", text]) == [
+        tokenizer._tokenizer.encode(item).ids for item in ("a", text)
+    ]
     assert tokenizer._tokenizer.decode(prompt, skip_special_tokens=False).count(text) == 1
 
 
@@ -144,11 +173,16 @@ async def test_sample_model_renders_as_transformers_does():
     folder = chat_model()
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = Tokenizer.load(folder)
-    messages = [{"role": "user", "content": "What is the capital of France? Né 日本"}, {"role": "assistant", "content": "Paris."}]
-
-    assert (await ours.encode_chat(TemplateInput(messages))).token_ids == theirs.apply_chat_template(messages, add_generation_prompt=True)[
-        "input_ids"
+    messages = [
+        {"role": "user", "content": "What is the capital of France? Né 日本"},
+        {"role": "assistant", "content": "Paris."},
     ]
+
+    assert (
+        await ours.encode_chat(TemplateInput(messages))
+    ).token_ids == theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert await ours.encode(["Hello  world"]) == [theirs("Hello  world")["input_ids"]]
-    assert b"".join(map(ours.token_bytes, range(2000))).decode(errors="replace") == theirs.decode(range(2000))
+    assert b"".join(map(ours.token_bytes, range(2000))).decode(errors="replace") == theirs.decode(
+        range(2000)
+    )
     assert ours.eos_token_ids == [2]

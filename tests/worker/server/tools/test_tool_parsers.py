@@ -13,10 +13,20 @@ from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS
 from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser, parser_for
 from pdcluster_worker.server.tools.scanning import Numbering
-from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS, MALFORMED, RECORDED, TOOLS, Recorded
+from tests.worker.server.recorded_calls import (
+    HERMES_NOW,
+    HERMES_PARIS,
+    MALFORMED,
+    RECORDED,
+    TOOLS,
+    Recorded,
+)
 from tests.worker.server.tools.parsing import called, cut
 
-FORCED = '[{"name": "get_weather", "parameters": {"city": "a\\"}]{", "where": {"x": [{}]}}}, {"name": "now", "parameters": {}}]'
+FORCED = (
+    '[{"name": "get_weather", "parameters": {"city": "a\\"}]{", "where": {"x": [{}]}}}, {"name": '
+    '"now", "parameters": {}}]'
+)
 
 
 def numbering(most: int | None = None) -> Numbering:
@@ -41,7 +51,9 @@ def test_calls_are_read_whole_and_letter_by_letter(case: Recorded) -> None:
     for pieces in ([case.output], list(case.output)):
         answer = answer_of(parser_of(case.parser), pieces)
         assert (called(answer), answer.text) == (case.calls, case.text)
-        assert [call.call_id for call in answer.tool_calls] == [f"call_{number}" for number in range(len(case.calls))]
+        assert [call.call_id for call in answer.tool_calls] == [
+            f"call_{number}" for number in range(len(case.calls))
+        ]
 
 
 @pytest.mark.parametrize("case", MALFORMED, ids=lambda case: f"{case.parser}-{case.output[:30]!r}")
@@ -55,12 +67,24 @@ def test_what_is_no_call_stays_text(case: Recorded) -> None:
 @given(st.data())
 def test_any_cut_of_any_text_gives_the_same(data) -> None:
     name = data.draw(st.sampled_from(sorted(FORMS)))
-    known = [case.output for case in (*RECORDED, *MALFORMED) if case.parser == name and len(case.output) < 400]
-    pieces = st.one_of(st.sampled_from([*known, HERMES_NOW]), st.text(alphabet="<tool_cal>/[]{}\n a\"'", max_size=8))
+    known = [
+        case.output
+        for case in (*RECORDED, *MALFORMED)
+        if case.parser == name and len(case.output) < 400
+    ]
+    pieces = st.one_of(
+        st.sampled_from([*known, HERMES_NOW]),
+        st.text(alphabet="<tool_cal>/[]{}\n a\"'", max_size=8),
+    )
     text = "".join(data.draw(st.lists(pieces, max_size=4)))
     whole = answer_of(parser_of(name), [text])
 
-    assert answer_of(parser_of(name), cut(text, data.draw(st.lists(st.integers(0, 2000), max_size=12)))) == whole
+    assert (
+        answer_of(
+            parser_of(name), cut(text, data.draw(st.lists(st.integers(0, 2000), max_size=12)))
+        )
+        == whole
+    )
     assert answer_of(parser_of(name), list(text)) == whole
 
 
@@ -74,9 +98,29 @@ def test_any_cut_of_forced_calls_gives_the_same(places, length) -> None:
 
 def test_text_before_a_call_is_shown_at_once_and_white_space_next_to_it_is_dropped() -> None:
     parser = parser_of("hermes")
-    shown = [parser.feed(piece) for piece in ("So", " ", "<tool", "box>", "\n\n", HERMES_PARIS, "\n ", HERMES_NOW, "\n", "Done")]
+    shown = [
+        parser.feed(piece)
+        for piece in (
+            "So",
+            " ",
+            "<tool",
+            "box>",
+            "\n\n",
+            HERMES_PARIS,
+            "\n ",
+            HERMES_NOW,
+            "\n",
+            "Done",
+        )
+    ]
 
-    assert [[getattr(part, "text", part) for part in parts] for parts in shown[:5]] == [["So"], [], [], [" <toolbox>"], []]
+    assert [[getattr(part, "text", part) for part in parts] for parts in shown[:5]] == [
+        ["So"],
+        [],
+        [],
+        [" <toolbox>"],
+        [],
+    ]
     assert [len(parts) for parts in shown[5:]] == [3, 0, 3, 0, 1]
 
 
@@ -109,16 +153,24 @@ def test_required_calls_that_are_cut_off_have_no_end_and_no_text(length) -> None
     answer = assembled([Delta(0, tuple(answer_parts), finish_reason="length")])
 
     assert answer.text == ""
-    assert sum(isinstance(part, ToolCallEnd) for part in answer_parts) in (len(answer.tool_calls), len(answer.tool_calls) - 1)
+    assert sum(isinstance(part, ToolCallEnd) for part in answer_parts) in (
+        len(answer.tool_calls),
+        len(answer.tool_calls) - 1,
+    )
 
 
 def test_what_is_no_array_of_calls_is_text() -> None:
-    assert answer_of(RequiredCalls(TOOLS, numbering()), ["Sorry, I cannot"]).text == "Sorry, I cannot"
+    assert (
+        answer_of(RequiredCalls(TOOLS, numbering()), ["Sorry, I cannot"]).text == "Sorry, I cannot"
+    )
     assert answer_of(RequiredCalls(TOOLS, numbering()), ["  \n"]).text == ""
 
 
 def test_a_named_call_is_its_arguments() -> None:
-    whole, part, nothing = (parts_of(NamedCall("now", numbering(1)), pieces) for pieces in (['{"a"', ": 1}"], ['{"a": '], []))
+    whole, part, nothing = (
+        parts_of(NamedCall("now", numbering(1)), pieces)
+        for pieces in (['{"a"', ": 1}"], ['{"a": '], [])
+    )
 
     assert called(assembled([Delta(0, tuple(whole), finish_reason="stop")])) == (("now", {"a": 1}),)
     assert isinstance(whole[-1], ToolCallEnd)
@@ -127,10 +179,13 @@ def test_a_named_call_is_its_arguments() -> None:
 
 
 TEMPLATES = {
-    "hermes": '{%- if tools %}... <tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>',
-    "qwen3_coder": "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>",
+    "hermes": '{%- if tools %}... <tool_call>\\n{"name": <function-name>, "arguments": '
+    "<args-json-object>}\\n</tool_call>",
+    "qwen3_coder": "<tool_call>\\n<function=example_function_name>\\n"
+    "<parameter=example_parameter_1>",
     "mistral": '{{- "[TOOL_CALLS] [" }}',
-    "llama3_json": '<|start_header_id|> {"name": function name, "parameters": dictionary of argument name and its value}',
+    "llama3_json": '<|start_header_id|> {"name": function name, "parameters": dictionary of '
+    "argument name and its value}",
     "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...)]",
 }
 

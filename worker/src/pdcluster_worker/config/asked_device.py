@@ -50,6 +50,7 @@ def check_gpu(asked: Asked, count: Callable[[], int] | None = None) -> None:
     if asked.kind == "cuda" and (count or count_gpus)() == 0:
         fix = (
             "check the node's driver and device plugin, and that the pod requests an accelerator, "
-            "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
+            "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators "
+            "idle"
         )
         raise DeviceError(f"{asked}, but no CUDA device is visible: {fix}")

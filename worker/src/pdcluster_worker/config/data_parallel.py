@@ -17,7 +17,9 @@ from pdcluster_worker.machine.cpu_limit import available_threads
 
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
-    """An engine among those of its worker.  board: descriptor of the memory that they share; None = there is none."""
+    """An engine among those of its worker.  board: descriptor of the memory that they share; None =
+    there is none.
+    """
 
     rank: int = 0
     board: int | None = None
@@ -28,7 +30,9 @@ def share_of(config: WorkerConfig, rank: int) -> WorkerConfig:
     if config.engine.data_parallel_size == 1:
         return config
     kv = config.listen.kv
-    listen = msgspec.structs.replace(config.listen, kv=kv + rank * config.engine.num_kv_ports if kv else 0)
+    listen = msgspec.structs.replace(
+        config.listen, kv=kv + rank * config.engine.num_kv_ports if kv else 0
+    )
     return msgspec.structs.replace(config, engine=_share(config.engine), listen=listen)
 
 
@@ -54,5 +58,7 @@ def _share(engine: EngineConfig) -> EngineConfig:
         num_blocks=None if num_blocks is None else num_blocks // size,
         device_memory_share=None if memory_share is None else memory_share / size,
         # 0 would be no limit at all.
-        transfer_bandwidth=max(1, engine.transfer_bandwidth // size) if engine.transfer_bandwidth else 0,
+        transfer_bandwidth=max(1, engine.transfer_bandwidth // size)
+        if engine.transfer_bandwidth
+        else 0,
     )

@@ -1,4 +1,6 @@
-"""A YAML file to a checked section; what is wrong with it is a ConfigError with the file, the field's path and the reason."""
+"""A YAML file to a checked section; what is wrong with it is a ConfigError with the file, the
+field's path and the reason.
+"""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +22,9 @@ def document_of(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
     try:
         return yaml.safe_load(content) or {}
-    except Exception as e:  # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
+    # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged
+    # value
+    except Exception as e:
         raise ConfigError(f"{path}: not YAML: {e}") from e
 
 

@@ -1,4 +1,6 @@
-"""The engine file's section for the engine: its sizes, its scheduler, and what is refused before a model is loaded."""
+"""The engine file's section for the engine: its sizes, its scheduler, and what is refused before a
+model is loaded.
+"""
 
 from typing import Annotated, Literal
 
@@ -38,10 +40,12 @@ class ChunkScheduleConfig(Section, frozen=True):
 
 
 class PrefillDelayerConfig(Section, frozen=True):
-    """Bounds within which new prompts are held back to be prefilled together; see `engine.prefill_delayer`.
+    """Bounds within which new prompts are held back to be prefilled together; see
+    `engine.prefill_delayer`.
 
     token_usage_low_watermark: below that share of used KV blocks none is held back; None = off.
-    queue_min_ratio:           prompts wait until so many do, as a share of the requests that run; None = off.
+    queue_min_ratio:           prompts wait until so many do, as a share of the requests that run;
+                               None = off.
     """
 
     enabled: bool = True
@@ -54,17 +58,23 @@ class PrefillDelayerConfig(Section, frozen=True):
 class EngineConfig(Section, frozen=True):
     """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
 
-    device:              what it computes on; auto = cuda where the pool has an accelerator, else cpu.
-    max_model_len:       longest prompt + output in tokens, refused where the KV pool does not hold it; None = the model's own limit,
-                         or what the pool holds where that is less.
+    device:              what it computes on; auto = cuda where the pool has an accelerator, else
+                         cpu.
+    max_model_len:       longest prompt + output in tokens, refused where the KV pool does not hold
+                         it; None = the model's own limit, or what the pool holds where that is
+                         less.
     kv_cache_memory:     bytes for KV blocks; ignored when num_blocks is given.
-    device_memory_share: of a GPU's memory, for weights, KV blocks and steps together; takes the place of kv_cache_memory there.
+    device_memory_share: of a GPU's memory, for weights, KV blocks and steps together; takes the
+                         place of kv_cache_memory there.
     threads:             CPU threads of the model; 0 = from the cgroup limit.
-    data_parallel_size:  engine processes of this worker, which share its threads, KV memory and transfer bandwidth (`data_parallel`).
+    data_parallel_size:  engine processes of this worker, which share its threads, KV memory and
+                         transfer bandwidth (`data_parallel`).
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
-    fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
+    fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay
+                           quarantined).
     admission_watermark: share of the KV blocks left free by an admission beside others.
-    batch_invariant:     a request's bits do not depend on what else is computed, cached or not, here or remotely.
+    batch_invariant:     a request's bits do not depend on what else is computed, cached or not,
+                         here or remotely.
     scheduler and the fields below it: see `messages.engine_settings.SchedulerSettings`.
     tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each.
     pipeline_parallel_size: stages of layers, each of so many ranks.
@@ -102,11 +112,16 @@ class EngineConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
             raise ValueError(
-                f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize ({self.pipeline_parallel_size}) is {ranks} "
+                f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize "
+                f"({self.pipeline_parallel_size}) is {ranks} "
                 f"ranks, over the {MAX_RANKS} of one worker: lower one of them"
             )
-        if self.max_batched_tokens < self.max_sequences:  # a step must have room for one token of each
-            raise ValueError(f"maxBatchedTokens ({self.max_batched_tokens}) must be at least maxSequences ({self.max_sequences})")
+        # a step must have room for one token of each
+        if self.max_batched_tokens < self.max_sequences:
+            raise ValueError(
+                f"maxBatchedTokens ({self.max_batched_tokens}) must be at least maxSequences "
+                f"({self.max_sequences})"
+            )
         scheduler, most = self.scheduler_settings, self.max_model_len
         wrong = wrong_fields(scheduler, self.max_batched_tokens)
         if not wrong and most is not None:
@@ -115,7 +130,8 @@ class EngineConfig(Section, frozen=True):
             raise ValueError(wrong)
         if self.num_blocks is not None and self.num_blocks < self.data_parallel_size:
             raise ValueError(
-                f"numBlocks ({self.num_blocks}) must be at least dataParallelSize ({self.data_parallel_size}): engines share them"
+                f"numBlocks ({self.num_blocks}) must be at least dataParallelSize "
+                f"({self.data_parallel_size}): engines share them"
             )
 
     @property
@@ -133,7 +149,9 @@ class EngineConfig(Section, frozen=True):
     def max_decode_rows(self) -> int:
         """Rows of the largest step of decodes and their drafts."""
         num_drafts = 0 if self.drafts is None else self.drafts.num_tokens
-        return max(self.max_sequences, min(self.max_batched_tokens, self.max_sequences * (1 + num_drafts)))
+        return max(
+            self.max_sequences, min(self.max_batched_tokens, self.max_sequences * (1 + num_drafts))
+        )
 
     @property
     def scheduler_settings(self) -> SchedulerSettings:
@@ -145,5 +163,7 @@ class EngineConfig(Section, frozen=True):
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             chunked_prefill=self.chunked_prefill,
             tbt_slo_seconds=None if milliseconds is None else milliseconds / 1000.0,
-            chunk_schedule=None if chunks is None else ChunkSchedule(**msgspec.structs.asdict(chunks)),
+            chunk_schedule=None
+            if chunks is None
+            else ChunkSchedule(**msgspec.structs.asdict(chunks)),
         )

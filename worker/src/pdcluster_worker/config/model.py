@@ -9,7 +9,9 @@ from pdcluster_worker.config.section import Section
 MAX_TEMPLATE = 65_536
 """Characters of a chat template."""
 
-ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"]
+ToolParserName = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"
+]
 ReasoningParserName = Literal["auto", "none", "deepseek_r1", "qwen3"]
 
 
@@ -17,8 +19,10 @@ class ModelConfig(Section, frozen=True):
     """Model to serve.
 
     dtype:         auto = one for all workers of the revision (`peers.dtype`)
-    chat_template: Jinja text in place of the model's own, or one of `server.text.default_templates` for requests with tools; None = its own
-    tool_parser, reasoning_parser: how the model writes calls and thoughts; auto = as its chat template says
+    chat_template: Jinja text in place of the model's own, or one of `server.text.default_templates`
+                   for requests with tools; None = its own
+    tool_parser, reasoning_parser: how the model writes calls and thoughts; auto = as its chat
+                                   template says
     """
 
     name: str

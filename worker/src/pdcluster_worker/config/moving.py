@@ -1,4 +1,6 @@
-"""The policy of `spec.routing.moving` and `racing`: requests that run on another worker, or on two."""
+"""The policy of `spec.routing.moving` and `racing`: requests that run on another
+worker, or on two.
+"""
 
 from typing import Annotated
 

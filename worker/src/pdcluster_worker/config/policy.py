@@ -24,7 +24,13 @@ from pdcluster_worker.config.qos import (
     SloPolicy,
     TenantPolicy,
 )
-from pdcluster_worker.config.routing import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillQueuePolicy, PrefillScorePolicy
+from pdcluster_worker.config.routing import (
+    CreditPolicy,
+    DecodeScorePolicy,
+    OffloadPolicy,
+    PrefillQueuePolicy,
+    PrefillScorePolicy,
+)
 from pdcluster_worker.config.section import Natural, PolicySection, Positive, Section
 
 logger = logging.getLogger(__name__)
@@ -36,7 +42,8 @@ class AdmissionPolicy(PolicySection, frozen=True):
     max_queued_requests: that wait for their first token.
         One request has at most as many generations (prompts times n).
     max_queued_tokens:   of their prompts, in all; 0 = no bound.
-    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new work; 0 = is refused at once.
+    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new
+                         work; 0 = is refused at once.
     """
 
     max_queued_requests: Positive = 1024
@@ -50,7 +57,8 @@ class PolicyConfig(PolicySection, frozen=True):
 
     shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
     stall_seconds: time beyond its longest step for which an engine may make no progress.
-    allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where it does not.
+    allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where
+                           it does not.
     tenants: limits by the name of the file that holds the API key; tenant_defaults: of all others.
     """
 
@@ -78,23 +86,38 @@ class PolicyConfig(PolicySection, frozen=True):
 
 
 def load_policy(path: Path) -> PolicyConfig:
-    """Read the policy file.  Raises ConfigError with the file, the field's path and the reason; unknown fields are logged."""
+    """Read the policy file.
+
+    Raises ConfigError with the file, the field's path and the reason; unknown fields are logged.
+    """
     document = document_of(path)
     policy = converted(path, document, PolicyConfig)
     unknown = list(_unknown_fields(document, PolicyConfig))
     if unknown:
-        logger.warning("ignored unknown fields of the policy, applied the others path=%s fields=%s", path, ",".join(unknown))
+        logger.warning(
+            "ignored unknown fields of the policy, applied the others path=%s fields=%s",
+            path,
+            ",".join(unknown),
+        )
     return policy
 
 
-def _unknown_fields(document: Mapping[str, Any], kind: type[Section], prefix: str = "") -> Iterator[str]:
-    """Paths of the fields that a section of `kind` does not have, in a document that was converted to it."""
+def _unknown_fields(
+    document: Mapping[str, Any], kind: type[Section], prefix: str = ""
+) -> Iterator[str]:
+    """Paths of the fields that a section of `kind` does not have, in a document that was converted
+    to it.
+    """
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in document.items():
         if name not in known:
             yield f"{prefix}{name}"
         elif isinstance(value, Mapping) and (section := _section_in(known[name])) is not None:
-            entries = {f"{name}.{key}": entry for key, entry in value.items()} if get_origin(known[name]) is dict else {name: value}
+            entries = (
+                {f"{name}.{key}": entry for key, entry in value.items()}
+                if get_origin(known[name]) is dict
+                else {name: value}
+            )
             for path, entry in entries.items():
                 yield from _unknown_fields(entry, section, f"{prefix}{path}.")
 
@@ -102,4 +125,6 @@ def _unknown_fields(document: Mapping[str, Any], kind: type[Section], prefix: st
 def _section_in(kind: Any) -> type[Section] | None:
     """The section that a field is, may be, or maps names to; None of a field of plain values."""
     kinds = (kind, *get_args(kind))
-    return next((each for each in kinds if isinstance(each, type) and issubclass(each, Section)), None)
+    return next(
+        (each for each in kinds if isinstance(each, type) and issubclass(each, Section)), None
+    )

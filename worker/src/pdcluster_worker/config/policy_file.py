@@ -1,4 +1,6 @@
-"""The policy file as it is on disk now: hot-reloaded, a bad one refused and the last good one kept."""
+"""The policy file as it is on disk now: hot-reloaded, a bad one refused and the last
+good one kept.
+"""
 
 import asyncio
 import logging
@@ -11,11 +13,16 @@ from pdcluster_worker.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""Period of looks at the file; by content, since a mounted ConfigMap swaps links without touching times that we could trust."""
+"""Period of looks at the file; by content, since a mounted ConfigMap swaps links without touching
+times that we could trust.
+"""
 
 
 class PolicyFile:
-    """`current` is the policy in force; without a path it is the default for good.  Raises ConfigError if the first reading fails."""
+    """`current` is the policy in force; without a path it is the default for good.
+
+    Raises ConfigError if the first reading fails.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.current = PolicyConfig() if path is None else load_policy(path)
@@ -23,7 +30,9 @@ class PolicyFile:
         self._read = _content(path)
 
     async def watch(self, on_change: Callable[[PolicyConfig], None]) -> None:
-        """Follow the file until cancelled; what `on_change` raises is logged, and the next edit is taken as ever."""
+        """Follow the file until cancelled; what `on_change` raises is logged, and the next edit is
+        taken as ever.
+        """
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             if self.reload():

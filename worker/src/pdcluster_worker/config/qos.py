@@ -1,4 +1,6 @@
-"""Quality of service, as the policy file has it: which requests are taken, how long they may wait, and what they get."""
+"""Quality of service, as the policy file has it: which requests are taken, how long they may wait,
+and what they get.
+"""
 
 from typing import Annotated, Literal
 
@@ -22,7 +24,8 @@ class SloPolicy(PolicySection, frozen=True):
 class EarlyRejectionPolicy(PolicySection, frozen=True):
     """Treatment of requests of low priority whose estimated TTFT or TPOT is over its SLO.
 
-    enabled:                 estimate before any work; without it every request is taken that finds room in the queue.
+    enabled:                 estimate before any work; without it every request is taken that finds
+                             room in the queue.
     reject_on_slo_violation: refuse it; otherwise it is taken, and degraded.
     """
 
@@ -31,7 +34,9 @@ class EarlyRejectionPolicy(PolicySection, frozen=True):
 
 
 class HighPriorityPolicy(PolicySection, frozen=True):
-    """offload_at_once: prompts go to a prefill worker whatever its queue and however idle this worker is."""
+    """offload_at_once: prompts go to a prefill worker whatever its queue and however idle this
+    worker is.
+    """
 
     offload_at_once: bool = False
 
@@ -40,7 +45,8 @@ class LowPriorityPolicy(PolicySection, frozen=True):
     """Waits and workers for requests of low priority.
 
     threshold_milliseconds: of waiting for the first token beside other requests; None = any wait.
-    past_threshold:         Shed = a low request that waited longer is refused; Demote = a normal one becomes low.
+    past_threshold:         Shed = a low request that waited longer is refused; Demote = a normal
+                            one becomes low.
     prefill_workers:        WhenCalm = only while no estimate is beyond `degradation.at_pressure`.
     """
 
@@ -50,7 +56,9 @@ class LowPriorityPolicy(PolicySection, frozen=True):
 
 
 class SmallerModelPolicy(PolicySection, frozen=True):
-    """A model that is served elsewhere, for those that are refused here.  url: None = the refusal gives its name alone."""
+    """A model that is served elsewhere, for those that are refused here.  url: None = the refusal
+    gives its name alone.
+    """
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     url: Annotated[str, msgspec.Meta(min_length=1)] | None = None
@@ -74,11 +82,14 @@ class DegradationPolicy(PolicySection, frozen=True):
 class EstimationPolicy(PolicySection, frozen=True):
     """Estimates of the time until a request is complete, and the effect of clients' deadlines.
 
-    estimator:               ema = the averages of `early_rejection` alone; rwt, loadAware: see `routing.waiting_time`.
-    allow_client_deadline:   whether `pdcluster.deadline_ms` of a request counts; it is refused where it does not.
+    estimator:               ema = the averages of `early_rejection` alone; rwt, loadAware: see
+                             `routing.waiting_time`.
+    allow_client_deadline:   whether `pdcluster.deadline_ms` of a request counts; it is refused
+                             where it does not.
     reject_unmeetable:       refuse a request whose deadline is before its estimated completion.
     slo_granularity_seconds: deadlines in one such step are one request group.
-    preset_token_milliseconds, preset_output_tokens: of an output token and of an answer, until they were measured; without the
+    preset_token_milliseconds, preset_output_tokens: of an output token and of an answer, until they
+                                                     were measured; without the
                              former nothing is estimated before.
     """
 
@@ -91,16 +102,22 @@ class EstimationPolicy(PolicySection, frozen=True):
 
     def __post_init__(self) -> None:
         if self.reject_unmeetable and self.estimator == "ema":
-            raise ValueError("rejectUnmeetable needs an estimate of the completion: set estimator to rwt or loadAware, or leave it out")
+            raise ValueError(
+                "rejectUnmeetable needs an estimate of the completion: set estimator to rwt or "
+                "loadAware, or leave it out"
+            )
 
 
 class TenantPolicy(PolicySection, frozen=True):
     """Limits of the requests with one API key; None = no limit.
 
-    Each ingress worker lets through an even share (`routing.qos.tenants`).  Each choice of each prompt is a request.
+    Each ingress worker lets through an even share (`routing.qos.tenants`).  Each choice of each
+    prompt is a request.
 
-    priority:                the highest that they may have, and what they have when they ask for none.
-    requests_per_second:     on average; as many may come at once as in one second, and one at least.
+    priority:                the highest that they may have, and what they have when they ask for
+                             none.
+    requests_per_second:     on average; as many may come at once as in one second, and one at
+                             least.
     max_concurrent_requests: that have begun and not ended.
     tokens_per_minute:       of prompts and answers, on average; a minute's may come at once.
     """

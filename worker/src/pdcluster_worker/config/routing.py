@@ -1,4 +1,6 @@
-"""The policy of `spec.routing`: where a request runs and its prompt is computed, and by which numbers."""
+"""The policy of `spec.routing`: where a request runs and its prompt is computed, and by which
+numbers.
+"""
 
 from typing import Annotated, Literal
 
@@ -6,7 +8,9 @@ import msgspec
 
 from pdcluster_worker.config.section import Natural, PolicySection, Positive, Share, Weight
 
-OffloadPolicyName = Literal["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
+OffloadPolicyName = Literal[
+    "rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"
+]
 Batches = Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=600_000.0)]
 Window = Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]
@@ -120,7 +124,8 @@ class LatencyClass(PolicySection, frozen=True):
 
 
 class PrefillQueuePolicy(PolicySection, frozen=True):
-    """Groups of prompts that a prefill worker lets in together, and their waits; see `routing.batching`.
+    """Groups of prompts that a prefill worker lets in together, and their waits; see
+    `routing.batching`.
 
     mode:             immediate = each as soon as there is room; latencyFirst = after a window that
                       grows with the load; throughputFirst = min_prompts together, or after
@@ -137,16 +142,26 @@ class PrefillQueuePolicy(PolicySection, frozen=True):
     max_window_milliseconds: Window = 10.0
     min_prompts: Prompts = 8
     max_prompts: Prompts = 32
-    length_buckets: Annotated[list[Positive], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=lambda: [512, 1024, 2048, 4096])
+    length_buckets: Annotated[list[Positive], msgspec.Meta(max_length=16)] = msgspec.field(
+        default_factory=lambda: [512, 1024, 2048, 4096]
+    )
     fast_lane_tokens: Natural = 0
-    latency_classes: Annotated[list[LatencyClass], msgspec.Meta(max_length=8)] = msgspec.field(default_factory=list)
+    latency_classes: Annotated[list[LatencyClass], msgspec.Meta(max_length=8)] = msgspec.field(
+        default_factory=list
+    )
 
     def __post_init__(self) -> None:
         low, high = self.min_window_milliseconds, self.max_window_milliseconds
         if low > high:
-            raise ValueError(f"minWindowMilliseconds ({low:g}) must be at most maxWindowMilliseconds ({high:g}): lower it")
+            raise ValueError(
+                f"minWindowMilliseconds ({low:g}) must be at most maxWindowMilliseconds "
+                f"({high:g}): lower it"
+            )
         if self.min_prompts > self.max_prompts:
-            raise ValueError(f"minPrompts ({self.min_prompts}) must be at most maxPrompts ({self.max_prompts}): lower it")
+            raise ValueError(
+                f"minPrompts ({self.min_prompts}) must be at most maxPrompts ({self.max_prompts}): "
+                "lower it"
+            )
         for name, values in (
             ("lengthBuckets", self.length_buckets),
             ("latencyClasses", [each.priority for each in self.latency_classes]),
@@ -155,7 +170,9 @@ class PrefillQueuePolicy(PolicySection, frozen=True):
                 raise ValueError(f"{name} must ascend, each once: sort them")
 
 
-DecodePolicyName = Literal["leastRequest", "roundRobin", "prefixAware", "kvAware", "capacityAware", "latencyAware"]
+DecodePolicyName = Literal[
+    "leastRequest", "roundRobin", "prefixAware", "kvAware", "capacityAware", "latencyAware"
+]
 
 
 class KvAwarePolicy(PolicySection, frozen=True):
@@ -199,12 +216,15 @@ class DecodeScorePolicy(PolicySection, frozen=True):
     kv_events:     prefix matches by the workers' events; false = by what was sent where lately.
     recent_seconds: how long a prefix that was sent to a worker counts as recent.
     hotspot_prevention: see `routing.decode_score.hotspot`, which says what both ratios mean.
-    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for nothing.
+    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for
+                         nothing.
     session_affinity: the requests of one session go to one worker.
     failure_taint: factor of the cost of a worker that failed a request in the last seconds.
-    queue_threshold_tokens: a worker with more prompt tokens to compute is busy, and while all are, requests wait here;
+    queue_threshold_tokens: a worker with more prompt tokens to compute is busy, and while all are,
+                            requests wait here;
         None = they never do.
-    allow_request_overrides: whether a request may name a worker, a policy or weights of its own, for tests.
+    allow_request_overrides: whether a request may name a worker, a policy or weights of its own,
+                             for tests.
     """
 
     policy: DecodePolicyName = "leastRequest"

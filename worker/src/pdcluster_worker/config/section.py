@@ -11,7 +11,9 @@ Weight = Annotated[float, msgspec.Meta(ge=0.0)]
 Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
-class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class Section(
+    msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True
+):
     """Base of all sections: frozen, camelCase, no unknown field."""
 
 

@@ -16,10 +16,12 @@ DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)]
 class SpeculationConfig(Section, frozen=True):
     """Settings of drafting tokens on decode and mixed workers.
 
-    method:                Off = not at all; ngram = from the request's own tokens; draft = by a smaller model.
+    method:                Off = not at all; ngram = from the request's own tokens; draft = by a
+                           smaller model.
     draft_model:           folder of that model, whose tokens must be the model's own; for draft.
     num_tokens:            most drafts of one request in a step.
-    prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for with.
+    prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for
+                                          with.
     adaptive:              a request is not drafted while its drafts are measured not to pay.
     disable_above_running: with more running requests nothing is drafted; None = no such bound.
     """
@@ -34,12 +36,19 @@ class SpeculationConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if self.method == "draft" and not self.draft_model:
-            raise ValueError("speculation.method: draft needs speculation.draftModel: give the folder of a smaller model")
+            raise ValueError(
+                "speculation.method: draft needs speculation.draftModel: give the folder of a "
+                "smaller model"
+            )
         if self.method == "ngram" and self.draft_model is not None:
-            raise ValueError("speculation.draftModel is for method draft, not ngram: leave it out, or set method: draft")
+            raise ValueError(
+                "speculation.draftModel is for method draft, not ngram: leave it out, or set "
+                "method: draft"
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
-                f"speculation.promptLookupMin ({self.prompt_lookup_min}) must be at most promptLookupMax ({self.prompt_lookup_max}): "
+                f"speculation.promptLookupMin ({self.prompt_lookup_min}) must be at most "
+                f"promptLookupMax ({self.prompt_lookup_max}): "
                 "lower the one or raise the other"
             )
 

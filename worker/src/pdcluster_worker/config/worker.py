@@ -28,7 +28,8 @@ class ListenConfig(Section, frozen=True):
     """Addresses to listen on; port 0 = any free port, announced in etcd.
 
     head:     where headless engines on other hosts join (docs/parallel.md); None = none may
-    api_keys: folder of files that each hold one key which clients may present; None = no key is asked for
+    api_keys: folder of files that each hold one key which clients may present; None = no key is
+              asked for
     """
 
     host: str = ALL_OF_IPV4
@@ -40,7 +41,9 @@ class ListenConfig(Section, frozen=True):
 
 
 class EtcdTLSConfig(Section, frozen=True):
-    """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for one."""
+    """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for
+    one.
+    """
 
     ca: str
     certificate: str | None = None
@@ -48,7 +51,9 @@ class EtcdTLSConfig(Section, frozen=True):
 
 
 class DiscoveryConfig(Section, frozen=True):
-    """etcd endpoints as host:port, TLS to them (None = plain), and the lease of this worker's record."""
+    """etcd endpoints as host:port, TLS to them (None = plain), and the lease of this worker's
+    record.
+    """
 
     endpoints: Annotated[list[str], msgspec.Meta(min_length=1)]
     tls: EtcdTLSConfig | None = None
@@ -81,10 +86,14 @@ class WorkerConfig(Section, frozen=True):
         delayer = self.engine.prefill_delayer
         if self.role in ("decode", "router") and delayer is not None and delayer.enabled:
             raise ValueError(
-                f"engine.prefillDelayer is for prefill and mixed workers, not for {self.role}: remove it or set enabled: false"
+                f"engine.prefillDelayer is for prefill and mixed workers, not for {self.role}: "
+                "remove it or set enabled: false"
             )
         if self.role in ("prefill", "router") and self.engine.drafts is not None:
-            raise ValueError(f'engine.speculation is for decode and mixed workers, not for {self.role}: remove it or set method: "Off"')
+            raise ValueError(
+                f"engine.speculation is for decode and mixed workers, not for {self.role}: remove "
+                'it or set method: "Off"'
+            )
         if self.role == "router" and self.gpu != NO_ACCELERATOR:
             raise ValueError(f"gpu: {self.gpu} is not for a router, which has no engine: remove it")
 
@@ -99,11 +108,18 @@ class Identity(msgspec.Struct, frozen=True):
     @classmethod
     def from_env(cls) -> "Identity":
         """Read POD_NAME, POD_NAMESPACE and POD_IP; raises ConfigError naming the missing one."""
-        values = {name: os.environ.get(name, "") for name in ("POD_NAME", "POD_NAMESPACE", "POD_IP")}
+        values = {
+            name: os.environ.get(name, "") for name in ("POD_NAME", "POD_NAMESPACE", "POD_IP")
+        }
         missing = [name for name, value in values.items() if not value]
         if missing:
-            raise ConfigError(f"environment variable {missing[0]} is not set: set it from the downward API, or start the worker with pdctl")
-        return cls(pod=values["POD_NAME"], namespace=values["POD_NAMESPACE"], address=values["POD_IP"])
+            raise ConfigError(
+                f"environment variable {missing[0]} is not set: set it from the downward API, or "
+                "start the worker with pdctl"
+            )
+        return cls(
+            pod=values["POD_NAME"], namespace=values["POD_NAMESPACE"], address=values["POD_IP"]
+        )
 
 
 def load_worker_config(path: Path) -> WorkerConfig:
@@ -113,7 +129,9 @@ def load_worker_config(path: Path) -> WorkerConfig:
     """
     config = converted(path, _without_retired(document_of(path)), WorkerConfig)
     if config.listen.host == ALL_OF_IPV4 and ":" in os.environ.get("POD_IP", ""):
-        return msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, host=ALL_ADDRESSES))
+        return msgspec.structs.replace(
+            config, listen=msgspec.structs.replace(config.listen, host=ALL_ADDRESSES)
+        )
     return config
 
 
@@ -121,15 +139,22 @@ _RETIRED: Mapping[str, Mapping[str, Any]] = {
     "": {"tensorParallel": 1},
     "engine": {"kvCacheDtype": "auto", "transport": "tcp"},
 }
-"""Fields that had one value, by section.  The engine file of a workload is never rendered again, so an older one has them."""
+"""Fields that had one value, by section.
+
+The engine file of a workload is never rendered again, so an older one has them.
+"""
 
 
 def _without_retired(document: Any) -> Any:
-    """The document without retired fields that say what is so anyway; any other value of theirs is an unknown field."""
+    """The document without retired fields that say what is so anyway; any other value of theirs is
+    an unknown field.
+    """
     if not isinstance(document, dict):
         return document
     kept = {name: value for name, value in document.items() if _RETIRED[""].get(name) != value}
     engine = kept.get("engine")
     if isinstance(engine, dict):
-        kept["engine"] = {name: value for name, value in engine.items() if _RETIRED["engine"].get(name) != value}
+        kept["engine"] = {
+            name: value for name, value in engine.items() if _RETIRED["engine"].get(name) != value
+        }
     return kept

@@ -1,4 +1,6 @@
-"""The worker as its HTTP side sees it, from before its engine has loaded until after it has died."""
+"""The worker as its HTTP side sees it, from before its engine has loaded until after
+it has died.
+"""
 
 from collections.abc import AsyncGenerator
 
@@ -12,7 +14,9 @@ from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 
 
 class WorkerBackend:
-    """Implements `server.generation.backend.Backend`.  waits_for: why it is not ready until it serves"""
+    """Implements `server.generation.backend.Backend`.  waits_for: why it is not ready until it
+    serves
+    """
 
     def __init__(self, model_name: str, engines: Engines) -> None:
         self.model_name = model_name
@@ -27,7 +31,9 @@ class WorkerBackend:
 
     def engines_are_ready(self) -> None:
         """Take their device and limits: the shortest length of any."""
-        facts = min((engine.facts for engine in self._engines), key=lambda facts: facts.max_model_len)
+        facts = min(
+            (engine.facts for engine in self._engines), key=lambda facts: facts.max_model_len
+        )
         self.max_model_len = facts.max_model_len
         self.length_note = facts.length_note
         self.vocab_size = facts.vocab_size
@@ -45,7 +51,11 @@ class WorkerBackend:
     def alive(self) -> str | None:
         """None while engines load or one makes progress, else the reason why none does."""
         problem = self._engines.problem if len(self._engines) else None
-        return problem if problem is None or self._engines.is_stalled else f"the engine stopped: {problem}"
+        return (
+            problem
+            if problem is None or self._engines.is_stalled
+            else f"the engine stopped: {problem}"
+        )
 
     def shortfall(self) -> str | None:
         """Engines that do not serve while others do; None when all or none serve."""
@@ -57,10 +67,17 @@ class WorkerBackend:
             return True
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
-    def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
+    def generate(
+        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+    ) -> AsyncGenerator[Generated, None]:
         """See `dispatch.ingress.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
-            raise RequestError(f"this worker is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
+            raise RequestError(
+                f"this worker is not ready: {self.ready()}",
+                status=503,
+                code="not_ready",
+                retry_after_seconds=1,
+            )
         return self._node.ingress.generate(specs, prefill, hints)
 
     def num_ingresses(self) -> int:

@@ -1,8 +1,8 @@
 """State of disaggregation in a worker's record, and the moments at which it is written.
 
-Every worker of the revision watches every record, so a record is written rarely: refused pairs at the next look, figures
-at most every `FIGURES_SECONDS` and only when they say something new, for which they are rounded.  Pure but for what it is
-given; the loop that looks is `node`'s.
+Every worker of the revision watches every record, so a record is written rarely: refused pairs at
+the next look, figures at most every `FIGURES_SECONDS` and only when they say something new, for
+which they are rounded.  Pure but for what it is given; the loop that looks is `node`'s.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,9 @@ from pdcluster_worker.routing.prefill_share import PrefillShare
 from pdcluster_worker.texts import cut
 
 LOOK_SECONDS = 5.0
-"""Seconds between two looks, and so between two writes of refused pairs: many that come at once are one write."""
+"""Seconds between two looks, and so between two writes of refused pairs: many that come at once are
+one write.
+"""
 
 FIGURES_SECONDS = 30.0
 
@@ -33,7 +35,8 @@ _SAME = 0.25
 class Disaggregating:
     """One per worker.
 
-    transport: that the engine uses.  refused: reason by pod of the prefill workers that may not be used.
+    transport: that the engine uses.  refused: reason by pod of the prefill workers that may not be
+               used.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class Disaggregating:
 
 
 def remote_ratio(num_long: int, num_remote: int, stated: float | None = None) -> float | None:
-    """The share in steps; 0 and 1 only where it is none and all, None without a prompt; as stated while it is about that.
+    """The share in steps; 0 and 1 only where it is none and all, None without a prompt; as stated
+    while it is about that.
 
     >>> remote_ratio(0, 0), remote_ratio(9, 9), remote_ratio(1000, 999), remote_ratio(1000, 1)
     (None, 1.0, 0.95, 0.05)

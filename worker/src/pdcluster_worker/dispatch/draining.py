@@ -22,7 +22,9 @@ from pdcluster_worker.peers.records import WorkerState
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.1
-"""Period of checks while a worker drains: what holds it lies in several rooms, and none of them reports to the drain."""
+"""Period of checks while a worker drains: what holds it lies in several rooms, and none of them
+reports to the drain.
+"""
 
 UNSENT_CHECK_SECONDS = 0.5
 """The same while only clients hold it that read slowly, since asking the kernel costs more."""
@@ -46,13 +48,17 @@ class Drain:
     """
 
     def __init__(
-        self, num_holding: Callable[[], int], announce: Callable[[WorkerState], None], untaken: Callable[[], Awaitable[frozenset[str]]]
+        self,
+        num_holding: Callable[[], int],
+        announce: Callable[[WorkerState], None],
+        untaken: Callable[[], Awaitable[frozenset[str]]],
     ) -> None:
         self.state: WorkerState = "ready"
         self._num_holding = num_holding
         self._announce = announce
         self._ask_untaken = untaken
-        self._untaken: frozenset[str] | None = None  # what is left of the connections of the first look; None before it
+        # what is left of the connections of the first look; None before it
+        self._untaken: frozenset[str] | None = None
         self._is_answer_void = True
         self._num_failures = 0
         self._asked_seconds = -inf
@@ -68,7 +74,9 @@ class Drain:
 
     @property
     def num_holding(self) -> int:
-        """Number of requests and clients that a draining worker waits for; 0 while it is not to drain."""
+        """Number of requests and clients that a draining worker waits for; 0 while it is not to
+        drain.
+        """
         return self._num_holding() + len(self._untaken or ()) if self.is_wanted else 0
 
     def command(self, present: bool) -> None:
@@ -87,7 +95,13 @@ class Drain:
             self._untaken, self._is_answer_void = None, True
         if not self.is_wanted:
             self._num_failures = 0
-        state: WorkerState = "ready" if not self.is_wanted else "drained" if self._untaken == frozenset() else "draining"
+        state: WorkerState = (
+            "ready"
+            if not self.is_wanted
+            else "drained"
+            if self._untaken == frozenset()
+            else "draining"
+        )
         if state != self.state:
             self.state = state
             self._announce(state)
@@ -97,7 +111,9 @@ class Drain:
             self._is_drained.clear()
 
     async def drained(self) -> None:
-        """After `command` or `end`: return while nothing holds the worker; that is so until the caller next waits for something."""
+        """After `command` or `end`: return while nothing holds the worker; that is so until the
+        caller next waits for something.
+        """
         self.look()
         while self.state != "drained":
             await self._is_drained.wait()
@@ -120,18 +136,25 @@ class Drain:
             since = asyncio.get_running_loop().time() - self._asked_seconds
             if self.state == "draining" and (not self._num_holding() or since >= FOLLOW_SECONDS):
                 await self._look_at_clients()
-            await asyncio.sleep(UNSENT_CHECK_SECONDS if self._untaken or self._num_failures else CHECK_SECONDS)
+            await asyncio.sleep(
+                UNSENT_CHECK_SECONDS if self._untaken or self._num_failures else CHECK_SECONDS
+            )
 
     async def _look_at_clients(self) -> None:
         """Look which clients have yet to take something.
 
-        While requests run the result only records, in the kernel reader, since when nothing has moved.
+        While requests run the result only records, in the kernel reader, since when nothing has
+        moved.
         """
         self._is_answer_void = bool(self._num_holding())
         untaken = await self._ask()
-        if not self._is_answer_void and untaken is not None:  # else something slipped in, or the command was withdrawn: `look` saw it
+        # else something slipped in, or the command was withdrawn: `look` saw it
+        if not self._is_answer_void and untaken is not None:
             if self._untaken is None and untaken:
-                logger.info("waiting for clients to receive the end of their answers clients=%d", len(untaken))
+                logger.info(
+                    "waiting for clients to receive the end of their answers clients=%d",
+                    len(untaken),
+                )
             self._untaken = untaken if self._untaken is None else self._untaken & untaken
             self.look()
 
@@ -146,10 +169,15 @@ class Drain:
         except Exception:  # such as no thread to be had
             self._num_failures += 1
             if self._num_failures == 1:
-                logger.exception("cannot read the unsent bytes of connections, retrying up to %d times", MOST_FAILURES)
+                logger.exception(
+                    "cannot read the unsent bytes of connections, retrying up to %d times",
+                    MOST_FAILURES,
+                )
             if self._num_failures < MOST_FAILURES:
                 return None
-            logger.warning("cannot read the unsent bytes of connections, no longer waiting for clients")
+            logger.warning(
+                "cannot read the unsent bytes of connections, no longer waiting for clients"
+            )
             untaken = frozenset()
         self._num_failures = 0
         return untaken

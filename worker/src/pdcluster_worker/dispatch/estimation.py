@@ -1,4 +1,5 @@
-"""Watches the requests of this worker, lets an estimator learn from them, and refuses deadlines that cannot be met.
+"""Watches the requests of this worker, lets an estimator learn from them, and refuses deadlines
+that cannot be met.
 
 Every request that runs here is followed: how many tokens it has, how long its
 prefill and decode took, how many decoded beside it.  Each estimate is compared
@@ -22,21 +23,29 @@ from pdcluster_worker.routing.waiting_time.groups import Labels, group_of
 from pdcluster_worker.routing.waiting_time.registry import make_estimator
 
 MAX_LABELS = 16
-"""Groups with a label of their own in the metrics; clients choose deadlines, and so how many groups there are."""
+"""Groups with a label of their own in the metrics; clients choose deadlines, and so how many groups
+there are.
+"""
 
 MAX_RETRY_SECONDS = 600
 
 WAITED_STEPS = 0.05
-"""Steps of deadlines that a request may have waited, as all do for some time, and still be of the group of its deadline."""
+"""Steps of deadlines that a request may have waited, as all do for some time, and still be of the
+group of its deadline.
+"""
 
 
 class UnmeetableDeadlineError(RequestError):
-    """This worker would complete the request too late; another one may not.  Both in seconds from now."""
+    """This worker would complete the request too late; another one may not.
+
+    Both in seconds from now.
+    """
 
     def __init__(self, estimated: float, deadline: float) -> None:
         said = f"{deadline:.3g}" if deadline < 1000 else f"{deadline:.0f}"
         super().__init__(
-            f"pdcluster.deadline_ms: the answer would be complete in about {estimated:.1f} s, after the deadline of {said} s: "
+            f"pdcluster.deadline_ms: the answer would be complete in about {estimated:.1f} s, "
+            f"after the deadline of {said} s: "
             "allow more time or fewer tokens, or retry later",
             status=503,
             param="pdcluster.deadline_ms",
@@ -75,7 +84,14 @@ class Followed:
         seconds = self._estimation.clock() - start
         prefilled = max(0, self.flight.prompt_tokens - token.cached_tokens)
         batch = (self._estimation.area - area) / seconds if seconds > 0 else 1.0
-        return Completion(self.flight.group, prefilled, self.flight.num_tokens, token.prefill_seconds, seconds, max(1.0, batch))
+        return Completion(
+            self.flight.group,
+            prefilled,
+            self.flight.num_tokens,
+            token.prefill_seconds,
+            seconds,
+            max(1.0, batch),
+        )
 
     def _compare(self, quantity: str) -> None:
         if quantity in self.estimates:
@@ -84,9 +100,16 @@ class Followed:
 
 
 class Estimation:
-    """One per worker.  seats: says how many requests that its engines run at a time; clock: monotonic seconds."""
+    """One per worker.  seats: says how many requests that its engines run at a time; clock:
+    monotonic seconds.
+    """
 
-    def __init__(self, metrics: Metrics, policy: Callable[[], EstimationPolicy], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        policy: Callable[[], EstimationPolicy],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.seats: Callable[[], int] = lambda: 1
         self.clock = clock
         self._metrics = metrics
@@ -100,7 +123,9 @@ class Estimation:
 
     @property
     def estimator(self) -> Estimator | None:
-        """That of the policy in force; another one, or other presets, begin without measurements."""
+        """That of the policy in force; another one, or other presets, begin without
+        measurements.
+        """
         policy = self._policy()
         made_for = policy.estimator, policy.preset_token_milliseconds, policy.preset_output_tokens
         if made_for != self._made_for:
@@ -129,7 +154,9 @@ class Estimation:
             prompt_tokens=len(spec.prompt) + len(spec.output),
             max_tokens=max(1, spec.sampling.max_tokens - len(spec.output)),
             priority=spec.priority,
-            due_seconds=inf if spec.deadline_seconds is None else self.clock() + spec.deadline_seconds,
+            due_seconds=inf
+            if spec.deadline_seconds is None
+            else self.clock() + spec.deadline_seconds,
         )
 
     @property
@@ -139,7 +166,10 @@ class Estimation:
 
     @contextmanager
     def following(self, spec: RequestSpec) -> Iterator[Followed]:
-        """A request that runs here from now on.  Raises RequestError 503 for a deadline that cannot be met, where policy says so."""
+        """A request that runs here from now on.
+
+        Raises RequestError 503 for a deadline that cannot be met, where policy says so.
+        """
         followed = Followed(self.flight_of(spec), self)
         self._estimate(followed, spec)
         self._flights.add(followed.flight)
@@ -157,19 +187,29 @@ class Estimation:
         """Count how far an estimate was off, as a share of what came of it."""
         if actual > 0:
             error = abs(estimated - actual) / actual
-            self._metrics.estimate_error_ratio.labels(quantity, self._labels.label(group)).observe(error)
+            self._metrics.estimate_error_ratio.labels(quantity, self._labels.label(group)).observe(
+                error
+            )
 
     def _estimate(self, followed: Followed, spec: RequestSpec) -> None:
         estimator = self.estimator
         if estimator is None:
             return
         flight, line = followed.flight, self.line
-        first, last = estimator.estimated_ttft_seconds(flight, line), estimator.estimated_completion_seconds(flight, line)
+        first, last = (
+            estimator.estimated_ttft_seconds(flight, line),
+            estimator.estimated_completion_seconds(flight, line),
+        )
         if first is None or last is None:
             return
         followed.estimates = {"ttft": first, "completion": last}
         note("estimate", group=flight.group, ttft_seconds=first, completion_seconds=last)
         deadline = spec.deadline_seconds
         # One that has begun is not given up: its client has seen a part of the answer.
-        if deadline is not None and last > deadline and not spec.output and self._policy().reject_unmeetable:
+        if (
+            deadline is not None
+            and last > deadline
+            and not spec.output
+            and self._policy().reject_unmeetable
+        ):
             raise UnmeetableDeadlineError(last, deadline)

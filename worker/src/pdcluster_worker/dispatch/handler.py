@@ -26,7 +26,13 @@ def credit_limit(policy: CreditPolicy, max_batched_tokens: int) -> int:
 class Handler:
     """One per worker; `work` is what its role runs."""
 
-    def __init__(self, worker: Worker, hello: Hello, ledger: CreditLedger, work: DecodeDispatcher | PrefillDispatcher) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        hello: Hello,
+        ledger: CreditLedger,
+        work: DecodeDispatcher | PrefillDispatcher,
+    ) -> None:
         self._worker = worker
         self._hello = hello
         self._ledger = ledger
@@ -46,29 +52,45 @@ class Handler:
 
     @property
     def asks_for_credit(self) -> bool:
-        """True if a prefill needs a credit; handing over KV computes hardly anything and needs none."""
+        """True if a prefill needs a credit; handing over KV computes hardly anything and needs
+        none.
+        """
         return isinstance(self._work, PrefillDispatcher)
 
     def hello(self) -> Hello:
         """This side of a handshake."""
         return self._hello
 
-    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def generate(
+        self, spec: RequestSpec, prefill: PrefillMode
+    ) -> AsyncGenerator[Generated, None]:
         """Run a whole request here.  Raises RequestError on a prefill worker and on a router."""
         if not isinstance(self._work, DecodeDispatcher) or self._worker.engineless is not None:
             raise RequestError(f"this is a {self._hello.role} worker: it decodes nothing")
-        with self._worker.request(), self._worker.journeys.of(spec.request_id, role=self._hello.role) as journey:
+        with (
+            self._worker.request(),
+            self._worker.journeys.of(spec.request_id, role=self._hello.role) as journey,
+        ):
             if not spec.output:  # one that has begun was admitted where it began
                 self._work.admit([spec])
             async with aclosing(self._work.run(spec, prefill)) as tokens:
                 async for generated in tokens:
-                    is_told = generated.prefill is not None or generated.token.finish_reason is not None
+                    is_told = (
+                        generated.prefill is not None or generated.token.finish_reason is not None
+                    )
                     yield replace(generated, notes=journey.take()) if is_told else generated
 
-    async def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
-        """Prefill for a decode engine.  Raises RequestError on a router, and on a decode worker that would have to compute it."""
+    async def prefill(
+        self, peer: str, spec: RequestSpec, target: Target
+    ) -> AsyncGenerator[Token | PrefillDone, None]:
+        """Prefill for a decode engine.
+
+        Raises RequestError on a router, and on a decode worker that would have to compute it.
+        """
         if self._worker.engineless is not None:
-            raise RequestError(f"this is a {self._hello.role} worker: it prefills for no peer ({peer})")
+            raise RequestError(
+                f"this is a {self._hello.role} worker: it prefills for no peer ({peer})"
+            )
         if not self.asks_for_credit:
             self._check_held(spec)
         with self._worker.journeys.of(spec.request_id, role=self._hello.role, decode_worker=peer):
@@ -79,9 +101,13 @@ class Handler:
 
     def _check_held(self, spec: RequestSpec) -> None:
         num_tokens = len(spec.prompt) + len(spec.output)
-        held = self._worker.engines.matched_blocks(self._worker.hashes(spec)) * self._worker.block_size
+        held = (
+            self._worker.engines.matched_blocks(self._worker.hashes(spec)) * self._worker.block_size
+        )
         if not is_held(held, num_tokens):
-            message = f"this worker has the KV of {held} of {num_tokens} tokens: compute them elsewhere"
+            message = (
+                f"this worker has the KV of {held} of {num_tokens} tokens: compute them elsewhere"
+            )
             raise RequestError(message, status=503, code="kv_gone")
 
     def watch(self) -> AsyncGenerator[Report, None]:

@@ -1,4 +1,5 @@
-"""This worker among its peers: the objects of its role, wired once the engine's facts are known, and its state in etcd.
+"""This worker among its peers: the objects of its role, wired once the engine's facts are known,
+and its state in etcd.
 
 Owns the order in which a worker joins (gRPC, then etcd) and leaves (announce,
 promise nothing new, wait for what runs, refuse, leave etcd).  When it drains is
@@ -32,7 +33,13 @@ from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.peers.client import LocalSide, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
-from pdcluster_worker.peers.records import WorkerRecord, WorkerState, command_key, dtype_key, workers_prefix
+from pdcluster_worker.peers.records import (
+    WorkerRecord,
+    WorkerState,
+    command_key,
+    dtype_key,
+    workers_prefix,
+)
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.service import WorkerService
@@ -44,7 +51,9 @@ logger = logging.getLogger(__name__)
 _NO_GEOMETRY = KVGeometry(num_kv_heads=0, head_dim=0, num_layers=0, block_size=0, dtype="")
 
 GRPC_GRACE_SECONDS = 1.0
-"""Grace of the gRPC server: after a drain no call of ours is open; this bounds a peer that keeps its streams."""
+"""Grace of the gRPC server: after a drain no call of ours is open; this bounds a peer that keeps
+its streams.
+"""
 
 
 def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
@@ -69,7 +78,8 @@ class JoinedWorker:
     """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
 
     on_peers: called when the state of a peer changed.
-    untaken:  names of the HTTP connections whose clients have yet to take something of their answers
+    untaken:  names of the HTTP connections whose clients have yet to take something of their
+              answers
     """
 
     def __init__(
@@ -87,7 +97,11 @@ class JoinedWorker:
         self._identity = identity
         self._credentials = credentials
         has_engine = worker.engineless is None
-        hello = hello_of(config, worker.engine_id, worker.engine_ready) if has_engine else hello_of_router(config, worker.engine_id)
+        hello = (
+            hello_of(config, worker.engine_id, worker.engine_ready)
+            if has_engine
+            else hello_of_router(config, worker.engine_id)
+        )
         refusals = Refusals(worker.metrics)
         here = LocalSide(hello, credentials, refusals, worker.blocks)
         self._directory = Directory(identity.pod, here, worker.metrics)
@@ -98,17 +112,23 @@ class JoinedWorker:
             worker.block_size,
             worker.transfer_seconds,
         )
-        self._directory.report_to(PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer))
+        self._directory.report_to(
+            PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer)
+        )
         worker.absence = self._directory.absence
         self._ledger = self._make_ledger()
         worker.gpu, worker.promised_tokens = config.gpu, lambda: self._ledger.outstanding_tokens
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
-        self._drain = Drain(lambda: worker.num_holding + self._ledger.unused_grants, self._announce, untaken)
+        self._drain = Drain(
+            lambda: worker.num_holding + self._ledger.unused_grants, self._announce, untaken
+        )
         worker.on_request = self._drain.look
         worker.estimation.seats = lambda: config.engine.max_sequences * max(1, len(worker.engines))
         worker.metrics.draining.set_function(lambda: self._drain.num_holding)
         self._discovery = self._make_discovery()
-        self._disaggregating = self._make_disaggregating() if config.role in ("prefill", "decode") else None
+        self._disaggregating = (
+            self._make_disaggregating() if config.role in ("prefill", "decode") else None
+        )
         self._looking: asyncio.Task[None] | None = None
         self._grpc: grpc.aio.Server | None = None
 
@@ -117,7 +137,9 @@ class JoinedWorker:
             return PrefillDispatcher(self.worker)
         directory = self._directory
         remote = RemotePrefill(self.worker, self._broker)
-        decoding = DecodeDispatcher(self.worker, remote, directory.prefills, directory.decodes, directory.decode)
+        decoding = DecodeDispatcher(
+            self.worker, remote, directory.prefills, directory.decodes, directory.decode
+        )
         self.ingress = Ingress(self.worker, decoding, directory.decodes, self._identity.pod)
         return decoding
 
@@ -149,7 +171,8 @@ class JoinedWorker:
         return Disaggregating(
             worker.engine_ready.transport,
             worker.share,
-            # A decode worker shakes hands with each prefill worker: what both sides found, its record says.
+            # A decode worker shakes hands with each prefill worker: what both sides found, its
+            # record says.
             lambda: self._directory.refused("prefill") if worker.role == "decode" else {},
             lambda: worker.sent_bytes_per_second,
             asyncio.get_running_loop().time,
@@ -164,30 +187,48 @@ class JoinedWorker:
             key = dtype_key(identity.namespace, config.cluster, config.revision)
             pinned[key] = self.worker.engine_ready.dtype.encode()
         keys = DiscoveryKeys(prefix, command, pinned)
-        return Discovery(config.discovery, keys, DiscoveryEvents(self._directory.set_members, self._drain.command, self._directory.probe))
+        return Discovery(
+            config.discovery,
+            keys,
+            DiscoveryEvents(
+                self._directory.set_members, self._drain.command, self._directory.probe
+            ),
+        )
 
     # --- joining ------------------------------------------------------------------------------
 
     async def join(self, http_port: int) -> None:
-        """Serve peers and register in etcd; goes on trying when etcd is away.  Raises ConfigError when the gRPC port cannot be used."""
+        """Serve peers and register in etcd; goes on trying when etcd is away.
+
+        Raises ConfigError when the gRPC port cannot be used.
+        """
         listen = self._config.listen
-        self._grpc, port = await start_grpc(self._service, listen.host, listen.grpc, self._credentials)
+        self._grpc, port = await start_grpc(
+            self._service, listen.host, listen.grpc, self._credentials
+        )
         self.worker.state = self._drain.state
         self._record = self._make_record(http_port, port)
         self._discovery.start(self._record)
         self.worker.on_engines = self._on_engines
         if self._disaggregating is not None:
-            self._looking = asyncio.create_task(self._look_for_ever(self._disaggregating), name="disaggregation")
+            self._looking = asyncio.create_task(
+                self._look_for_ever(self._disaggregating), name="disaggregation"
+            )
 
     async def _look_for_ever(self, disaggregating: Disaggregating) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if disaggregating.look():
-                self._record = msgspec.structs.replace(self._record, disaggregation=disaggregating.stated)
+                self._record = msgspec.structs.replace(
+                    self._record, disaggregation=disaggregating.stated
+                )
                 self._discovery.update(self._record)
 
     def problem(self) -> str | None:
-        """Reason why this worker is not ready; None when it is.  Latches: an etcd that goes away later changes nothing."""
+        """Reason why this worker is not ready; None when it is.
+
+        Latches: an etcd that goes away later changes nothing.
+        """
         if self.worker.state != "ready":
             return f"this worker is {self.worker.state}"
         return None if self._discovery.registered_once else self._discovery.problem
@@ -226,7 +267,9 @@ class JoinedWorker:
         return self._config.engine.max_batched_tokens * max(1, len(self.worker.engines))
 
     def _credit_limit(self) -> int:
-        return credit_limit(self.worker.policy.credits, self._config.engine.max_batched_tokens) * len(self.worker.engines)
+        return credit_limit(
+            self.worker.policy.credits, self._config.engine.max_batched_tokens
+        ) * len(self.worker.engines)
 
     # --- draining -----------------------------------------------------------------------------
 
@@ -246,14 +289,18 @@ class JoinedWorker:
         return self._drain.state == "drained"
 
     def _announce(self, state: WorkerState) -> None:
-        logger.info("state=%s active=%d holding=%d", state, self.worker.active, self._drain.num_holding)
+        logger.info(
+            "state=%s active=%d holding=%d", state, self.worker.active, self._drain.num_holding
+        )
         self.worker.announce(state)
         self._record = msgspec.structs.replace(self._record, state=state)
         self._discovery.update(self._record)
         self._promise(self.worker.takes_new)
 
     def on_stall(self, engine: Engine, is_stalled: bool) -> None:
-        """Promise nothing while no engine makes progress, so that requests that wait for a credit ask another worker."""
+        """Promise nothing while no engine makes progress, so that requests that wait for a credit
+        ask another worker.
+        """
         if is_stalled:
             if not any(other.serves for other in self.worker.engines if other is not engine):
                 self._promise(False)

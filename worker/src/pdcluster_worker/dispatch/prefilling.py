@@ -1,4 +1,5 @@
-"""A request's life on a prefill worker: compute the prompt, hand over the first token, see the KV acknowledged.
+"""A request's life on a prefill worker: compute the prompt, hand over the first token, see the KV
+acknowledged.
 
 The decode worker owns the request; when its call is cancelled, ours ends and
 nothing stays.  Credits are the gRPC service's; blocks and writes the engine's.
@@ -19,8 +20,13 @@ class PrefillDispatcher:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    async def prefill(self, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
-        """The first token, then PrefillDone unless that token ended the request.  Raises RequestError when it cannot be done."""
+    async def prefill(
+        self, spec: RequestSpec, target: Target
+    ) -> AsyncGenerator[Token | PrefillDone, None]:
+        """The first token, then PrefillDone unless that token ended the request.
+
+        Raises RequestError when it cannot be done.
+        """
         worker = self._worker
         clock = asyncio.get_running_loop().time
         arrival = clock()
@@ -34,12 +40,18 @@ class PrefillDispatcher:
                         message = f"KV transfer to {target.addresses[0]} failed: {output.reason}"
                         raise RequestError(message, status=503, code="transfer_failed")
                     if not isinstance(output, Token | PrefillDone):
-                        raise RequestError(f"the engine answered {type(output).__name__} to Prefill", status=500)
+                        raise RequestError(
+                            f"the engine answered {type(output).__name__} to Prefill", status=500
+                        )
                     if isinstance(output, PrefillDone):
                         worker.note_transfer(output.num_bytes, output.busy_seconds)
                         self._observe(transfer=output.seconds)
                     else:
-                        self._observe(queue=output.queue_seconds, prefill=output.prefill_seconds, first_token=clock() - arrival)
+                        self._observe(
+                            queue=output.queue_seconds,
+                            prefill=output.prefill_seconds,
+                            first_token=clock() - arrival,
+                        )
                     yield output
                     if isinstance(output, PrefillDone) or output.finish_reason is not None:
                         return

@@ -20,11 +20,18 @@ logger = logging.getLogger(__name__)
 class Pulse:
     """Watch over one engine of a worker, from the moment it is ready.
 
-    on_change:  called with the engine and True before the requests of a stall fail, and False when it recovers.
+    on_change:  called with the engine and True before the requests of a stall fail, and False when
+                it recovers.
     is_leaving: True if the worker is to end; a stalled engine does not delay that.
     """
 
-    def __init__(self, worker: Worker, engine: Engine, on_change: Callable[[Engine, bool], None], is_leaving: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        engine: Engine,
+        on_change: Callable[[Engine, bool], None],
+        is_leaving: Callable[[], bool],
+    ) -> None:
         self._worker = worker
         self._engine = engine
         self._on_change = on_change
@@ -47,7 +54,9 @@ class Pulse:
             self._on_change(self._engine, True)
             client.stall(f"the engine of this worker has stalled: {self._reason()}")
             longest = watch.longest_step_seconds
-            self._tell("engine stalled reason=%s longest_step_seconds=%.1f", self._reason(), longest)
+            self._tell(
+                "engine stalled reason=%s longest_step_seconds=%.1f", self._reason(), longest
+            )
         if condition == "well" and client.stalled is not None:
             client.recover()
             self._on_change(self._engine, False)
@@ -70,7 +79,9 @@ class Pulses:
     kill: ends an engine that is lost, for the reason given.
     """
 
-    def __init__(self, new_pulse: Callable[[Engine], Pulse], kill: Callable[[Engine, str], None]) -> None:
+    def __init__(
+        self, new_pulse: Callable[[Engine], Pulse], kill: Callable[[Engine, str], None]
+    ) -> None:
         self._new_pulse = new_pulse
         self._kill = kill
         self._tasks: dict[Engine, asyncio.Task[None]] = {}

@@ -1,4 +1,5 @@
-"""A router as its HTTP side sees it: a worker without an engine, which sends every request to a decode worker.
+"""A router as its HTTP side sees it: a worker without an engine, which sends every request to a
+decode worker.
 
 It serves from its registration on, whether decode workers are there or not:
 models stay listed, and a request that finds no decode worker waits for one as
@@ -25,7 +26,8 @@ from pdcluster_worker.routing.qos.verdict import retry_after
 class RouterBackend:
     """Implements `server.generation.backend.Backend`.
 
-    max_model_len, vocab_size: of the model; the lowest of the decode workers' as soon as one is seen.
+    max_model_len, vocab_size: of the model; the lowest of the decode workers' as soon as one is
+                               seen.
     """
 
     device: Device | None = None
@@ -48,7 +50,9 @@ class RouterBackend:
         self._look()
 
     def ready(self) -> str | None:
-        """None when requests may come, else why not; without decode workers too, since they may come back."""
+        """None when requests may come, else why not; without decode workers too, since they may
+        come back.
+        """
         return "not registered in etcd yet" if self._node is None else self._node.problem()
 
     def alive(self) -> str | None:
@@ -65,10 +69,17 @@ class RouterBackend:
         """True if a client should send its next request to another router."""
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
-    def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
+    def generate(
+        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+    ) -> AsyncGenerator[Generated, None]:
         """See `dispatch.ingress.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
-            raise RequestError(f"this router is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
+            raise RequestError(
+                f"this router is not ready: {self.ready()}",
+                status=503,
+                code="not_ready",
+                retry_after_seconds=1,
+            )
         if self._arrived.is_set():
             return self._node.ingress.generate(specs, prefill, hints)
         return self._later(self._node, self._node.ingress, specs, prefill, hints)
@@ -96,14 +107,24 @@ class RouterBackend:
         self._arrived.set()
 
     async def _later(
-        self, node: JoinedWorker, ingress: Ingress, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints
+        self,
+        node: JoinedWorker,
+        ingress: Ingress,
+        specs: list[RequestSpec],
+        prefill: PrefillMode,
+        hints: RouteHints,
     ) -> AsyncGenerator[Generated, None]:
-        """The tokens, as soon as a decode worker takes new work.  Raises RequestError when none does in time."""
+        """The tokens, as soon as a decode worker takes new work.
+
+        Raises RequestError when none does in time.
+        """
         clock = asyncio.get_running_loop().time
         start = clock()
         await self._wait(node, sum(len(spec.prompt) + len(spec.output) for spec in specs))
         waited = clock() - start
-        async with aclosing(ingress.generate([aged(spec, waited) for spec in specs], prefill, hints)) as tokens:
+        async with aclosing(
+            ingress.generate([aged(spec, waited) for spec in specs], prefill, hints)
+        ) as tokens:
             async for generated in tokens:
                 yield generated
 
@@ -112,8 +133,12 @@ class RouterBackend:
         seconds = worker.policy.admission.worker_wait_seconds
         if not seconds:
             raise worker.refusal()
-        if reason := full(worker.policy.admission, self._num_waiting, self._waiting_tokens, num_tokens):
-            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=retry_after(seconds))
+        if reason := full(
+            worker.policy.admission, self._num_waiting, self._waiting_tokens, num_tokens
+        ):
+            raise RequestError(
+                reason, status=503, code="queue_full", retry_after_seconds=retry_after(seconds)
+            )
         self._num_waiting += 1
         self._waiting_tokens += num_tokens
         try:

@@ -32,14 +32,18 @@ REPORT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Shares of time, 0 to 1: computing (its GPU's, else its engine's) and with its GPU's memory moving; 0 = not measured."""
+    """Shares of time, 0 to 1: computing (its GPU's, else its engine's) and with its GPU's memory
+    moving; 0 = not measured.
+    """
 
     busy_ratio: float = 0.0
     memory_bandwidth_ratio: float = 0.0
 
 
 NO_DECODE_WORKER_SECONDS = 2
-"""Delay before a client of a router may try again: about as long as discovery and handshake of a returning worker take."""
+"""Delay before a client of a router may try again: about as long as discovery and handshake of a
+returning worker take.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +112,14 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._facts = self.engines.first.facts if self.engineless is None else None
-        self.engine_id = self.engine_ready.engine_id if self.engineless is None else self.engineless.worker_id
+        self.engine_id = (
+            self.engine_ready.engine_id if self.engineless is None else self.engineless.worker_id
+        )
         self.engines.on_blocks.append(self._on_blocks)
         self.engines.on_stats.append(self._on_stats)
-        self.engines.on_open = lambda engine: self.metrics.engine_requests.labels(str(engine.rank)).inc()
+        self.engines.on_open = lambda engine: self.metrics.engine_requests.labels(
+            str(engine.rank)
+        ).inc()
         self.estimation = Estimation(self.metrics, lambda: self.policy.estimation)
         self._export_queues()
         self._export_engines()
@@ -120,14 +128,21 @@ class Worker:
 
     @property
     def engine_ready(self) -> EngineReady:
-        """The facts of the first engine; what a peer compares is the same for all.  A router has none: its parts do not ask."""
+        """The facts of the first engine; what a peer compares is the same for all.
+
+        A router has none: its parts do not ask.
+        """
         assert self._facts is not None, "a router has no engine"
         return self._facts
 
     @property
     def block_size(self) -> int:
         """Tokens in a KV block."""
-        return self.engine_ready.geometry.block_size if self.engineless is None else self.engineless.block_size
+        return (
+            self.engine_ready.geometry.block_size
+            if self.engineless is None
+            else self.engineless.block_size
+        )
 
     def num_blocks(self, num_tokens: int) -> int:
         """KV blocks for that many tokens."""
@@ -136,7 +151,8 @@ class Worker:
     def hashes(self, spec: RequestSpec) -> list[bytes]:
         """Block hashes of all tokens known so far, as the engines of both roles compute them.
 
-        None of a prompt whose log probabilities are asked for: it is computed whole, whatever is cached.
+        None of a prompt whose log probabilities are asked for: it is computed whole, whatever is
+        cached.
         """
         if spec.sampling.prompt_logprobs is not None and not spec.output:
             return []
@@ -148,14 +164,18 @@ class Worker:
         self.metrics.long_prompts.labels("remote" if is_remote else "local").inc()
 
     def note_transfer(self, num_bytes: int, seconds: float) -> None:
-        """A KV transfer from here is acknowledged.  seconds: with a write under way; 0 = too short to measure."""
+        """A KV transfer from here is acknowledged.  seconds: with a write under way; 0 = too short
+        to measure.
+        """
         if seconds > 0:
             self.sent_bytes_per_second = num_bytes / seconds
             gauge = self.metrics.kv_transfer_bytes_per_second
             gauge.labels(self.engine_ready.transport).set(self.sent_bytes_per_second)
 
     def transfer_seconds(self, key: str, num_tokens: int) -> float:
-        """Expected seconds of moving their KV from that prefill worker to here; 0 = not measured."""
+        """Expected seconds of moving their KV from that prefill worker to here; 0 =
+        not measured.
+        """
         num_bytes = num_tokens * kv_bytes_per_token(self.engine_ready.geometry)
         return self.pair_rates.seconds(key, num_bytes)
 
@@ -163,7 +183,8 @@ class Worker:
     def request(self) -> Iterator[None]:
         """Count a request in, and out at the end.
 
-        A draining worker takes it too: its sender had no report of the drain yet.  Raises RequestError 503 from one that has ended.
+        A draining worker takes it too: its sender had no report of the drain yet.  Raises
+                                        RequestError 503 from one that has ended.
         """
         if self.has_ended:
             raise self.refusal()
@@ -178,7 +199,12 @@ class Worker:
         """Error for a client that should use another worker."""
         if self.state == "ready" and self.engineless is not None:
             reason = f"no decode worker takes requests now ({self.absence()}): retry later"
-            return RequestError(reason, status=503, code="no_decode_worker", retry_after_seconds=NO_DECODE_WORKER_SECONDS)
+            return RequestError(
+                reason,
+                status=503,
+                code="no_decode_worker",
+                retry_after_seconds=NO_DECODE_WORKER_SECONDS,
+            )
         if self.state == "ready" and (problem := self.engines.problem) is not None:
             return EngineStalledError(problem)
         message = f"this worker is {self.state}: send the request to another one"
@@ -207,9 +233,13 @@ class Worker:
 
     @property
     def num_holding(self) -> int:
-        """Requests and transfers that must end before this worker may go: what an engine has not reported on counts as one."""
+        """Requests and transfers that must end before this worker may go: what an engine has not
+        reported on counts as one.
+        """
         clients = [engine.client for engine in self.engines if engine.client.died is None]
-        transfers = sum(client.stats.num_transfers for client in clients if client.stats is not None)
+        transfers = sum(
+            client.stats.num_transfers for client in clients if client.stats is not None
+        )
         return self.active + transfers + sum(not client.is_reported for client in clients)
 
     async def room(self, engine: Engine, request_id: str, needed_blocks: int) -> None:
@@ -232,12 +262,15 @@ class Worker:
         state = self.state if self.engines.problem is None else "stalled"
         total_blocks = sum(engine.facts.num_blocks for engine in self.engines)
         occupancy = self.occupancy()
-        reported = [engine.client.stats for engine in self.engines if engine.client.stats is not None]
+        reported = [
+            engine.client.stats for engine in self.engines if engine.client.stats is not None
+        ]
         if not reported:
             return Load(state=state, total_blocks=total_blocks)
         requests_here, tokens_here = self._waiting_for_blocks()
         return Load(
-            num_running=sum(stats.num_running + stats.num_receiving for stats in reported),  # whatever holds blocks here
+            # whatever holds blocks here
+            num_running=sum(stats.num_running + stats.num_receiving for stats in reported),
             num_waiting=sum(stats.num_waiting for stats in reported) + requests_here,
             waiting_tokens=sum(stats.waiting_tokens for stats in reported) + tokens_here,
             credit_queue_requests=self.credit_queue.num_requests - requests_here,
@@ -247,13 +280,17 @@ class Worker:
             total_blocks=total_blocks,
             state=state,
             progress=sum(stats.num_steps + stats.bytes_sent for stats in reported),
-            longest_step_seconds=max(engine.stall_watch.longest_step_seconds for engine in self.engines),
+            longest_step_seconds=max(
+                engine.stall_watch.longest_step_seconds for engine in self.engines
+            ),
             busy_ratio=occupancy.busy_ratio,
             memory_bandwidth_ratio=occupancy.memory_bandwidth_ratio,
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:
-        """A snapshot, then load and the changes of the prefix cache about once a second and at each change of state, until closed."""
+        """A snapshot, then load and the changes of the prefix cache about once a second and at each
+        change of state, until closed.
+        """
         changes: asyncio.Queue[BlockEvents] = asyncio.Queue()
         announced = asyncio.Event()
         self._changes.add(changes)
@@ -264,16 +301,25 @@ class Worker:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(announced.wait(), REPORT_SECONDS)
                 announced.clear()
-                stored, removed, is_whole = merge([changes.get_nowait() for _ in range(changes.qsize())])
-                yield Report(load=self.load(), stored=tuple(stored), removed=tuple(removed), snapshot=is_whole)
+                stored, removed, is_whole = merge(
+                    [changes.get_nowait() for _ in range(changes.qsize())]
+                )
+                yield Report(
+                    load=self.load(),
+                    stored=tuple(stored),
+                    removed=tuple(removed),
+                    snapshot=is_whole,
+                )
         finally:
             self._changes.discard(changes)
             self._listeners.discard(announced)
 
     def _waiting_for_blocks(self) -> tuple[int, int]:
-        """The part of the credit queue that waits for this worker and not for prefill, in requests and tokens.
+        """The part of the credit queue that waits for this worker and not for prefill, in requests
+        and tokens.
 
-        Counts requests that had a credit and found no blocks, and all behind them when no request at the head may ask for a credit.
+        Counts requests that had a credit and found no blocks, and all behind them when no request
+        at the head may ask for a credit.
         """
         queue = self.credit_queue
         if self._room and all(head in self._room for head in queue.heads(ASKING_HEADS)):
@@ -282,7 +328,9 @@ class Worker:
 
     def _export_engines(self) -> None:
         metrics = self.metrics
-        metrics.engine_stalled.set(any(engine.client.stalled is not None for engine in self.engines))
+        metrics.engine_stalled.set(
+            any(engine.client.stalled is not None for engine in self.engines)
+        )
         for rank in self.engines.lost:
             metrics.engine_up.labels(str(rank)).set(0)
         for engine in self.engines:

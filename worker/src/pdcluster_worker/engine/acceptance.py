@@ -1,4 +1,6 @@
-"""Refuse requests that can never run here; each fails alone, with a message that names the limit and the fix."""
+"""Refuse requests that can never run here; each fails alone, with a message that names the limit
+and the fix.
+"""
 
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.window import ceil_div, most_blocks
@@ -15,10 +17,19 @@ def refusal(request: Request, settings: EngineSettings, num_more: int) -> str | 
     if num_tokens == 0:
         return "the prompt is empty: send at least one token"
     if num_tokens >= settings.max_model_len:
-        return f"{num_tokens} tokens leave no room for output within max_model_len={settings.max_model_len}: shorten the prompt"
+        return (
+            f"{num_tokens} tokens leave no room for output within "
+            f"max_model_len={settings.max_model_len}: shorten the prompt"
+        )
     if request.num_output_tokens >= request.sampling.max_tokens:
-        return f"max_tokens={request.sampling.max_tokens} are made already: nothing is left to generate"
-    if request.target is not None and (reason := _target_refusal(num_tokens, request.target, settings)) is not None:
+        return (
+            f"max_tokens={request.sampling.max_tokens} are made already: nothing is left to "
+            "generate"
+        )
+    if (
+        request.target is not None
+        and (reason := _target_refusal(num_tokens, request.target, settings)) is not None
+    ):
         return reason
     return too_large(num_tokens + num_more, settings)
 
@@ -30,18 +41,29 @@ def too_large(num_tokens: int, settings: EngineSettings) -> str | None:
         return None
     capacity = settings.num_blocks * settings.block_size
     return (
-        f"{num_tokens} tokens do not fit into the KV cache of {capacity} tokens: they need {needed} blocks at once "
+        f"{num_tokens} tokens do not fit into the KV cache of {capacity} tokens: they need "
+        f"{needed} blocks at once "
         f"of {settings.num_blocks}: raise engine.kvCacheMemory or shorten the request"
     )
 
 
 def _target_refusal(num_tokens: int, target: Target, settings: EngineSettings) -> str | None:
-    num_cached, num_blocks, block_size = target.cached_tokens, len(target.block_ids), settings.block_size
+    num_cached, num_blocks, block_size = (
+        target.cached_tokens,
+        len(target.block_ids),
+        settings.block_size,
+    )
     if num_cached % block_size or not 0 <= num_cached < num_tokens:
-        return f"target.cached_tokens={num_cached} is not a multiple of {block_size} below the request's {num_tokens} tokens"
+        return (
+            f"target.cached_tokens={num_cached} is not a multiple of {block_size} below the "
+            f"request's {num_tokens} tokens"
+        )
     expected = ceil_div(num_tokens, block_size) - num_cached // block_size
     if num_blocks != expected:
         return f"target.block_ids has {num_blocks} blocks, the request needs {expected}"
     if num_blocks > settings.num_blocks:  # what is sent stays held until then, whatever the window
-        return f"target.block_ids has {num_blocks} blocks, and there are {settings.num_blocks} here: raise engine.kvCacheMemory"
+        return (
+            f"target.block_ids has {num_blocks} blocks, and there are {settings.num_blocks} here: "
+            "raise engine.kvCacheMemory"
+        )
     return None

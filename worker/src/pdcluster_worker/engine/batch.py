@@ -81,7 +81,9 @@ SamplePlace = Request | AfterDrafts
 
 def sample_places(item: Scheduled) -> list[SamplePlace]:
     """Those of an item that samples, in the order of its rows."""
-    later = [AfterDrafts(item.request, item.drafts[:count]) for count in range(1, len(item.drafts) + 1)]
+    later = [
+        AfterDrafts(item.request, item.drafts[:count]) for count in range(1, len(item.drafts) + 1)
+    ]
     return [item.request, *later]
 
 

@@ -31,7 +31,8 @@ class BlockPool:
     """The blocks of one engine.
 
     Reuse order: blocks without a hash first, then cached ones, the least
-    recently released first; a request's blocks are released in reverse, so its tail goes before its head.
+    recently released first; a request's blocks are released in reverse, so its tail goes before its
+    head.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -64,8 +65,12 @@ class BlockPool:
         return {state.name.lower(): self._counts[state] for state in BlockState}
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` private blocks (one reference, no hash); the caller has made sure of `num_available`."""
-        assert count <= self.num_available, f"{count} blocks asked of {self.num_available} available"
+        """Take `count` private blocks (one reference, no hash); the caller has made sure of
+        `num_available`.
+        """
+        assert count <= self.num_available, (
+            f"{count} blocks asked of {self.num_available} available"
+        )
         return [self._pop() for _ in range(count)]
 
     def acquire(self, block_ids: Iterable[int]) -> None:
@@ -74,15 +79,21 @@ class BlockPool:
             if self._states[block_id] == BlockState.CACHED:
                 del self._cached[block_id]
                 self._move(block_id, BlockState.CACHED, BlockState.IN_USE)
-            assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} acquired while {self.state(block_id).name}"
+            assert self._states[block_id] == BlockState.IN_USE, (
+                f"block {block_id} acquired while {self.state(block_id).name}"
+            )
             self.num_shares += self._ref_counts[block_id] > 0
             self._ref_counts[block_id] += 1
             self.num_moves += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one holder of each, last first; a block without holders becomes free, or cached when it has a hash."""
+        """Drop one holder of each, last first; a block without holders becomes free, or cached when
+        it has a hash.
+        """
         for block_id in reversed(block_ids):
-            assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} released while {self.state(block_id).name}"
+            assert self._states[block_id] == BlockState.IN_USE, (
+                f"block {block_id} released while {self.state(block_id).name}"
+            )
             self._ref_counts[block_id] -= 1
             self.num_moves += 1
             if self._ref_counts[block_id] > 0:
@@ -97,15 +108,21 @@ class BlockPool:
 
     def cache(self, block_id: int, block_hash: bytes) -> None:
         """Make a full, computed block findable by its hash."""
-        assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} hashed while {self.state(block_id).name}"
+        assert self._states[block_id] == BlockState.IN_USE, (
+            f"block {block_id} hashed while {self.state(block_id).name}"
+        )
         self.num_moves += 1
         self.prefix_cache.insert(block_id, block_hash)
 
     def start_receiving(self, block_ids: Iterable[int]) -> None:
         """Hand private blocks to one transfer."""
         for block_id in block_ids:
-            assert self._ref_counts[block_id] == 1, f"block {block_id} is a transfer target with {self._ref_counts[block_id]} holders"
-            assert block_id not in self.prefix_cache, f"block {block_id} is a transfer target with a hash"
+            assert self._ref_counts[block_id] == 1, (
+                f"block {block_id} is a transfer target with {self._ref_counts[block_id]} holders"
+            )
+            assert block_id not in self.prefix_cache, (
+                f"block {block_id} is a transfer target with a hash"
+            )
             self._move(block_id, BlockState.IN_USE, BlockState.RECEIVING)
 
     def finish_receiving(self, block_ids: Iterable[int]) -> None:
@@ -126,7 +143,9 @@ class BlockPool:
             self._free.append(block_id)
 
     def check(self) -> None:
-        """Assert that the states sum to the total and that every structure agrees with them; O(num_blocks)."""
+        """Assert that the states sum to the total and that every structure agrees with them;
+        O(num_blocks).
+        """
         self.check_totals()
         for block_id in range(self.num_blocks):
             self._check_block(block_id, self.state(block_id))
@@ -146,32 +165,48 @@ class BlockPool:
     def check_totals(self) -> None:
         """The part of `check` that looks at no block; O(1)."""
         self.prefix_cache.check_totals()
-        assert sum(self._counts) == self.num_blocks, f"states {self.counts()} do not sum to {self.num_blocks}"
+        assert sum(self._counts) == self.num_blocks, (
+            f"states {self.counts()} do not sum to {self.num_blocks}"
+        )
         assert len(self._free) == self._counts[BlockState.FREE], "the free stack has strays"
         assert len(self._cached) == self._counts[BlockState.CACHED], "the cached queue has strays"
 
     def check_blocks(self, block_ids: range, held: Mapping[int, int]) -> None:
-        """Assert of these blocks that every structure agrees on them, and that their references are `held`, 0 where it has none."""
+        """Assert of these blocks that every structure agrees on them, and that their references are
+        `held`, 0 where it has none.
+        """
         for block_id in block_ids:
             self._check_block(block_id, self.state(block_id))
             found, expected = self._ref_counts[block_id], held.get(block_id, 0)
-            assert found == expected, f"block {block_id} has {found} references, {expected} holders are known"
+            assert found == expected, (
+                f"block {block_id} has {found} references, {expected} holders are known"
+            )
 
     def check_free(self, positions: range, seen: bytearray) -> None:
-        """Assert of this part of the free stack that its blocks are free, each once.  seen: [num_blocks], of the parts before."""
+        """Assert of this part of the free stack that its blocks are free, each once.  seen:
+        [num_blocks], of the parts before.
+        """
         for block_id in self._free[positions.start : positions.stop]:
-            assert self._states[block_id] == BlockState.FREE, "a block on the free stack is not free"
+            assert self._states[block_id] == BlockState.FREE, (
+                "a block on the free stack is not free"
+            )
             assert not seen[block_id], "the free stack has doubles"
             seen[block_id] = 1
 
     def _check_block(self, block_id: int, state: BlockState) -> None:
         ref_count, hashed = self._ref_counts[block_id], self.prefix_cache.check_block(block_id)
-        assert (block_id in self._cached) == (state is BlockState.CACHED), f"block {block_id} is {state.name} in the wrong queue"
+        assert (block_id in self._cached) == (state is BlockState.CACHED), (
+            f"block {block_id} is {state.name} in the wrong queue"
+        )
         if state is BlockState.IN_USE:
             assert ref_count > 0, f"block {block_id} has no reference"
             return
-        assert ref_count == (state is BlockState.RECEIVING), f"block {block_id} is {state.name} with {ref_count} holders"
-        assert hashed == (state is BlockState.CACHED), f"block {block_id} is {state.name}, hashed={hashed}"
+        assert ref_count == (state is BlockState.RECEIVING), (
+            f"block {block_id} is {state.name} with {ref_count} holders"
+        )
+        assert hashed == (state is BlockState.CACHED), (
+            f"block {block_id} is {state.name}, hashed={hashed}"
+        )
 
     def _pop(self) -> int:
         if self._free:
@@ -186,7 +221,9 @@ class BlockPool:
         return block_id
 
     def _move(self, block_id: int, old: BlockState, new: BlockState) -> None:
-        assert self._states[block_id] == old, f"block {block_id} is {self.state(block_id).name}, not {old.name}"
+        assert self._states[block_id] == old, (
+            f"block {block_id} is {self.state(block_id).name}, not {old.name}"
+        )
         self._states[block_id] = new
         self._counts[old] -= 1
         self._counts[new] += 1

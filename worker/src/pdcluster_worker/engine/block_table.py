@@ -67,7 +67,9 @@ class BlockTables:
         """Blocks that admitted requests have yet to take for their prompts."""
         return sum(self._promise(request) for request in self._growing)
 
-    def reservation(self, request: Request, num_tokens: int, *, received: bool = False) -> Reservation:
+    def reservation(
+        self, request: Request, num_tokens: int, *, received: bool = False
+    ) -> Reservation:
         """Blocks for `num_tokens` of a request that holds none, with its prefix hits.
 
         received: a peer computes the known tokens; only the window of the next one is needed.
@@ -76,23 +78,31 @@ class BlockTables:
         first, hits = self._match(request)
         num_hit = first + len(hits)
         if received:
-            live = min(first_live_block(request.num_tokens, self._settings), (request.num_tokens - 1) // size)
+            live = min(
+                first_live_block(request.num_tokens, self._settings),
+                (request.num_tokens - 1) // size,
+            )
             first, hits = max(first, live), hits[max(0, live - first) :]
         num_computed = (first + len(hits)) * size
         at_once = (
-            num_tokens if received or self._settings.window is None else min(num_tokens, num_computed + self._settings.max_batched_tokens)
+            num_tokens
+            if received or self._settings.window is None
+            else min(num_tokens, num_computed + self._settings.max_batched_tokens)
         )
         num_new = self.num_blocks(at_once) - first - len(hits)
         quota = len(hits) + num_new
         if at_once < num_tokens:
             quota = max(quota, self._quota(request, num_tokens, first))
         needed = self._needed(hits, num_new, quota, grows=at_once < num_tokens)
-        return Reservation(first, hits, num_new, quota, num_tokens, num_computed, num_hit * size, needed)
+        return Reservation(
+            first, hits, num_new, quota, num_tokens, num_computed, num_hit * size, needed
+        )
 
     def cut(self, reservation: Reservation, num_tokens: int) -> Reservation:
         """The reservation with blocks for only so many tokens to begin with.
 
-        Where blocks leave a window the rest stays promised; elsewhere it must be free when it is wanted.
+        Where blocks leave a window the rest stays promised; elsewhere it must be free when it is
+        wanted.
         """
         num_new = self.num_blocks(num_tokens) - reservation.first_block - len(reservation.hits)
         if self._settings.window is not None:
@@ -121,9 +131,13 @@ class BlockTables:
         return max(own, self.pool.num_available - others - self.pool.num_shares)
 
     def has_room_for_next(self, requests: Iterable[Request]) -> bool:
-        """Return whether each of these finds a block for its next token, so that none is preempted."""
+        """Return whether each of these finds a block for its next token, so that none
+        is preempted.
+        """
         size = self._block_size
-        num_short = sum(request.num_scheduled_tokens >= len(request.block_table) * size for request in requests)
+        num_short = sum(
+            request.num_scheduled_tokens >= len(request.block_table) * size for request in requests
+        )
         reserved = self.num_promised + self.pool.num_shares if self._growing else 0
         return num_short == 0 or num_short + reserved <= self.pool.num_available
 
@@ -139,25 +153,36 @@ class BlockTables:
             return False
         request.block_table += self.pool.allocate(missing)
         reserved = self._growing.get(request)
-        if reserved is not None and len(request.block_table) >= self.num_blocks(reserved.num_tokens):
+        if reserved is not None and len(request.block_table) >= self.num_blocks(
+            reserved.num_tokens
+        ):
             del self._growing[request]
         return True
 
     def grow_for_drafts(self, request: Request, end: int, num_drafts: int) -> int:
-        """Extend the table beyond `end` tokens, which have room, for drafts; returns for how many of them.
+        """Extend the table beyond `end` tokens, which have room, for drafts; returns for how many
+        of them.
 
         No other request gives up a block for them, nor does an admission that was promised some.
         """
         held = len(request.block_table)
         missing = self.num_blocks(end + num_drafts) - held
-        if missing > 0 and request not in self._growing and missing + self._num_kept <= self.num_available_to(request):
+        if (
+            missing > 0
+            and request not in self._growing
+            and missing + self._num_kept <= self.num_available_to(request)
+        ):
             self.grow(request, end + num_drafts)
             request.num_draft_blocks = len(request.block_table) - held
         return min(num_drafts, len(request.block_table) * self._block_size - end)
 
     def settle_drafts(self, request: Request) -> None:
-        """Give back the blocks that drafts alone have asked for and the known tokens do not need; no step has the request now."""
-        extra = min(request.num_draft_blocks, len(request.block_table) - self.num_blocks(request.num_tokens))
+        """Give back the blocks that drafts alone have asked for and the known tokens do not need;
+        no step has the request now.
+        """
+        extra = min(
+            request.num_draft_blocks, len(request.block_table) - self.num_blocks(request.num_tokens)
+        )
         request.num_draft_blocks = 0
         if extra > 0:
             self.pool.release(request.block_table[-extra:])

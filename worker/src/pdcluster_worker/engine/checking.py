@@ -1,4 +1,5 @@
-"""Checks the block pool of an idle engine, a slice a turn, so that a request that comes meanwhile never waits for all of it.
+"""Checks the block pool of an idle engine, a slice a turn, so that a request that comes meanwhile
+never waits for all of it.
 
 A walk counts the references of each block, then looks at every block once after something has
 happened, then rests.  What happens in the middle of a walk is no fault: it
@@ -69,9 +70,14 @@ class PoolWalk:
 
     def _look(self) -> None:
         pool = self._pool
-        block_ids = range(self._next_block, min(self._next_block + min(SLICE_BLOCKS, self._num_left), pool.num_blocks))
+        block_ids = range(
+            self._next_block,
+            min(self._next_block + min(SLICE_BLOCKS, self._num_left), pool.num_blocks),
+        )
         pool.check_blocks(block_ids, self._held)
-        self._found = [sum(counts) for counts in zip(self._found, pool.count_states(block_ids), strict=True)]
+        self._found = [
+            sum(counts) for counts in zip(self._found, pool.count_states(block_ids), strict=True)
+        ]
         self._num_left -= len(block_ids)
         self._next_block = block_ids.stop % pool.num_blocks
         pool.check_free(range(self._next_free, self._next_free + SLICE_BLOCKS), self._seen)
@@ -81,7 +87,9 @@ class PoolWalk:
 
 
 class IdleCheck:
-    """Schedule of the walk's turns in an idle engine: at most a hundredth of the time is spent on it."""
+    """Schedule of the walk's turns in an idle engine: at most a hundredth of the time is spent on
+    it.
+    """
 
     def __init__(self, walk: PoolWalk, clock: Callable[[], float]) -> None:
         self._walk = walk

@@ -1,4 +1,5 @@
-"""Requests whose constraint is being compiled: they wait here, before every queue, and hold no seat.
+"""Requests whose constraint is being compiled: they wait here, before every queue, and hold no
+seat.
 
 Others go on meanwhile.  A request whose KV a peer writes waits for both at once.
 """
@@ -21,7 +22,9 @@ class Compiling:
         return len(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Begin to compile what the request is constrained by; one without a constraint does not wait."""
+        """Begin to compile what the request is constrained by; one without a constraint does not
+        wait.
+        """
         if request.sampling.constraint is not None:
             self._grammars.begin(request)
             self._waiting[request.request_id] = request
@@ -45,12 +48,17 @@ class Compiling:
         self._waiting.pop(request.request_id, None)
 
     def settle(self) -> list[tuple[Request, RequestError | None]]:
-        """Queue those that wait no longer, in the order in which they came; each with why it can never run, if so.
+        """Queue those that wait no longer, in the order in which they came; each with why it can
+        never run, if so.
 
         One that receives its KV still is queued when that has come.
         """
         answers = [(request, self._grammars.open(request)) for request in self._waiting.values()]
-        done = [(request, answer if isinstance(answer, RequestError) else None) for request, answer in answers if answer]
+        done = [
+            (request, answer if isinstance(answer, RequestError) else None)
+            for request, answer in answers
+            if answer
+        ]
         for request, _ in done:
             del self._waiting[request.request_id]
         for request, error in done:

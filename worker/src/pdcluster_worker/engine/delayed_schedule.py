@@ -6,7 +6,13 @@ from pdcluster_worker.engine.request import Status
 from pdcluster_worker.engine.scheduler import Schedule, Scheduler
 
 
-def delayed_schedule(scheduler: Scheduler, delayer: PrefillDelayer | None, pool: BlockPool, max_running: int, now: float) -> Schedule:
+def delayed_schedule(
+    scheduler: Scheduler,
+    delayer: PrefillDelayer | None,
+    pool: BlockPool,
+    max_running: int,
+    now: float,
+) -> Schedule:
     """Plan the next step; without a delayer the scheduler alone decides.
 
     A preempted request has begun: it is not held back, nor what fits into its step.

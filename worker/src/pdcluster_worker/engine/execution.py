@@ -27,7 +27,9 @@ class EngineBrokenError(RuntimeError):
 
 
 Outcome = Sample | Run | Exception | None
-"""Outcome of one item: its tokens, None when it does not reach the end of its known tokens, or the error."""
+"""Outcome of one item: its tokens, None when it does not reach the end of its known tokens, or the
+error.
+"""
 
 
 _OWN_FAULTS = ("no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar")
@@ -62,17 +64,23 @@ class Executor:
         self._queue: deque[_Submitted] = deque()
 
     def submit(self, batch: Batch) -> None:
-        """Begin to compute a batch; why that failed is `wait`'s to say.  Raises EngineBrokenError."""
+        """Begin to compute a batch; why that failed is `wait`'s to say.
+
+        Raises EngineBrokenError.
+        """
         if self._queue:
             self._catch_up(self._queue[0])
-        follows_failure = any(before.given is None or before.failure is not None for before in self._queue)
+        follows_failure = any(
+            before.given is None or before.failure is not None for before in self._queue
+        )
         submitted = _Submitted(batch)
         self._queue.append(submitted)
         if not follows_failure:
             self._give(submitted, batch)
 
     def wait(self) -> list[Outcome]:
-        """One outcome per item of the oldest batch, in order; None for a request that has ended meanwhile.
+        """One outcome per item of the oldest batch, in order; None for a request that has ended
+        meanwhile.
 
         Raises EngineBrokenError after MAX_FAILED_STEPS failed batches in a row.
         """
@@ -90,8 +98,13 @@ class Executor:
             for later in self._queue:
                 later.given = None  # the tokens of this one are not in it
             outcomes = [e] if len(batch.items) == 1 else self._execute_each(batch)
-        assert len(outcomes) == len(batch.items), f"{len(outcomes)} outcomes for {len(batch.items)} items"
-        outcomes = [outcome if _is_alive(item) else None for item, outcome in zip(batch.items, outcomes, strict=True)]
+        assert len(outcomes) == len(batch.items), (
+            f"{len(outcomes)} outcomes for {len(batch.items)} items"
+        )
+        outcomes = [
+            outcome if _is_alive(item) else None
+            for item, outcome in zip(batch.items, outcomes, strict=True)
+        ]
         self._count(batch, outcomes)
         if batch is submitted.batch:
             return outcomes
@@ -99,7 +112,9 @@ class Executor:
         return [known.get(item) for item in submitted.batch.items]
 
     def _catch_up(self, oldest: _Submitted) -> Batch:
-        """See that the runner has the oldest batch; one that was held back goes without what has ended, its tokens known by now."""
+        """See that the runner has the oldest batch; one that was held back goes without what has
+        ended, its tokens known by now.
+        """
         if oldest.given is None:
             self._give(oldest, Batch(tuple(item for item in oldest.batch.items if _is_alive(item))))
         assert oldest.given is not None
@@ -154,7 +169,8 @@ class Executor:
             self._num_failed_steps += 1
             if self._num_failed_steps >= MAX_FAILED_STEPS:
                 raise EngineBrokenError(
-                    f"{self._num_failed_steps} model steps in a row failed for every request: {failures[-1]!r}"
+                    f"{self._num_failed_steps} model steps in a row failed for every request: "
+                    f"{failures[-1]!r}"
                 ) from failures[-1]
 
 

@@ -34,7 +34,8 @@ class Flight:
 class Landing:
     """A step that has ended.
 
-    outcomes: of the requests that live.  gone: those that ended in the middle of it; no step has them any more.
+    outcomes: of the requests that live.  gone: those that ended in the middle of it; no step has
+              them any more.
     landed:   the clock when it ended.
     """
 
@@ -47,7 +48,9 @@ class Landing:
 class Flights:
     """The steps under way of one engine, in order; at most `depth` of them."""
 
-    def __init__(self, executor: Executor, depth: int, max_model_len: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, executor: Executor, depth: int, max_model_len: int, clock: Callable[[], float]
+    ) -> None:
         self._executor = executor
         self._depth = depth
         self._max_model_len = max_model_len
@@ -76,7 +79,9 @@ class Flights:
             if item.samples:
                 request.num_placeholders += 1 + len(item.drafts)
                 num_more = request.num_placeholders - len(item.drafts)  # drafts may all be wrong
-                request.is_ending = request.target is not None or ends_by_length(request, self._max_model_len, num_more=num_more)
+                request.is_ending = request.target is not None or ends_by_length(
+                    request, self._max_model_len, num_more=num_more
+                )
 
     def land(self) -> Landing:
         """Wait for the oldest.  Raises EngineBrokenError."""

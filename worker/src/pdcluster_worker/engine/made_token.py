@@ -6,8 +6,15 @@ from pdcluster_worker.engine.stopping import Finish
 from pdcluster_worker.messages.requests import Token
 
 
-def made_token(request: Request, sample: Sample, finish: Finish | None, waits: tuple[float | None, float | None]) -> Token:
-    """finish: why the request ends with it; None = it goes on.  waits: see `stats.FirstTokens.sample`."""
+def made_token(
+    request: Request,
+    sample: Sample,
+    finish: Finish | None,
+    waits: tuple[float | None, float | None],
+) -> Token:
+    """finish: why the request ends with it; None = it goes on.  waits: see
+    `stats.FirstTokens.sample`.
+    """
     return Token(
         request_id=request.request_id,
         token_id=sample.token_id,

@@ -32,21 +32,31 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Tokens of an item with drafts: the drafts that were sampled, then the token after them; at least one."""
+    """Tokens of an item with drafts: the drafts that were sampled, then the token after them; at
+    least one.
+    """
 
     samples: tuple[Sample, ...]
 
 
 def failed_row(reason: RowFailure, message: str, param: str | None = None) -> RequestError:
-    """The entry of a row that failed; the message names the cause and the fix.  param: see `messages.engine.RequestFailed`."""
-    return RequestError(message, status=500 if reason == "not_finite" else 400, code=reason, param=param)
+    """The entry of a row that failed; the message names the cause and the fix.  param: see
+    `messages.engine.RequestFailed`.
+    """
+    return RequestError(
+        message, status=500 if reason == "not_finite" else 400, code=reason, param=param
+    )
 
 
 RowOutcome = Sample | Run | RequestError | None
-"""Outcome of one item: its tokens, the error, or None where its known tokens are not all computed."""
+"""Outcome of one item: its tokens, the error, or None where its known tokens are not
+all computed.
+"""
 
 
-def verified(drafts: Sequence[int], rows: Sequence[Sample | RequestError]) -> Sample | Run | RequestError:
+def verified(
+    drafts: Sequence[int], rows: Sequence[Sample | RequestError]
+) -> Sample | Run | RequestError:
     """The outcome of an item's rows: of the known tokens, then of each draft.
 
     A row counts as far as the drafts before it are what was sampled; one that failed is tried again
@@ -84,7 +94,8 @@ class StepSeconds:
 class GrammarCounts:
     """Counts of work on constraints.
 
-    requests: that have one, by its kind.  hits: those of them whose grammar was compiled, or being compiled, before.
+    requests: that have one, by its kind.  hits: those of them whose grammar was compiled, or being
+              compiled, before.
     compiles: (outcome, seconds) of each, outcome: compiled or failed.
     """
 
@@ -101,9 +112,11 @@ class Grammars(Protocol):
         ...
 
     def open(self, request: Request) -> bool | RequestError:
-        """Return whether tokens may be sampled for this request from now on, until `ModelRunner.forget`.
+        """Return whether tokens may be sampled for this request from now on, until
+        `ModelRunner.forget`.
 
-        False: not yet; it never waits.  An error: the constraint cannot be compiled, with the reason.
+        False: not yet; it never waits.  An error: the constraint cannot be compiled, with the
+               reason.
         """
         ...
 
@@ -113,7 +126,9 @@ class Grammars(Protocol):
 
 
 class ModelRunner(Protocol):
-    """Runs steps of the model over the paged KV cache that it owns, in the order in which they are submitted."""
+    """Runs steps of the model over the paged KV cache that it owns, in the order in which they are
+    submitted.
+    """
 
     @property
     def grammars(self) -> Grammars:
@@ -122,7 +137,9 @@ class ModelRunner(Protocol):
 
     @property
     def depth(self) -> int:
-        """Batches that may be submitted and not waited for: 1, or 2 where a step is taken while another computes."""
+        """Batches that may be submitted and not waited for: 1, or 2 where a step is taken while
+        another computes.
+        """
         ...
 
     @property
@@ -131,7 +148,8 @@ class ModelRunner(Protocol):
         ...
 
     def submit(self, batch: Batch) -> None:
-        """Take a batch, to compute its tokens and write their KV, after those that were submitted before.
+        """Take a batch, to compute its tokens and write their KV, after those that were submitted
+        before.
 
         Of a token that is not known yet the value is what the batch before samples for its
         request; where that samples none, whatever this computes for the request counts for nothing.
@@ -144,11 +162,11 @@ class ModelRunner(Protocol):
         """The outcomes of the oldest batch that was submitted; one entry per item, in order.
 
         An entry is a Sample when the item reaches the end of its known tokens
-        (`item.samples`), a Run where it has drafts, else None.  Where a row fails by itself its entry is the
-        error (`failed_row`), and the other rows are as if it were not there.
-        Running the same items again gives the same result (writes are idempotent),
-        so a failed batch may be retried in parts.  Raises whatever a forward pass
-        raises, and then no batch is under way any more; the core isolates the request at fault.
+        (`item.samples`), a Run where it has drafts, else None.  Where a row fails by itself its
+        entry is the error (`failed_row`), and the other rows are as if it were not there. Running
+        the same items again gives the same result (writes are idempotent), so a failed batch may be
+        retried in parts.  Raises whatever a forward pass raises, and then no batch is under way any
+        more; the core isolates the request at fault.
         """
         ...
 
@@ -165,7 +183,9 @@ class Drafter(Protocol):
         ...
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Draft for each request at most so many tokens, to follow its known ones; none where there is no guess."""
+        """Draft for each request at most so many tokens, to follow its known ones; none where there
+        is no guess.
+        """
         ...
 
     def forget(self, request_id: str) -> None:
@@ -184,14 +204,17 @@ class KVMemory(Protocol):
     num_blocks: int
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
-        """The bytes of these heads of one block, contiguous, in host memory: to be read.  heads: None = all held.
+        """The bytes of these heads of one block, contiguous, in host memory: to be read.  heads:
+        None = all held.
 
         Those of a cache on a device are a copy, made now.  Safe from any thread.
         """
         ...
 
     def landing(self, block_id: int, heads: range | None = None) -> memoryview:
-        """Writable host memory for these heads of a block that arrives; they count from `land` on."""
+        """Writable host memory for these heads of a block that arrives; they count
+        from `land` on.
+        """
         ...
 
     def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
@@ -214,9 +237,11 @@ class BlocksSent:
 
 @dataclass(frozen=True, slots=True)
 class SendEnded:
-    """No source block of this epoch is or will be read any more; the answer to `cancel` and to a failed write.
+    """No source block of this epoch is or will be read any more; the answer to `cancel` and to a
+    failed write.
 
-    reason: why, in words for a log ("cancelled", "connection reset by peer", "refused: dead epoch").
+    reason: why, in words for a log ("cancelled", "connection reset by peer", "refused: dead
+            epoch").
     """
 
     epoch: bytes
@@ -228,7 +253,8 @@ class Fenced:
     """No write of this epoch is under way into a block, and none will be accepted.
 
     received: target blocks that arrived whole before the fence.
-    checksum: over all target blocks in their order, None when verification is off or a block is missing.
+    checksum: over all target blocks in their order, None when verification is off or a block is
+              missing.
     """
 
     epoch: bytes
@@ -244,7 +270,8 @@ class Transport(Protocol):
     """Moves KV blocks: a writer pushes into blocks that the receiver has opened under an epoch.
 
     Receiving side: `open` -> (writes land) -> `fence` -> `Fenced`.
-    Sending side:   `write`* -> `BlocksSent`* ; or `cancel` / a failure -> `SendEnded`, once per epoch.
+    Sending side:   `write`* -> `BlocksSent`* ; or `cancel` / a failure -> `SendEnded`, once per
+                    epoch.
     """
 
     def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
@@ -252,7 +279,8 @@ class Transport(Protocol):
         ...
 
     def fence(self, epoch: bytes) -> None:
-        """Close the epoch for good; `Fenced` follows from `poll`, at once for an epoch with nothing in flight.
+        """Close the epoch for good; `Fenced` follows from `poll`, at once for an epoch with nothing
+        in flight.
 
         Unknown or already fenced epochs answer Fenced with an empty set.
         """
@@ -265,15 +293,18 @@ class Transport(Protocol):
         addresses: Sequence[str],
         pairs: Sequence[tuple[int, int]],
     ) -> None:
-        """Queue writes of (source block here, target block there); writes of an epoch keep their order.
+        """Queue writes of (source block here, target block there); writes of an epoch keep their
+        order.
 
-        addresses: of the peer's KV ports, each of which takes an even share of the heads, in their order.
+        addresses: of the peer's KV ports, each of which takes an even share of the heads, in their
+                   order.
         The caller keeps every source block alive until `BlocksSent` or `SendEnded` names it.
         """
         ...
 
     def checksum(self, epoch: bytes) -> int | None:
-        """Checksum of all blocks sent so far under this epoch, in write order (see `transfer.layout`).
+        """Checksum of all blocks sent so far under this epoch, in write order (see
+        `transfer.layout`).
 
         None when verification is off.
         """
@@ -284,7 +315,10 @@ class Transport(Protocol):
         ...
 
     def cancel(self, epoch: bytes) -> None:
-        """Stop sending; `SendEnded` follows when no source block is read any more.  Unknown epochs answer it too."""
+        """Stop sending; `SendEnded` follows when no source block is read any more.
+
+        Unknown epochs answer it too.
+        """
         ...
 
     def poll(self) -> list[TransferEvent]:

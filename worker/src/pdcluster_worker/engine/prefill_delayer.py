@@ -31,7 +31,8 @@ class DelayerSettings:
 
     max_delay_passes:          passes of this engine that a prompt may be held back, less one.
     token_usage_low_watermark: below that share of used KV blocks prompts are let in; None = off.
-    queue_min_ratio:           with all able to prefill, prompts wait until so many do, as a share of those that run; None = off.
+    queue_min_ratio:           with all able to prefill, prompts wait until so many do, as a share
+                               of those that run; None = off.
     """
 
     max_delay_passes: int = 30
@@ -78,7 +79,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """The engine before a pass.  is_continuing: a prompt has begun and has more chunks; usage: share of KV blocks in use."""
+    """The engine before a pass.  is_continuing: a prompt has begun and has more chunks; usage:
+    share of KV blocks in use.
+    """
 
     num_waiting: int
     num_running: int
@@ -88,7 +91,9 @@ class Pressure:
 
     @property
     def prefillable(self) -> bool:
-        """True if a prompt could be computed: one that has begun, or a new one that finds a seat."""
+        """True if a prompt could be computed: one that has begun, or a new one that
+        finds a seat.
+        """
         return self.is_continuing or (self.num_waiting > 0 and self.num_running < self.max_running)
 
 
@@ -125,7 +130,8 @@ class OwnBoard:
 def status_of(ranks: Sequence[RankState]) -> Status:
     """Number of these engines that could prefill: all, some (mixed) or none.
 
-    >>> status_of([RankState(True), RankState(True)]), status_of([RankState(True), RankState(False)]), status_of([RankState(False)])
+    >>> status_of([RankState(True), RankState(True)]), status_of([RankState(True),
+    ...     RankState(False)]), status_of([RankState(False)])
     ('all', 'mixed', 'none')
     """
     if not any(rank.prefillable for rank in ranks):
@@ -133,7 +139,13 @@ def status_of(ranks: Sequence[RankState]) -> Status:
     return "all" if all(rank.prefillable for rank in ranks) else "mixed"
 
 
-def negotiate(settings: DelayerSettings, wait: Wait | None, ranks: Sequence[RankState], max_running: int, now: float) -> Verdict:
+def negotiate(
+    settings: DelayerSettings,
+    wait: Wait | None,
+    ranks: Sequence[RankState],
+    max_running: int,
+    now: float,
+) -> Verdict:
     """The verdict of one pass over the states of all engines, this one among them.
 
     wait: of the passes before; its bounds end any delay.
@@ -154,7 +166,9 @@ def negotiate(settings: DelayerSettings, wait: Wait | None, ranks: Sequence[Rank
 
 def _has_no_seats(ranks: Sequence[RankState], max_running: int) -> bool:
     """Return whether the fullest engine lacks seats for the largest batch of prompts."""
-    return max_running - max(rank.running for rank in ranks) < max(rank.max_prefill for rank in ranks)
+    return max_running - max(rank.running for rank in ranks) < max(
+        rank.max_prefill for rank in ranks
+    )
 
 
 def _queue_is_short(settings: DelayerSettings, ranks: Sequence[RankState]) -> bool:
@@ -169,7 +183,10 @@ def _queue_is_short(settings: DelayerSettings, ranks: Sequence[RankState]) -> bo
 def _is_over(settings: DelayerSettings, wait: Wait | None, now: float) -> bool:
     if wait is None:
         return settings.max_delay_passes <= 1
-    return wait.passes >= settings.max_delay_passes - 1 or now - wait.since >= settings.max_delay_seconds
+    return (
+        wait.passes >= settings.max_delay_passes - 1
+        or now - wait.since >= settings.max_delay_seconds
+    )
 
 
 @dataclass(slots=True)
@@ -202,7 +219,9 @@ class PrefillDelayer:
         state = self._state(pressure, now)
         self._board.publish(state)
         self._before = self._wait
-        verdict = negotiate(self._settings, self._before, [state, *self._board.others()], pressure.max_running, now)
+        verdict = negotiate(
+            self._settings, self._before, [state, *self._board.others()], pressure.max_running, now
+        )
         if verdict.has_no_seats and self._skips_seats:
             self._skips_seats = False
             verdict = replace(verdict, allow=True, reason="no_wait", has_no_seats=False)
@@ -216,24 +235,34 @@ class PrefillDelayer:
         return verdict.allow
 
     def finish(self, num_admitted: int, is_idle: bool, now: float) -> None:
-        """Count what came of the pass.  num_admitted: prompts let in; is_idle: no request is left."""
+        """Count what came of the pass.  num_admitted: prompts let in; is_idle: no
+        request is left.
+        """
         verdict, before = self._verdict, self._before
         if num_admitted:
             self._batches.append(num_admitted)
         if verdict.status != "none":
-            self._counts.outcomes[verdict.status, verdict.allow, verdict.reason, num_admitted > 0] += 1
+            self._counts.outcomes[
+                verdict.status, verdict.allow, verdict.reason, num_admitted > 0
+            ] += 1
         if verdict.allow and num_admitted:
             # The wait of the passes before: an allowed pass itself has none any more.
-            self._counts.waits.append((0, 0.0) if before is None else (before.passes, now - before.since))
+            self._counts.waits.append(
+                (0, 0.0) if before is None else (before.passes, now - before.since)
+            )
         if is_idle:
             self._wait = None
             self._board.withdraw()
 
     def next_pass_seconds(self, now: float) -> float | None:
-        """In how many seconds a delayed engine with nothing to run asks again; None when it delays nothing."""
+        """In how many seconds a delayed engine with nothing to run asks again; None when it delays
+        nothing.
+        """
         if self._wait is None:
             return None
-        return min(PAUSE_SECONDS, max(0.0, self._wait.since + self._settings.max_delay_seconds - now))
+        return min(
+            PAUSE_SECONDS, max(0.0, self._wait.since + self._settings.max_delay_seconds - now)
+        )
 
     def take_counts(self) -> DelayerCounts:
         """Counts since the last call."""
@@ -248,5 +277,6 @@ class PrefillDelayer:
             running=pressure.num_running,
             max_prefill=max(self._batches, default=0),
             waiting=pressure.num_waiting,
-            timed_out=self._wait is not None and now - self._wait.since >= self._settings.max_delay_seconds,
+            timed_out=self._wait is not None
+            and now - self._wait.since >= self._settings.max_delay_seconds,
         )

@@ -37,7 +37,9 @@ class PrefixCache:
             block_ids.append(block_id)
         return block_ids
 
-    def match_last(self, hashes: Sequence[bytes], limit: int, num_last: int) -> tuple[int, list[int]]:
+    def match_last(
+        self, hashes: Sequence[bytes], limit: int, num_last: int
+    ) -> tuple[int, list[int]]:
         """The end of the longest prefix of at most `limit` hashes whose last `num_last` are known.
 
         Returns the index of the first of them, and the blocks; all from 0 on where there are fewer.
@@ -54,7 +56,9 @@ class PrefixCache:
         return 0, block_ids[::-1]
 
     def insert(self, block_id: int, block_hash: bytes) -> None:
-        """Make a block findable; the first block with this content wins, a later one stays unhashed."""
+        """Make a block findable; the first block with this content wins, a later one stays
+        unhashed.
+        """
         assert block_id not in self._hashes, f"block {block_id} is hashed twice"
         if block_hash in self._block_ids:
             return
@@ -99,12 +103,15 @@ class PrefixCache:
         block_hash = self._hashes.get(block_id)
         if block_hash is None:
             return False
-        assert self._block_ids.get(block_hash) == block_id, f"block {block_id} and its hash disagree"
+        assert self._block_ids.get(block_hash) == block_id, (
+            f"block {block_id} and its hash disagree"
+        )
         return True
 
 
 def _note(block_hash: bytes, changes: dict[bytes, None], opposite: dict[bytes, None]) -> None:
-    # A hash stored and removed between two reports is no change: the lists stay free of order between one another.
+    # A hash stored and removed between two reports is no change: the lists stay free of order
+    # between one another.
     if block_hash in opposite:
         del opposite[block_hash]
     else:

@@ -26,7 +26,8 @@ class Transfer:
     """One epoch on the receiving side.
 
     targets:       blocks that the peer writes, in order.
-    done:          what the peer said when all was written; None before; stays None when the request was given up.
+    done:          what the peer said when all was written; None before; stays None when the request
+                   was given up.
     given_up:      the request is gone or computes elsewhere: the targets are quarantined.
     fence_seconds: the clock when the fence was asked for; None before.
     """
@@ -41,7 +42,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A fenced transfer of a live request.  done: as the peer said; usable: every target arrived whole and unchanged."""
+    """A fenced transfer of a live request.  done: as the peer said; usable: every target arrived
+    whole and unchanged.
+    """
 
     request: Request
     done: ReceiveDone
@@ -56,7 +59,13 @@ def random_epoch() -> bytes:
 class Receiver:
     """All transfers into this engine that are not fenced yet."""
 
-    def __init__(self, settings: EngineSettings, tables: BlockTables, transport: Transport, new_epoch: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        tables: BlockTables,
+        transport: Transport,
+        new_epoch: Callable[[], bytes],
+    ) -> None:
         self.num_bytes = 0
         self._settings = settings
         self._tables = tables
@@ -91,7 +100,8 @@ class Receiver:
         reservation = self._tables.reservation(request, num_tokens, received=True)
         needed = reservation.num_needed + num_reserved_blocks
         if needed > self._pool.num_available:
-            # Reserves change: it is tried again when there is more room than now, not when the whole pool is free.
+            # Reserves change: it is tried again when there is more room than now, not when the
+            # whole pool is free.
             more = self._pool.num_available + reservation.num_new
             return ReceiveRefused(request.request_id, min(needed, more, self._pool.num_blocks))
         self._tables.take(request, reservation)
@@ -103,8 +113,15 @@ class Receiver:
         transfer = Transfer(request, self._new_epoch(), targets)
         self._by_epoch[transfer.epoch] = self._by_request[request.request_id] = transfer
         self._transport.open(transfer.epoch, targets)
-        logger.info("receiving request=%s blocks=%d cached_tokens=%d", request.request_id, len(targets), request.num_cached_tokens)
-        return ReceiveReady(request.request_id, transfer.epoch, request.num_computed_tokens, list(targets))
+        logger.info(
+            "receiving request=%s blocks=%d cached_tokens=%d",
+            request.request_id,
+            len(targets),
+            request.num_cached_tokens,
+        )
+        return ReceiveReady(
+            request.request_id, transfer.epoch, request.num_computed_tokens, list(targets)
+        )
 
     def expects(self, request_id: str, epoch: bytes) -> Request | None:
         """Request that this epoch fills, until its end is reported; None for a stale message."""
@@ -120,19 +137,25 @@ class Receiver:
         self._fence(transfer, now)
 
     def give_up(self, request: Request, now: float) -> None:
-        """Quarantine the targets until the fence; the request holds nothing any more, its hits are released now."""
+        """Quarantine the targets until the fence; the request holds nothing any more, its hits are
+        released now.
+        """
         transfer = self._by_request.pop(request.request_id)
         transfer.given_up = True
         self._pool.quarantine(transfer.targets)
         targets = set(transfer.targets)
-        request.block_table = [block_id for block_id in request.block_table if block_id not in targets]
+        request.block_table = [
+            block_id for block_id in request.block_table if block_id not in targets
+        ]
         self._tables.release(request)
         logger.info("quarantined request=%s blocks=%d", request.request_id, len(targets))
         if transfer.fence_seconds is None:
             self._fence(transfer, now)
 
     def fenced(self, event: Fenced) -> Arrival | None:
-        """No write can land any more: settle the targets.  None when no live request waits for them.
+        """No write can land any more: settle the targets.
+
+        None when no live request waits for them.
 
         The blocks of an unusable arrival are released with all others of the request.
         """
@@ -148,7 +171,9 @@ class Receiver:
         self._pool.finish_receiving(transfer.targets)
         usable = self._arrived_whole(transfer, transfer.done, event)
         if usable:
-            self._tables.advance(transfer.request, transfer.request.num_tokens - transfer.request.num_computed_tokens)
+            self._tables.advance(
+                transfer.request, transfer.request.num_tokens - transfer.request.num_computed_tokens
+            )
         else:
             self._tables.release(transfer.request)
         return Arrival(transfer.request, transfer.done, usable)
@@ -172,12 +197,19 @@ class Receiver:
 
     def _fence_deadlines(self) -> list[float]:
         fences = (transfer.fence_seconds for transfer in self._by_epoch.values())
-        return [since + self._settings.fence_timeout_seconds for since in fences if since is not None]
+        return [
+            since + self._settings.fence_timeout_seconds for since in fences if since is not None
+        ]
 
     @staticmethod
     def _arrived_whole(transfer: Transfer, done: ReceiveDone, event: Fenced) -> bool:
         missing = len(set(transfer.targets) - event.received)
         intact = done.checksum is None or done.checksum == event.checksum
         if missing or not intact:
-            logger.warning("unusable transfer request=%s missing=%d intact=%s", transfer.request.request_id, missing, intact)
+            logger.warning(
+                "unusable transfer request=%s missing=%d intact=%s",
+                transfer.request.request_id,
+                missing,
+                intact,
+            )
         return not missing and intact

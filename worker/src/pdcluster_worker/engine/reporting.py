@@ -41,7 +41,8 @@ class Reporter:
 
     counters:   what it has done.
     num_inputs: messages taken since the start.
-    changed:    something has happened since the last statistics; a new engine has yet to say what it has.
+    changed:    something has happened since the last statistics; a new engine has yet to say what
+                it has.
     """
 
     def __init__(self, parts: GaugeSources, clock: Callable[[], float]) -> None:
@@ -71,7 +72,12 @@ class Reporter:
         return [*outputs, report if delayer is None else with_delays(report, delayer.take_counts())]
 
     def _gauges(self, num_overdue: int) -> Gauges:
-        scheduler, receiver, sender, pool = self._parts.scheduler, self._parts.receiver, self._parts.sender, self._parts.pool
+        scheduler, receiver, sender, pool = (
+            self._parts.scheduler,
+            self._parts.receiver,
+            self._parts.sender,
+            self._parts.pool,
+        )
         return Gauges(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + len(scheduler.ready) + len(self._parts.compiling),

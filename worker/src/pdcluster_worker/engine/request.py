@@ -7,11 +7,17 @@ from pdcluster_worker.messages.block_hash import extend_hashes
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target
 
 UNDATED_SECONDS = 60.0
-"""Deadline of a request that has none, for the order of the waiting line alone: those with one overtake it for so long at most."""
+"""Deadline of a request that has none, for the order of the waiting line alone: those with one
+overtake it for so long at most.
+"""
 
 
 class Status(Enum):
-    """Status of a request.  PREEMPTED is WAITING that has run before; SENDING has its first token and waits for acknowledgements."""
+    """Status of a request.
+
+    PREEMPTED is WAITING that has run before; SENDING has its first token and waits for
+    acknowledgements.
+    """
 
     WAITING = "waiting"
     RECEIVING = "receiving"
@@ -36,9 +42,11 @@ class Request:
     num_null_blocks:      entries at the head of `block_table` that are the null block.
     num_cached_tokens:    prefix hit when it was first admitted (for usage), never changed after.
     block_table:          block ids in order, grown at its end or replaced by another list;
-                          slot of position p is block_table[p // block_size] * block_size + p % block_size.
+                          slot of position p is block_table[p // block_size] * block_size + p %
+                          block_size.
     block_hashes:         chained hashes of the full blocks of `tokens`, grown as they fill.
-    due_seconds:          of the engine's clock: when it is to be complete; UNDATED_SECONDS after its arrival without a deadline.
+    due_seconds:          of the engine's clock: when it is to be complete; UNDATED_SECONDS after
+                          its arrival without a deadline.
     cache_salt:           where that chain starts, see `RequestSpec`.
     """
 
@@ -74,7 +82,8 @@ class Request:
             sampling=spec.sampling,
             priority=spec.priority,
             arrival_seconds=now,
-            due_seconds=now + (UNDATED_SECONDS if spec.deadline_seconds is None else spec.deadline_seconds),
+            due_seconds=now
+            + (UNDATED_SECONDS if spec.deadline_seconds is None else spec.deadline_seconds),
             target=target,
             cache_salt=spec.cache_salt,
         )
@@ -105,5 +114,9 @@ class Request:
 
     @property
     def scores_prompt(self) -> bool:
-        """True while log probabilities of its prompt are missing, so that all of it must be computed here."""
-        return self.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt_tokens
+        """True while log probabilities of its prompt are missing, so that all of it must be
+        computed here.
+        """
+        return (
+            self.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt_tokens
+        )

@@ -1,4 +1,5 @@
-"""The prefill side of KV transfers: finished blocks are written to the peer while the next chunk computes.
+"""The prefill side of KV transfers: finished blocks are written to the peer while the next chunk
+computes.
 
 Guarantees that every target block is written at most once, also when its
 request is preempted and recomputed, and that a source block is held from the
@@ -84,17 +85,24 @@ class Sender:
         self._by_epoch[target.epoch] = Send(request, target, first, end, next_index=first)
 
     def write_full(self, request: Request, target: Target, now: float) -> None:
-        """Queue every full computed block that is not queued yet; call it again as more get computed."""
+        """Queue every full computed block that is not queued yet; call it again as more get
+        computed.
+        """
         send = self._by_epoch[target.epoch]
         self._write(send, min(request.num_computed_tokens // self._block_size, send.end), now)
 
     def write_rest(self, target: Target, now: float) -> None:
-        """All known tokens are computed: queue whatever is left, the partial last block included."""
+        """All known tokens are computed: queue whatever is left, the partial last
+        block included.
+        """
         send = self._by_epoch[target.epoch]
         self._write(send, send.end, now)
 
     def cancel(self, target: Target) -> None:
-        """Stop sending, called once; source blocks stay held until `ended`.  A send that never wrote is forgotten at once."""
+        """Stop sending, called once; source blocks stay held until `ended`.
+
+        A send that never wrote is forgotten at once.
+        """
         send = self._by_epoch[target.epoch]
         if send.first_seconds is None:
             del self._by_epoch[target.epoch]
@@ -103,7 +111,9 @@ class Sender:
             self._transport.cancel(target.epoch)
 
     def sent(self, event: BlocksSent) -> PrefillDone | None:
-        """Release acknowledged blocks; the answer when they were the last, after which the epoch is forgotten."""
+        """Release acknowledged blocks; the answer when they were the last, after which the epoch is
+        forgotten.
+        """
         self.num_bytes += event.num_bytes
         send = self._by_epoch.get(event.epoch)
         if send is None:
@@ -116,10 +126,15 @@ class Sender:
         checksum = self._transport.checksum(event.epoch)
         self._forget(send)
         seconds = event.at - send.first_seconds
-        return PrefillDone(send.request.request_id, send.num_bytes, seconds, checksum, send.busy_seconds)
+        return PrefillDone(
+            send.request.request_id, send.num_bytes, seconds, checksum, send.busy_seconds
+        )
 
     def ended(self, event: SendEnded) -> Request | None:
-        """No block of the epoch is read any more: release them.  The request, when the end came from the peer."""
+        """No block of the epoch is read any more: release them.
+
+        The request, when the end came from the peer.
+        """
         send = self._by_epoch.get(event.epoch)
         if send is None:
             return None

@@ -96,7 +96,8 @@ class StepTimes:
 class SpeculationCounts:
     """Counts of drafts, by position among those of one request in a step.
 
-    drafted, accepted: of each position, how many drafts were verified there, and how many were right.
+    drafted, accepted: of each position, how many drafts were verified there, and how many were
+                       right.
     """
 
     drafted: list[int] = field(default_factory=list)
@@ -130,7 +131,9 @@ class Counters:
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     def count_request(self, request: Request) -> None:
-        """A request got its blocks for the first time; a prefill for a peer counts its prompt at the peer, which admitted it."""
+        """A request got its blocks for the first time; a prefill for a peer counts its prompt at
+        the peer, which admitted it.
+        """
         if request.target is None:
             self.prompt_tokens += request.num_prompt_tokens
         self.prefix_query_tokens += request.num_tokens
@@ -200,12 +203,17 @@ def with_constraints(stats: EngineStats, counts: GrammarCounts) -> EngineStats:
     if not (counts.requests or counts.compiles):
         return stats
     return replace(
-        stats, constraint_requests=list(counts.requests.items()), constraint_hits=counts.hits, constraint_compiles=counts.compiles
+        stats,
+        constraint_requests=list(counts.requests.items()),
+        constraint_hits=counts.hits,
+        constraint_compiles=counts.compiles,
     )
 
 
 class FirstTokens:
-    """Time when each live request was first scheduled here, until it has its first token from here."""
+    """Time when each live request was first scheduled here, until it has its first
+    token from here.
+    """
 
     def __init__(self) -> None:
         self._scheduled_seconds: dict[str, float | None] = {}
@@ -215,7 +223,9 @@ class FirstTokens:
         self._scheduled_seconds.setdefault(request.request_id, now)
 
     def sample(self, request: Request, now: float) -> tuple[float | None, float | None]:
-        """(queue_seconds, prefill_seconds) for the first token that this engine makes for the request, (None, None) after."""
+        """(queue_seconds, prefill_seconds) for the first token that this engine makes for the
+        request, (None, None) after.
+        """
         scheduled = self._scheduled_seconds[request.request_id]
         if scheduled is None:
             return None, None

@@ -15,10 +15,13 @@ class Finish:
 
 
 def check_stop(request: Request, max_model_len: int) -> Finish | None:
-    """Return the end that the last token causes: end of sequence, then stop ids (neither before min_tokens), then length."""
+    """Return the end that the last token causes: end of sequence, then stop ids (neither before
+    min_tokens), then length.
+    """
     sampling, last = request.sampling, request.tokens[-1]
     is_heeded = not sampling.ignore_eos and request.num_output_tokens >= sampling.min_tokens
-    # Under a constraint it is sampled too early, or though ignored, only where nothing else can follow.
+    # Under a constraint it is sampled too early, or though ignored, only where nothing else can
+    # follow.
     if last in sampling.eos_token_ids and (is_heeded or sampling.constraint is not None):
         return Finish("stop")
     if last in sampling.stop_token_ids and request.num_output_tokens >= sampling.min_tokens:
@@ -29,7 +32,9 @@ def check_stop(request: Request, max_model_len: int) -> Finish | None:
 
 
 def ends_by_length(request: Request, max_model_len: int, num_more: int) -> bool:
-    """Return whether the request is at its length limit once it has `num_more` further tokens, whatever they are."""
+    """Return whether the request is at its length limit once it has `num_more` further tokens,
+    whatever they are.
+    """
     num_tokens = len(request.tokens) + num_more
     # What a peer goes on with ends by the peer's length, which its max_tokens keeps to.
     is_full = request.target is None and num_tokens >= max_model_len

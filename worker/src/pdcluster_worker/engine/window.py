@@ -17,7 +17,8 @@ def ceil_div(numerator: int, denominator: int) -> int:
 def first_live_block(num_computed_tokens: int, settings: EngineSettings) -> int:
     """Index of the first block that a token at position `num_computed_tokens`, or later, can see.
 
-    >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99, window=6)
+    >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99,
+    ...     window=6)
     >>> [first_live_block(position, settings) for position in (0, 8, 9, 12, 13)]
     [0, 0, 1, 1, 2]
     """
@@ -34,7 +35,8 @@ def blocks_before(settings: EngineSettings) -> int | None:
 def most_blocks(num_tokens: int, settings: EngineSettings) -> int:
     """Most blocks that a request holds at once: of its largest chunk, and the window before it.
 
-    >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99, window=6)
+    >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99,
+    ...     window=6)
     >>> [most_blocks(num_tokens, settings) for num_tokens in (8, 16, 1000)]
     [2, 4, 4]
     """
@@ -51,10 +53,15 @@ def most_tokens(settings: EngineSettings) -> int | None:
     One block is spared: KV that a peer hands over needs room for one token more.
 
     >>> from dataclasses import replace
-    >>> settings = EngineSettings(4, 4, max_batched_tokens=8, max_sequences=1, max_model_len=99, window=6)
-    >>> most_tokens(settings), most_tokens(replace(settings, num_blocks=3)), most_tokens(replace(settings, window=None))
+    >>> settings = EngineSettings(4, 4, max_batched_tokens=8, max_sequences=1, max_model_len=99,
+    ...     window=6)
+    >>> most_tokens(settings), most_tokens(replace(settings,
+    ...     num_blocks=3)), most_tokens(replace(settings, window=None))
     (None, 8, 12)
     """
-    if settings.window is not None and most_blocks(settings.max_model_len, settings) <= settings.num_blocks:
+    if (
+        settings.window is not None
+        and most_blocks(settings.max_model_len, settings) <= settings.num_blocks
+    ):
         return None
     return (settings.num_blocks - 1) * settings.block_size

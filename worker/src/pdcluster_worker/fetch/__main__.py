@@ -18,7 +18,9 @@ from pdcluster_worker.logs import start_logging
 from pdcluster_worker.machine.early_end import end_on_sigterm
 
 ATTEMPTS = 10
-"""Failures in a row without one new byte: some five minutes, after which the program ends and its caller sees the failure."""
+"""Failures in a row without one new byte: some five minutes, after which the program ends and its
+caller sees the failure.
+"""
 
 
 def main() -> int:
@@ -31,7 +33,8 @@ def main() -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         if not wanted.is_there():
-            from pdcluster_worker.fetch.fetching import fetch  # the hub's client takes a second to import
+            # the hub's client takes a second to import
+            from pdcluster_worker.fetch.fetching import fetch
 
             fetch(wanted, arguments.attempts)
     except (FetchError, HubError) as e:
@@ -47,11 +50,25 @@ def _say(wanted: Wanted, reason: str, status: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pdcluster_worker.fetch", description="Download a model of the Hugging Face hub.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pdcluster_worker.fetch",
+        description="Download a model of the Hugging Face hub.",
+    )
     parser.add_argument("--repo", required=True, help="OWNER/NAME")
     parser.add_argument("--revision", default="main", help="commit, tag or branch (default: main)")
-    parser.add_argument("--target", type=Path, required=True, metavar="DIR", help="folder to make, of its own for each revision")
-    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="failures in a row without a new byte before giving up")
+    parser.add_argument(
+        "--target",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder to make, of its own for each revision",
+    )
+    parser.add_argument(
+        "--attempts",
+        type=int,
+        default=ATTEMPTS,
+        help="failures in a row without a new byte before giving up",
+    )
     return parser
 
 

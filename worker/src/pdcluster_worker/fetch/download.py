@@ -33,7 +33,10 @@ class Download:
         self.stop = threading.Event()
 
     def file(self, file: RemoteFile) -> None:
-        """Fetch it, or what is missing of it.  Raises FetchError, HubError, StoppedError, OSError."""
+        """Fetch it, or what is missing of it.
+
+        Raises FetchError, HubError, StoppedError, OSError.
+        """
         whole, part = self._folder / file.name, self._folder / f"{file.name}.part"
         if whole.exists():
             return
@@ -69,7 +72,10 @@ class Download:
         if (file.size is not None and size > file.size) or file.sha256 not in (None, digest):
             part.unlink()
             self._progress.add(-size)
-            raise HubError(f"{file.name} did not come as the hub announced it ({size} bytes, sha256 {digest[:12]}): thrown away")
+            raise HubError(
+                f"{file.name} did not come as the hub announced it ({size} bytes, sha256 "
+                f"{digest[:12]}): thrown away"
+            )
 
 
 def bytes_of(folder: Path, file: RemoteFile) -> int:

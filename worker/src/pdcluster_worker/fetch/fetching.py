@@ -1,4 +1,6 @@
-"""A whole model: what is needed, the files side by side, again and again while the hub fails, then the folder in its place."""
+"""A whole model: what is needed, the files side by side, again and again while the hub fails, then
+the folder in its place.
+"""
 
 import logging
 import time
@@ -22,7 +24,10 @@ LAST_BACKOFF_SECONDS = 60.0
 
 
 def fetch(wanted: Wanted, attempts: int) -> None:
-    """Make the folder.  Raises FetchError, OSError, or HubError after so many failures in a row without a new byte."""
+    """Make the folder.
+
+    Raises FetchError, OSError, or HubError after so many failures in a row without a new byte.
+    """
     with wanted.only_run():
         if not wanted.is_there():
             _fetch_again_and_again(wanted, attempts)
@@ -44,7 +49,13 @@ def _fetch_again_and_again(wanted: Wanted, attempts: int) -> None:
             if num_failures >= attempts:
                 raise
             delay = backoff.next_seconds()
-            logger.warning("download failed, trying again seconds=%.0f attempt=%d of=%d reason=%s", delay, num_failures, attempts, e)
+            logger.warning(
+                "download failed, trying again seconds=%.0f attempt=%d of=%d reason=%s",
+                delay,
+                num_failures,
+                attempts,
+                e,
+            )
             time.sleep(delay)
 
 
@@ -52,14 +63,26 @@ def _fetch_once(wanted: Wanted) -> None:
     hub = Hub(wanted.repo, wanted.revision)
     listing = hub.listing()
     folder = wanted.open_work(listing.commit)
-    logger.info("fetching repo=%s revision=%s commit=%s folder=%s", wanted.repo, wanted.revision, listing.commit, wanted.target)
+    logger.info(
+        "fetching repo=%s revision=%s commit=%s folder=%s",
+        wanted.repo,
+        wanted.revision,
+        listing.commit,
+        wanted.target,
+    )
     small = small_files(listing.files)
     _download(hub, listing, folder, small)
     index = folder / INDEX
     weights = weights_files(listing.files, index.read_bytes() if index.exists() else None)
     _download(hub, listing, folder, weights)
     wanted.publish({file.name for file in (*small, *weights)})
-    logger.info("fetched repo=%s commit=%s files=%d folder=%s", wanted.repo, listing.commit, len(small) + len(weights), wanted.target)
+    logger.info(
+        "fetched repo=%s commit=%s files=%d folder=%s",
+        wanted.repo,
+        listing.commit,
+        len(small) + len(weights),
+        wanted.target,
+    )
 
 
 def _download(hub: Hub, listing: Listing, folder: Path, files: Sequence[RemoteFile]) -> None:
@@ -67,7 +90,10 @@ def _download(hub: Hub, listing: Listing, folder: Path, files: Sequence[RemoteFi
     here = sum(bytes_of(folder, file) for file in files)
     total = sum(file.size or 0 for file in files)
     check_space(folder, total - here)
-    with Progress(folder.name.strip("."), total) as progress, ThreadPoolExecutor(PARALLEL_FILES) as threads:
+    with (
+        Progress(folder.name.strip("."), total) as progress,
+        ThreadPoolExecutor(PARALLEL_FILES) as threads,
+    ):
         progress.add(here)
         download = Download(hub, listing.commit, folder, progress)
         futures = [threads.submit(download.file, file) for file in files]
@@ -83,7 +109,9 @@ def _download(hub: Hub, listing: Listing, folder: Path, files: Sequence[RemoteFi
 
 
 def _rank(error: BaseException) -> int:
-    """Rank of an error: first those that need a user, then those that may pass, last those that only followed."""
+    """Rank of an error: first those that need a user, then those that may pass, last those that
+    only followed.
+    """
     return 2 if isinstance(error, StoppedError) else 1 if isinstance(error, HubError) else 0
 
 

@@ -22,7 +22,9 @@ _SMALL = re.compile(
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of the repository.  size: bytes, None = the hub does not say; sha256: of large files only."""
+    """One file of the repository.  size: bytes, None = the hub does not say; sha256: of large files
+    only.
+    """
 
     name: str
     size: int | None = None
@@ -30,21 +32,42 @@ class RemoteFile:
 
 
 def small_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """Everything but weights, the index of the weights included.  Raises FetchError for a repository without config.json."""
+    """Everything but weights, the index of the weights included.
+
+    Raises FetchError for a repository without config.json.
+    """
     found = [file for file in files if _SMALL.fullmatch(file.name) or file.name == INDEX]
     if _CONFIG not in (file.name for file in found):
-        raise FetchError("it has no config.json at its root, so it is no model of transformers: choose another repository")
+        raise FetchError(
+            "it has no config.json at its root, so it is no model of transformers: choose another "
+            "repository"
+        )
     return found
 
 
 def weights_files(files: Sequence[RemoteFile], index: bytes | None) -> list[RemoteFile]:
-    """The safetensors: those that the index names, else the one file.  Raises FetchError when they are not there."""
+    """The safetensors: those that the index names, else the one file.
+
+    Raises FetchError when they are not there.
+    """
     by_name = {file.name: file for file in files}
     wanted = [WEIGHTS] if index is None else sorted(_shards(index))
     missing = [name for name in wanted if name not in by_name or "/" in name]
     if missing:
-        others = ", ".join(sorted(name for name in by_name if name.endswith((".bin", ".pth", ".gguf", ".safetensors")))[:5]) or "none"
-        raise FetchError(f"it has no {missing[0]} (weights there: {others}): choose a repository or revision with safetensors weights")
+        others = (
+            ", ".join(
+                sorted(
+                    name
+                    for name in by_name
+                    if name.endswith((".bin", ".pth", ".gguf", ".safetensors"))
+                )[:5]
+            )
+            or "none"
+        )
+        raise FetchError(
+            f"it has no {missing[0]} (weights there: {others}): choose a repository or revision "
+            "with safetensors weights"
+        )
     return [by_name[name] for name in wanted]
 
 
@@ -52,4 +75,6 @@ def _shards(index: bytes) -> set[str]:
     try:
         return set(json.loads(index)["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise FetchError(f"its {INDEX} cannot be read ({type(e).__name__}: {e}): choose another revision") from e
+        raise FetchError(
+            f"its {INDEX} cannot be read ({type(e).__name__}: {e}): choose another revision"
+        ) from e

@@ -1,4 +1,5 @@
-"""The folder that a model is fetched into: there whole or not at all, and safe between pods that share it.
+"""The folder that a model is fetched into: there whole or not at all, and safe between pods that
+share it.
 
 Everything is made in a folder beside it, which takes its place at the end with
 a note of what it holds.  One process at a time works on it: a lock that the
@@ -38,20 +39,39 @@ class Wanted:
         return self.target.parent / f".{self.target.name}.partial"
 
     def is_there(self) -> bool:
-        """Return whether an earlier run has finished.  Raises FetchError when the folder holds something else."""
+        """Return whether an earlier run has finished.
+
+        Raises FetchError when the folder holds something else.
+        """
         try:
             held = json.loads((self.target / MARKER).read_text())
-            commit, is_same = held["commit"], (held["repo"], held["revision"]) == (self.repo, self.revision)
+            commit, is_same = (
+                held["commit"],
+                (held["repo"], held["revision"]) == (self.repo, self.revision),
+            )
         except FileNotFoundError:
             if self.target.exists() and any(self.target.iterdir()):
-                raise FetchError(f"{self.target} is not empty and was not fetched: choose another folder, or empty it") from None
+                raise FetchError(
+                    f"{self.target} is not empty and was not fetched: choose another folder, or "
+                    "empty it"
+                ) from None
             return False
         except (ValueError, KeyError, TypeError) as e:
-            raise FetchError(f"{self.target / MARKER} cannot be read ({e}): remove {self.target}") from e
+            raise FetchError(
+                f"{self.target / MARKER} cannot be read ({e}): remove {self.target}"
+            ) from e
         if not is_same:
             what = f"{held['repo']} at {held['revision']}, not {self.repo} at {self.revision}"
-            raise FetchError(f"{self.target} holds {what}: choose a folder of its own for each revision")
-        logger.info("model is there repo=%s revision=%s commit=%s folder=%s", self.repo, self.revision, commit, self.target)
+            raise FetchError(
+                f"{self.target} holds {what}: choose a folder of its own for each revision"
+            )
+        logger.info(
+            "model is there repo=%s revision=%s commit=%s folder=%s",
+            self.repo,
+            self.revision,
+            commit,
+            self.target,
+        )
         return True
 
     @contextlib.contextmanager
@@ -92,7 +112,8 @@ def check_space(folder: Path, missing_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if missing_bytes > free:
         raise FetchError(
-            f"{folder.parent} has {free / 1e9:.1f} GB free and {missing_bytes / 1e9:.1f} GB are still missing: give the volume more space"
+            f"{folder.parent} has {free / 1e9:.1f} GB free and {missing_bytes / 1e9:.1f} GB are "
+            "still missing: give the volume more space"
         )
 
 
@@ -101,5 +122,8 @@ def meaning(error: OSError, folder: Path) -> str:
     if error.errno in _NO_SPACE:
         return f"no space is left in {folder.parent}: give the volume more space"
     if error.errno in _NOT_OURS:
-        return f"{error.filename or folder} cannot be written: {error.strerror}: let this user write there, or choose another folder"
+        return (
+            f"{error.filename or folder} cannot be written: {error.strerror}: let this user write "
+            "there, or choose another folder"
+        )
     return f"{type(error).__name__}: {error}"

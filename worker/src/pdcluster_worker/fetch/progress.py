@@ -39,5 +39,12 @@ class Progress:
             done, now = self.done, time.monotonic()
             rate = (done - before) / (now - at)
             share = 100 * done / self._total if self._total else 0.0
-            logger.info("fetching %s percent=%.1f bytes=%d of=%d bytes_per_second=%.0f", self._title, share, done, self._total, rate)
+            logger.info(
+                "fetching %s percent=%.1f bytes=%d of=%d bytes_per_second=%.0f",
+                self._title,
+                share,
+                done,
+                self._total,
+                rate,
+            )
             before, at = done, now

@@ -1,1 +1,3 @@
-"""Constraints on answers: compiled by a process beside the engine, and followed token by token inside it."""
+"""Constraints on answers: compiled by a process beside the engine, and followed token by token
+inside it.
+"""

@@ -1,4 +1,5 @@
-"""All grammars of one engine: compiled once each, beside the engine, and held for the requests that follow them.
+"""All grammars of one engine: compiled once each, beside the engine, and held for the requests that
+follow them.
 
 `open` never waits: what is not compiled yet is begun, and `on_change` is called
 when it is done.  A constraint that cannot be compiled is remembered too, so that
@@ -33,7 +34,9 @@ NUM_PROCESSES = 2
 """So that one constraint that takes all its time does not hold up all others."""
 
 RETRY_SECONDS = 30.0
-"""Time for which a constraint is not tried again after a compile process died or took too long at it."""
+"""Time for which a constraint is not tried again after a compile process died or took too long at
+it.
+"""
 
 MOST_BYTES = 256 << 20
 """Most bytes of compiled grammars that are kept for later requests, some megabytes each."""
@@ -53,9 +56,11 @@ class Grammar:
 
 
 class GrammarBook:
-    """One per engine; on_change: called from another thread when a constraint is compiled, or cannot be.
+    """One per engine; on_change: called from another thread when a constraint is compiled, or
+    cannot be.
 
-    folder: of the model, whose tokenizer.json says what its tokens are; None = it has none, and no constraint can be compiled.
+    folder: of the model, whose tokenizer.json says what its tokens are; None = it has none, and no
+            constraint can be compiled.
     """
 
     def __init__(self, vocab_size: int, seconds: float = COMPILE_SECONDS) -> None:
@@ -87,9 +92,16 @@ class GrammarBook:
         constraint = _constraint_of(request)
         if request.request_id in self._followers:
             return True
-        ends = [token_id for token_id in request.sampling.eos_token_ids if 0 <= token_id < self._vocab_size]
+        ends = [
+            token_id
+            for token_id in request.sampling.eos_token_ids
+            if 0 <= token_id < self._vocab_size
+        ]
         if not ends:
-            return RequestError("cannot be served: this model has no token that ends an answer", param=CONSTRAINT_PARAM)
+            return RequestError(
+                "cannot be served: this model has no token that ends an answer",
+                param=CONSTRAINT_PARAM,
+            )
         entry = self._entry(constraint)
         if not entry.done():
             return False
@@ -106,10 +118,17 @@ class GrammarBook:
         return self._followers[request.request_id]
 
     def forget(self, request_id: str) -> None:
-        """Drop where a request stands, and a compile that only it waits for and that has not begun; unknown ids are a no-op."""
+        """Drop where a request stands, and a compile that only it waits for and that has not begun;
+        unknown ids are a no-op.
+        """
         self._followers.pop(request_id, None)
         key = self._waiting.pop(request_id, None)
-        if key is not None and key not in self._waiting.values() and (entry := self._entries.get(key)) is not None and entry.cancel():
+        if (
+            key is not None
+            and key not in self._waiting.values()
+            and (entry := self._entries.get(key)) is not None
+            and entry.cancel()
+        ):
             del self._entries[key]
 
     def take_counts(self) -> GrammarCounts:
@@ -156,11 +175,18 @@ class GrammarBook:
         try:
             compiled = self._process().compile(constraint)
             native = library()
-            handle = native.CompiledGrammar.deserialize_json(compiled.grammar, self._read_vocabulary())
+            handle = native.CompiledGrammar.deserialize_json(
+                compiled.grammar, self._read_vocabulary()
+            )
             outcome = "compiled"
             return Grammar(handle, int(handle.memory_size_bytes()))
         except CompileError as e:
-            logger.info("constraint refused kind=%s characters=%d reason=%s", constraint.kind, len(constraint.text), e)
+            logger.info(
+                "constraint refused kind=%s characters=%d reason=%s",
+                constraint.kind,
+                len(constraint.text),
+                e,
+            )
             raise
         finally:
             self._compiles.append((outcome, time.monotonic() - started))
@@ -170,14 +196,18 @@ class GrammarBook:
         if process is None:
             if self.folder is None:
                 raise CompileError("cannot be compiled: this engine does not know its tokens' text")
-            process = self._of_thread.process = CompileProcess(self.folder, self._vocab_size, self._seconds)
+            process = self._of_thread.process = CompileProcess(
+                self.folder, self._vocab_size, self._seconds
+            )
             self._processes.append(process)
         return process
 
     def _read_vocabulary(self) -> Any:
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = library().TokenizerInfo.deserialize_json(self._process().vocabulary)
+                self._vocabulary = library().TokenizerInfo.deserialize_json(
+                    self._process().vocabulary
+                )
             return self._vocabulary
 
 

@@ -1,4 +1,5 @@
-"""A compile process, as the engine sees it: asked one constraint at a time, and ended when that takes too long.
+"""A compile process, as the engine sees it: asked one constraint at a time, and ended when that
+takes too long.
 
 Used from one thread, which outlives it: the process ends with the thread that started it.
 """
@@ -12,7 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from pdcluster_worker.grammar.wire import LENGTH_BYTES, Answer, Compiled, Opened, Wrong, decode_answer, frame
+from pdcluster_worker.grammar.wire import (
+    LENGTH_BYTES,
+    Answer,
+    Compiled,
+    Opened,
+    Wrong,
+    decode_answer,
+    frame,
+)
 from pdcluster_worker.messages.constraint import Constraint
 
 START_SECONDS = 60.0
@@ -25,7 +34,8 @@ MOST_ANSWER_BYTES = 128 << 20
 class CompileError(Exception):
     """A constraint cannot be compiled: the message says why.
 
-    failed_seconds: of `time.monotonic`, when the process failed at it, which another time it may not; None = it never can be.
+    failed_seconds: of `time.monotonic`, when the process failed at it, which another time it may
+                    not; None = it never can be.
     """
 
     def __init__(self, message: str, failed_seconds: float | None = None) -> None:
@@ -42,7 +52,13 @@ class CompileProcess:
     def __init__(self, folder: Path, vocab_size: int, seconds: float) -> None:
         """seconds: for one constraint."""
         self.vocabulary: str | None = None
-        self._command = [sys.executable, "-m", __package__ + ".compiling", str(folder), str(vocab_size)]
+        self._command = [
+            sys.executable,
+            "-m",
+            __package__ + ".compiling",
+            str(folder),
+            str(vocab_size),
+        ]
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -53,7 +69,9 @@ class CompileProcess:
         answer = self._ask(frame(constraint), self._seconds)
         if isinstance(answer, Compiled):
             return answer
-        raise CompileError(answer.message if isinstance(answer, Wrong) else f"{type(answer).__name__} is no answer")
+        raise CompileError(
+            answer.message if isinstance(answer, Wrong) else f"{type(answer).__name__} is no answer"
+        )
 
     def kill(self) -> None:
         """End what is under way, which fails; safe from any thread."""
@@ -70,13 +88,25 @@ class CompileProcess:
 
     def _start(self) -> None:
         try:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         except OSError as e:
-            raise CompileError(f"cannot be compiled now: the compiler does not start: {e.strerror}", time.monotonic()) from e
+            raise CompileError(
+                f"cannot be compiled now: the compiler does not start: {e.strerror}",
+                time.monotonic(),
+            ) from e
         answer = self._ask(b"", START_SECONDS)
         if not isinstance(answer, Opened):
             self.close()
-            raise CompileError(answer.message if isinstance(answer, Wrong) else f"{type(answer).__name__} is no beginning")
+            raise CompileError(
+                answer.message
+                if isinstance(answer, Wrong)
+                else f"{type(answer).__name__} is no beginning"
+            )
         self.vocabulary = answer.vocabulary
 
     def _ask(self, question: bytes, seconds: float) -> Answer:
@@ -92,15 +122,22 @@ class CompileProcess:
             length = int.from_bytes(_read(out, LENGTH_BYTES, deadline), "little")
             if length > MOST_ANSWER_BYTES:
                 self.close()
-                raise CompileError(f"is {length >> 20} MB once compiled, at most {MOST_ANSWER_BYTES >> 20} are kept: make it simpler")
+                raise CompileError(
+                    f"is {length >> 20} MB once compiled, at most {MOST_ANSWER_BYTES >> 20} are "
+                    "kept: make it simpler"
+                )
             answer: Answer = decode_answer(_read(out, length, deadline))
             return answer
         except TimeoutError as e:
             self.close()
-            raise CompileError(f"takes more than {seconds:g} s to compile: make it simpler", time.monotonic()) from e
+            raise CompileError(
+                f"takes more than {seconds:g} s to compile: make it simpler", time.monotonic()
+            ) from e
         except (OSError, EOFError, msgspec.DecodeError) as e:
             self.close()
-            raise CompileError("cannot be compiled: the compiler gave up on it: make it simpler", time.monotonic()) from e
+            raise CompileError(
+                "cannot be compiled: the compiler gave up on it: make it simpler", time.monotonic()
+            ) from e
 
 
 def _read(file: int, count: int, deadline: float) -> bytes:

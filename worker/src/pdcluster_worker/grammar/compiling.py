@@ -1,4 +1,5 @@
-"""`python -m pdcluster_worker.grammar.compiling FOLDER VOCAB_SIZE`: the process that compiles grammars for an engine.
+"""`python -m pdcluster_worker.grammar.compiling FOLDER VOCAB_SIZE`: the process that compiles
+grammars for an engine.
 
 It reads constraints from stdin and answers on stdout (`grammar.wire`).  It is a
 process of its own, with little memory and a low priority, so that no text that a
@@ -16,7 +17,15 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.grammar.forms import FormError, Forms
 from pdcluster_worker.grammar.native import complaint, library
 from pdcluster_worker.grammar.vocabulary import read_vocabulary
-from pdcluster_worker.grammar.wire import Answer, Compiled, Opened, Wrong, decode_constraint, frame, read_frame
+from pdcluster_worker.grammar.wire import (
+    Answer,
+    Compiled,
+    Opened,
+    Wrong,
+    decode_constraint,
+    frame,
+    read_frame,
+)
 from pdcluster_worker.machine.early_end import die_with_parent
 
 MEMORY_BYTES = 4 << 30

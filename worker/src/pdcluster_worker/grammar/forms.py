@@ -15,7 +15,9 @@ from pdcluster_worker.grammar.tags import prepared_tag
 from pdcluster_worker.messages.constraint import Constraint
 
 MOST_WHITE_SPACE = 20
-"""Most white space between two parts of a JSON text: a model without an answer must not fill it with blanks."""
+"""Most white space between two parts of a JSON text: a model without an answer must not fill it
+with blanks.
+"""
 
 _LARK = re.compile(r"^\s*\??start\s*:(?!:=)", re.MULTILINE)
 _ANY_OBJECT = '{"type":"object"}'
@@ -39,7 +41,11 @@ class Forms:
         matcher = self._native.GrammarMatcher(compiled, [0], False, -1, None)
         words = np.zeros((1, self._num_words), dtype=np.int32)
         if matcher.fill_next_token_bitmask(words, 0, False) and not words.any():
-            raise FormError("#: no text at all fits it" if constraint.kind == "json_schema" else "no text at all fits it")
+            raise FormError(
+                "#: no text at all fits it"
+                if constraint.kind == "json_schema"
+                else "no text at all fits it"
+            )
         return compiled
 
     def _compile(self, constraint: Constraint) -> Any:
@@ -54,7 +60,11 @@ class Forms:
             case "choice":
                 compiled = self._ebnf(" | ".join(map(literal, json.loads(text))))
             case "grammar":
-                compiled = self._compiler.compile_lark(text, [], []) if _LARK.search(text) else self._rules(text)
+                compiled = (
+                    self._compiler.compile_lark(text, [], [])
+                    if _LARK.search(text)
+                    else self._rules(text)
+                )
             case "structural_tag":
                 compiled = self._tag(text)
         return compiled
@@ -90,7 +100,9 @@ class Forms:
             if "$ref" in part:
                 continue
             try:
-                self._native.Grammar.from_json_schema(json.dumps(prepared.whole(part)), *_JSON[:-1], False, False)
+                self._native.Grammar.from_json_schema(
+                    json.dumps(prepared.whole(part)), *_JSON[:-1], False, False
+                )
             except RuntimeError as e:
                 return f"{pointer(place)}: {complaint(e)}"
         return complaint(error)

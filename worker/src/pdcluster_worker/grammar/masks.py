@@ -28,7 +28,8 @@ BITS = 32
 class Masks:
     """rows: [M] int64, in order, the rows that have a mask.  allowed: [M, vocab_size] bool.
 
-    errors: of rows whose tokens do not fit their grammar, or whose grammar takes too long to follow.
+    errors: of rows whose tokens do not fit their grammar, or whose grammar takes too long to
+            follow.
     """
 
     rows: NDArray[np.int64]
@@ -56,7 +57,9 @@ class MaskMaker:
         self._vocab_size = vocab_size
         self._pool: ThreadPoolExecutor | None = None
 
-    def begin(self, places: Sequence[SamplePlace], chosen: Mapping[Request, int]) -> "Future[Masks] | None":
+    def begin(
+        self, places: Sequence[SamplePlace], chosen: Mapping[Request, int]
+    ) -> "Future[Masks] | None":
         """Begin to fill the masks of these rows; None where no row is constrained.
 
         chosen: the token of a request that it has not yet, which the step before has sampled.
@@ -77,16 +80,27 @@ class MaskMaker:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _row(self, row: int, place: SamplePlace, chosen: Mapping[Request, int], *, is_new: bool) -> _Row:
+    def _row(
+        self, row: int, place: SamplePlace, chosen: Mapping[Request, int], *, is_new: bool
+    ) -> _Row:
         """is_new: the first row of its request, which feeds its follower."""
-        request, drafts = (place, ()) if isinstance(place, Request) else (place.request, place.drafts)
+        request, drafts = (
+            (place, ()) if isinstance(place, Request) else (place.request, place.drafts)
+        )
         follower = self._book.follower(request)
         new = follower.new_tokens(request) if is_new else []
         guessed = [chosen[request], *drafts] if request in chosen else list(drafts)
         sampling = request.sampling
         is_early = request.num_output_tokens + len(guessed) < sampling.min_tokens
         barred = [*sampling.eos_token_ids] if is_early or sampling.ignore_eos else []
-        return _Row(row, request.request_id, follower, new, guessed, [*barred, *sampling.stop_token_ids] if is_early else barred)
+        return _Row(
+            row,
+            request.request_id,
+            follower,
+            new,
+            guessed,
+            [*barred, *sampling.stop_token_ids] if is_early else barred,
+        )
 
     def _fill(self, rows: list[_Row]) -> Masks:
         words = np.empty(-(-self._vocab_size // BITS), dtype=np.int32)
@@ -104,7 +118,9 @@ class MaskMaker:
                 errors[row.row] = failed_row("slow_grammar", str(e), param=CONSTRAINT_PARAM)
                 continue
             if is_filled:
-                mask[:] = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little")
+                mask[:] = np.unpackbits(
+                    words.view(np.uint8), count=self._vocab_size, bitorder="little"
+                )
             elif row.barred:
                 mask[:] = True
             else:

@@ -20,7 +20,9 @@ _WHERE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is fal
 
 @cache
 def library() -> Any:
-    """The native classes: TokenizerInfo, GrammarCompiler, CompiledGrammar, GrammarMatcher, Grammar."""
+    """The native classes: TokenizerInfo, GrammarCompiler, CompiledGrammar,
+    GrammarMatcher, Grammar.
+    """
     # Masks are numpy arrays: the bridge to torch would be compiled, in the user's cache.
     os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
     if "xgrammar" not in sys.modules:

@@ -1,4 +1,5 @@
-"""Patterns of JSON strings as xgrammar matches them: with the text between the quotes as it is written.
+"""Patterns of JSON strings as xgrammar matches them: with the text between the quotes as it is
+written.
 
 A character that a string has by an escape alone is matched by that escape, so that
 an answer parses whatever the pattern is.  Classes of characters need nothing: what
@@ -12,14 +13,18 @@ _PLAIN = r'[^\x00-\x1f"\\]'
 """A character that a string has as it is."""
 
 MOST_REPEATED = 128
-"""Most repetitions of one character in a pattern; with more xgrammar takes 50 ms for a mask over a vocabulary of 150,000."""
+"""Most repetitions of one character in a pattern; with more xgrammar takes 50 ms for a mask over a
+vocabulary of 150,000.
+"""
 
 _PIECE = re.compile(r"\[(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL)
 _MEANT = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\f": "\f", r"\v": "\v", r"\"": '"', r"\\": "\\"}
 
 
 def of_length(least: int, most: int | None) -> str:
-    """Pattern of strings with so many characters; None = any number.  Each bound is at most MOST_REPEATED.
+    """Pattern of strings with so many characters; None = any number.
+
+    Each bound is at most MOST_REPEATED.
 
     xgrammar's own bounds let control characters pass.
 

@@ -1,4 +1,5 @@
-"""A JSON schema as xgrammar enforces it: references gathered, what it cannot enforce left out or refused.
+"""A JSON schema as xgrammar enforces it: references gathered, what it cannot enforce left out or
+refused.
 
 Every fault is said with its place, a JSON pointer into the schema as it was sent.
 An answer under the result is valid under the schema but for what was left out.
@@ -18,7 +19,9 @@ Pointer = tuple[str | int, ...]
 Node = dict[str, Any]
 
 MOST_COUNTED = 10_000
-"""Characters, items and properties: a larger upper bound is as good as none, a larger lower one is refused."""
+"""Characters, items and properties: a larger upper bound is as good as none, a larger lower one is
+refused.
+"""
 
 MOST_NODES = 10_000
 """Schemas in a schema."""
@@ -26,13 +29,29 @@ MOST_NODES = 10_000
 TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
 _MAPS = ("properties", "patternProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLES = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "propertyNames")
+_SINGLES = (
+    "items",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "propertyNames",
+)
 _UPPER = ("maxLength", "maxItems", "maxProperties")
 _LOWER = ("minLength", "minItems", "minProperties")
 _VALUES = ("type", "enum", "const", "format", "pattern", "required", *_UPPER, *_LOWER)
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _NOT_ENFORCED = (
-    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf"),
+    *(
+        "not",
+        "if",
+        "then",
+        "else",
+        "contains",
+        "minContains",
+        "maxContains",
+        "uniqueItems",
+        "multipleOf",
+    ),
     *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
 )
 _RULES = (*_VALUES, *_NUMBERS, *_MAPS, *_LISTS, *_SINGLES, *_NOT_ENFORCED)
@@ -59,7 +78,9 @@ def pointer(place: Pointer) -> str:
 
 @dataclass(slots=True)
 class Prepared:
-    """A schema to compile.  nodes: its parts and their places in what was sent, the outer ones first."""
+    """A schema to compile.  nodes: its parts and their places in what was sent, the outer ones
+    first.
+    """
 
     schema: Any
     definitions: Node
@@ -67,11 +88,17 @@ class Prepared:
 
     def whole(self, part: Any) -> Any:
         """A part of it that can stand alone."""
-        return {**part, "$defs": self.definitions} if isinstance(part, dict) and self.definitions else part
+        return (
+            {**part, "$defs": self.definitions}
+            if isinstance(part, dict) and self.definitions
+            else part
+        )
 
 
 def prepare(schema: Any, *, strict: bool, is_json: bool = True) -> Prepared:
-    """strict: refuse what cannot be enforced, instead of leaving it out.  is_json: of JSON, not another style.  Raises SchemaError."""
+    """strict: refuse what cannot be enforced, instead of leaving it out.  is_json: of JSON, not
+    another style.  Raises SchemaError.
+    """
     return _Preparing(schema, strict=strict, is_json=is_json).run()
 
 
@@ -121,16 +148,22 @@ class _Preparing:
         for name in _MAPS:
             if name in part:
                 written = as_written if self._is_json and name == "patternProperties" else str
-                made[name] = {written(key): self._part(value, (*place, name, key)) for key, value in _items(part[name], (*place, name))}
+                made[name] = {
+                    written(key): self._part(value, (*place, name, key))
+                    for key, value in _items(part[name], (*place, name))
+                }
         for name in _LISTS:
             if name in part:
                 made[name] = self._parts(part[name], (*place, name))
         for name in _SINGLES:
             if name in part and not isinstance(part[name], list):
                 made[name] = self._part(part[name], (*place, name))
-        if isinstance(part.get("items"), list):  # before 2020: the first items, and those after them
+        # before 2020: the first items, and those after them
+        if isinstance(part.get("items"), list):
             made["prefixItems"] = self._parts(part["items"], (*place, "items"))
-            made["items"] = self._part(part.get("additionalItems", True), (*place, "additionalItems"))
+            made["items"] = self._part(
+                part.get("additionalItems", True), (*place, "additionalItems")
+            )
         return made
 
     def _parts(self, parts: Any, place: Pointer) -> list[Any]:
@@ -163,16 +196,28 @@ class _Preparing:
             return
         for name in _NOT_ENFORCED:
             if name in part and part[name] is not False:
-                raise SchemaError((*place, name), "cannot be enforced: leave it out, or set strict to false to go without it")
+                raise SchemaError(
+                    (*place, name),
+                    "cannot be enforced: leave it out, or set strict to false to go without it",
+                )
         for name, where in _of_no_effect(part):
-            raise SchemaError((*place, name), f"cannot be enforced {where}: leave it out, or set strict to false to go without it")
+            raise SchemaError(
+                (*place, name),
+                f"cannot be enforced {where}: leave it out, or set strict to false to go "
+                "without it",
+            )
         if len(part.get("allOf", ())) > 1:
-            raise SchemaError((*place, "allOf"), "of several schemas cannot be enforced: write them as one, or set strict to false")
+            raise SchemaError(
+                (*place, "allOf"),
+                "of several schemas cannot be enforced: write them as one, or set strict to false",
+            )
 
     def _reference(self, reference: Any, place: Pointer) -> str:
         place = (*place, "$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
-            raise SchemaError(place, "must point into this schema, as #/$defs/name does: others are not fetched")
+            raise SchemaError(
+                place, "must point into this schema, as #/$defs/name does: others are not fetched"
+            )
         target = self._target(reference, place)
         if target == ():
             return "#"
@@ -212,11 +257,19 @@ def _of_no_effect(part: Node) -> Iterator[tuple[str, str]]:
         return
     for name in ("pattern", "format"):
         if name in part:
-            yield from ((length, f"beside {name}") for length in ("minLength", "maxLength") if length in part)
+            yield from (
+                (length, f"beside {name}")
+                for length in ("minLength", "maxLength")
+                if length in part
+            )
     if not any(name in part for name in _TYPED):
         yield from ((name, "without a type") for name in _BOUNDS if name in part)
     properties, required = part.get("properties", {}), part.get("required", [])
-    if isinstance(properties, dict) and isinstance(required, list) and any(name not in properties for name in required):
+    if (
+        isinstance(properties, dict)
+        and isinstance(required, list)
+        and any(name not in properties for name in required)
+    ):
         yield "required", "for a name that is not among the properties"
 
 
@@ -250,7 +303,9 @@ def _check_values(found: Node, place: Pointer) -> None:
 
 
 def _bound_texts(found: Node) -> None:
-    """Keep strings to what JSON can hold as it is written; a length beside a pattern or a format has no effect."""
+    """Keep strings to what JSON can hold as it is written; a length beside a pattern or a format
+    has no effect.
+    """
     if "pattern" in found:
         found["pattern"] = as_written(found["pattern"])
     lengths = {name: found[name] for name in ("minLength", "maxLength") if name in found}
@@ -264,11 +319,21 @@ def _bound_texts(found: Node) -> None:
 
 def _are_bounds(least: Any, most: Any) -> bool:
     """Return whether xgrammar accepts them and a pattern can express them."""
-    is_right = isinstance(least, int) and (most is None or (isinstance(most, int) and least <= most))
+    is_right = isinstance(least, int) and (
+        most is None or (isinstance(most, int) and least <= most)
+    )
     return is_right and max(least, most or 0) <= MOST_REPEATED
 
 
-_OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf")
+_OPENERS = (
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "propertyNames",
+    "allOf",
+    "anyOf",
+    "oneOf",
+)
 
 
 def _is_closed(part: Node, place: Pointer) -> bool:
@@ -281,12 +346,25 @@ def _is_closed(part: Node, place: Pointer) -> bool:
 
 def _anchored(part: Any, name: str, place: Pointer = ()) -> Pointer | None:
     """The place of the schema that is called so."""
-    return next((found for found, node in _nodes(part, place) if node.get("$anchor") == name or node.get("$id") == f"#{name}"), None)
+    return next(
+        (
+            found
+            for found, node in _nodes(part, place)
+            if node.get("$anchor") == name or node.get("$id") == f"#{name}"
+        ),
+        None,
+    )
 
 
 def _nodes(part: Any, place: Pointer) -> Iterator[tuple[Pointer, Node]]:
     if isinstance(part, dict):
         yield place, part
-    pairs = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    pairs = (
+        part.items()
+        if isinstance(part, dict)
+        else enumerate(part)
+        if isinstance(part, list)
+        else ()
+    )
     for key, value in pairs:
         yield from _nodes(value, (*place, key))

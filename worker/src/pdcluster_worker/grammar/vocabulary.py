@@ -17,13 +17,23 @@ NO_TEXT = b""
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:
-    """One entry for each id of the model.  Raises ModelError for a tokenizer that cannot be read."""
+    """One entry for each id of the model.
+
+    Raises ModelError for a tokenizer that cannot be read.
+    """
     path = folder / "tokenizer.json"
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as e:  # the library raises bare Exception
         raise ModelError(f"{path}: cannot be read: {e}") from e
     read = reader_for(json.loads(tokenizer.to_str())["decoder"])
-    control = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    control = {
+        token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    }
     tokens = ((token_id, tokenizer.id_to_token(token_id)) for token_id in range(vocab_size))
-    return [NO_TEXT if token is None or token_id in control else read(token) for token_id, token in tokens]
+    return [
+        NO_TEXT if token is None or token_id in control else read(token)
+        for token_id, token in tokens
+    ]

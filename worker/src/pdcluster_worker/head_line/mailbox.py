@@ -45,7 +45,8 @@ _RETRY_SECONDS = 1.0
 
 
 class HeadMailbox:
-    """Like the engine process's own `Mailbox`, over TLS.  Raises LineError when the head does not take it.
+    """Like the engine process's own `Mailbox`, over TLS.  Raises LineError when the head does not
+    take it.
 
     head: host and port.
     """
@@ -65,7 +66,9 @@ class HeadMailbox:
         except LineError:
             self._free()
             raise
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._read_all(),), name="head", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._read_all(),), name="head", daemon=True
+        )
         self._thread.start()
 
     def wake(self) -> None:
@@ -78,7 +81,8 @@ class HeadMailbox:
         self.wake()
 
     def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """All messages that have arrived; waits for the first at most that long (None: without limit).
+        """All messages that have arrived; waits for the first at most that long (None: without
+        limit).
 
         Raises LineError, and EngineBrokenError after `fail`.
         """
@@ -125,11 +129,15 @@ class HeadMailbox:
                 await self._hang_up()
                 raise LineError(f"the head {host}:{port} refuses this engine: {answer.refused}")
             return answer
-        raise LineError(f"the head {host}:{port} cannot be reached for {CONNECT_SECONDS:.0f} s: {problem}")
+        raise LineError(
+            f"the head {host}:{port} cannot be reached for {CONNECT_SECONDS:.0f} s: {problem}"
+        )
 
     async def _greet(self, host: str, port: int, hello: HeadHello) -> Answer:
         context = client_context(self._tls)
-        self._reader, self._writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=SERVER_NAME)
+        self._reader, self._writer = await asyncio.open_connection(
+            host, port, ssl=context, server_hostname=SERVER_NAME
+        )
         write_frame(self._writer, encode(hello))
         return decode_answer(await read_frame(self._reader, HELLO_BYTES))
 
@@ -142,7 +150,9 @@ class HeadMailbox:
     async def _read_all(self) -> None:
         try:
             while True:
-                self._frames.append(await asyncio.wait_for(read_frame(self._reader), SILENCE_SECONDS))
+                self._frames.append(
+                    await asyncio.wait_for(read_frame(self._reader), SILENCE_SECONDS)
+                )
                 self.wake()
         except TimeoutError:
             self._lose(f"it has sent nothing for {SILENCE_SECONDS:.0f} s")

@@ -1,4 +1,5 @@
-"""Protocol of the line: a hello, an answer, then frames of engine messages; all within mutual TLS of the cluster.
+"""Protocol of the line: a hello, an answer, then frames of engine messages; all within mutual TLS
+of the cluster.
 
 A frame is its length in 4 bytes and so many bytes, FRAME_BYTES at most.  Both ends
 show the cluster's certificate: a process without one gets no further than TLS.
@@ -33,7 +34,9 @@ class LineError(WorkerError):
 
 
 class HeadHello(msgspec.Struct, frozen=True):
-    """First message of a headless engine.  node: its name; address: where peers reach its KV port."""
+    """First message of a headless engine.  node: its name; address: where peers reach
+    its KV port.
+    """
 
     version: int
     cluster: str
@@ -44,7 +47,9 @@ class HeadHello(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Reply of the head.  refused: reason why it may not serve; else dtype: the one to compute in."""
+    """Reply of the head.  refused: reason why it may not serve; else dtype: the one
+    to compute in.
+    """
 
     dtype: str = ""
     refused: str = ""
@@ -71,7 +76,10 @@ def client_context(tls: TLSConfig) -> ssl.SSLContext:
 
 
 async def read_frame(reader: asyncio.StreamReader, most: int = FRAME_BYTES) -> bytes:
-    """Wait for one frame.  Raises LineError at the end of the line, and for a frame that is too large."""
+    """Wait for one frame.
+
+    Raises LineError at the end of the line, and for a frame that is too large.
+    """
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
         if length > most:

@@ -25,7 +25,9 @@ LIFETIME = (
 """Events of every request in their order; a local prefill has no migration."""
 
 MAX_EVENTS = 128
-"""Most events of one journey: a choice has some ten or twenty, and a client may ask for a thousand choices."""
+"""Most events of one journey: a choice has some ten or twenty, and a client may ask for a thousand
+choices.
+"""
 
 _current: ContextVar["Journey | None"] = ContextVar("journey", default=None)
 
@@ -33,7 +35,8 @@ _current: ContextVar["Journey | None"] = ContextVar("journey", default=None)
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One thing that happened; seconds: of `time.monotonic`; worker: the pod, "" = this one.
 
-    Thousands are kept, of which the garbage collector is to know nothing: facts hold no other object.
+    Thousands are kept, of which the garbage collector is to know nothing: facts hold no other
+    object.
     """
 
     name: str
@@ -44,7 +47,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Journey:
-    """Events of one request in the order they were noted: the first MAX_EVENTS, the last of which is the newest.
+    """Events of one request in the order they were noted: the first MAX_EVENTS, the last of which
+    is the newest.
 
     began_seconds, began_unix: the same moment by `time.monotonic` and by `time.time`.
     """
@@ -69,10 +73,16 @@ class Journey:
         return next((event for event in reversed(self.events) if event.name in names), None)
 
     def take(self) -> tuple[Note, ...]:
-        """Events noted here since the last call, for the worker that asked; seconds count from the beginning."""
+        """Events noted here since the last call, for the worker that asked; seconds count from the
+        beginning.
+        """
         fresh = self.events[self._num_taken :]
         self._num_taken = len(self.events)
-        return tuple(Note(_own_name(event.name), event.seconds - self.began_seconds, event.facts) for event in fresh if not event.worker)
+        return tuple(
+            Note(_own_name(event.name), event.seconds - self.began_seconds, event.facts)
+            for event in fresh
+            if not event.worker
+        )
 
 
 def _own_name(name: str) -> str:
@@ -98,7 +108,9 @@ def note(name: str, /, **facts: Fact) -> None:
 
 
 def note_at(name: str, seconds: float, /, **facts: Fact) -> None:
-    """The same for what has happened at `seconds`; not before the journey began, nor before the last lifetime event."""
+    """The same for what has happened at `seconds`; not before the journey began, nor before the
+    last lifetime event.
+    """
     if (journey := _current.get()) is not None:
         before = journey.last(*LIFETIME)
         earliest = journey.began_seconds if before is None else before.seconds

@@ -18,7 +18,8 @@ def note_first_token(generated: Generated) -> None:
 def note_migration(done: PrefillDone) -> None:
     """The KV has come, and the engine here goes on with it.
 
-    Writes begin while the prompt is computed: what of them came before its end is in `seconds` alone.
+    Writes begin while the prompt is computed: what of them came before its end is in `seconds`
+                                               alone.
     """
     now = time.monotonic()
     note_at("migration_begin", now - done.seconds)

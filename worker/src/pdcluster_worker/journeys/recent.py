@@ -1,6 +1,8 @@
-"""Journeys of the last requests of this worker: kept for `pdctl why --request`, and passed on to the tracer.
+"""Journeys of the last requests of this worker: kept for `pdctl why --request`, and passed on to
+the tracer.
 
-Bounded in number: the oldest of the request that was longest idle goes when a new one ends.  Nothing of a prompt or
+Bounded in number: the oldest of the request that was longest idle goes when a new one ends.
+                   Nothing of a prompt or
 an answer is in them but numbers of tokens.
 """
 
@@ -15,20 +17,26 @@ from pdcluster_worker.journeys.journey import LIFETIME, Event, Journey, begun, n
 from pdcluster_worker.texts import cut
 
 KEPT = 2048
-"""Journeys: some minutes of a busy ingress, in about 4 MiB; 128 MiB where clients ask for many choices."""
+"""Journeys: some minutes of a busy ingress, in about 4 MiB; 128 MiB where clients ask for many
+choices.
+"""
 
 MAX_ROUTE_CHARACTERS = 2000
 """Longest response header: proxies take 4 KiB of one at least."""
 
 UNKEPT_STATUSES = frozenset({401, 404, 405})
-"""Statuses of answers to requests that no route took: any client can send them, and would push out other journeys."""
+"""Statuses of answers to requests that no route took: any client can send them, and would push out
+other journeys.
+"""
 
 _HEX = re.compile("[0-9a-f]{32}")
 _UNSAFE = re.compile(r"[^\x21-\x7e]+")
 
 
 class Journeys:
-    """One per worker.  on_begin, on_end: called with each journey, in its own task; must not block."""
+    """One per worker.  on_begin, on_end: called with each journey, in its own task;
+    must not block.
+    """
 
     def __init__(self, kept: int = KEPT) -> None:
         self.on_begin: Callable[[Journey], None] = lambda _: None
@@ -39,14 +47,18 @@ class Journeys:
 
     @contextmanager
     def of(self, request_id: str, **facts: str | float) -> Iterator[Journey]:
-        """The journey of a request that begins now, and is kept when it ends.  facts: of its event `issued`"""
+        """The journey of a request that begins now, and is kept when it ends.  facts: of its event
+        `issued`
+        """
         with begun(request_id) as journey:
             self.on_begin(journey)
             note("issued", **facts)
             try:
                 yield journey
             except Exception as e:
-                failure = e.code or str(e.status) if isinstance(e, RequestError) else type(e).__name__
+                failure = (
+                    e.code or str(e.status) if isinstance(e, RequestError) else type(e).__name__
+                )
                 note("failed", reason=failure, message=cut(str(e), 200))
                 raise
             finally:
@@ -87,22 +99,33 @@ def _key(request_id: str) -> str:
 
 
 def route_of(journey: Journey) -> str:
-    """The response header x-pdcluster-route: decisions so far with the numbers that they were made by.
+    """The response header x-pdcluster-route: decisions so far with the numbers that they were made
+    by.
 
     >>> journey = Journey("r", [Event("decode", 1.0, {"worker": "d 1", "cost": 2.5})])
     >>> journey.events.append(Event("context_end", 2.0, {"prefill": "local"}, worker="d1"))
     >>> route_of(journey)
     'decode worker=d_1 cost=2.5; prefill=local'
     """
-    decisions = [_words(event) for event in journey.in_order() if event.name not in LIFETIME and event.name != "answered"]
+    decisions = [
+        _words(event)
+        for event in journey.in_order()
+        if event.name not in LIFETIME and event.name != "answered"
+    ]
     end = journey.last("context_end")
-    place = [] if end is None or "prefill" not in end.facts else [f"prefill={_safe(end.facts['prefill'])}"]
+    place = (
+        []
+        if end is None or "prefill" not in end.facts
+        else [f"prefill={_safe(end.facts['prefill'])}"]
+    )
     return cut("; ".join([*decisions, *place]), MAX_ROUTE_CHARACTERS)
 
 
 def _words(event: Event) -> str:
     facts = {"at": event.worker, **event.facts} if event.worker else event.facts
-    return " ".join([_safe(event.name), *(f"{_safe(name)}={_safe(value)}" for name, value in facts.items())])
+    return " ".join(
+        [_safe(event.name), *(f"{_safe(name)}={_safe(value)}" for name, value in facts.items())]
+    )
 
 
 def _safe(value: object) -> str:
@@ -112,7 +135,12 @@ def _safe(value: object) -> str:
 def as_json(journey: Journey) -> dict[str, Any]:
     """Journey as `pdctl why --request` shows it.  seconds: since the beginning."""
     events = [
-        {"name": event.name, "seconds": round(event.seconds - journey.began_seconds, 6), "worker": event.worker, "facts": event.facts}
+        {
+            "name": event.name,
+            "seconds": round(event.seconds - journey.began_seconds, 6),
+            "worker": event.worker,
+            "facts": event.facts,
+        }
         for event in journey.in_order()
     ]
     return {"request_id": journey.request_id, "began_unix": journey.began_unix, "events": events}

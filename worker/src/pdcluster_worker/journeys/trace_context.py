@@ -1,4 +1,5 @@
-"""The W3C trace context of the running task: what came in, and from a trace's beginning on what goes out.
+"""The W3C trace context of the running task: what came in, and from a trace's beginning on what
+goes out.
 
 Held as the text of the header `traceparent`; `tracing` makes spans of it.
 """
@@ -11,15 +12,21 @@ from typing import Any
 HEADER = "traceparent"
 STATE_HEADER = "tracestate"
 
-_FORM = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
-_STATE_FORM = re.compile("[ -~]*")  # gRPC carries no other characters, and fails a call that has them
+_FORM = re.compile(
+    "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?"
+)
+# gRPC carries no other characters, and fails a call that has them
+_STATE_FORM = re.compile("[ -~]*")
 _MAX_STATE = 512  # characters, as many as the recommendation asks every participant to keep
 
 _context: ContextVar[tuple[str, str]] = ContextVar("trace context", default=("", ""))
 
 
 def enter(parent: str, state: str = "") -> None:
-    """Take a context for the running task and those it starts.  An invalid parent is ignored, with its state."""
+    """Take a context for the running task and those it starts.
+
+    An invalid parent is ignored, with its state.
+    """
     valid = bool(_FORM.fullmatch(parent)) and (not parent.startswith("00") or len(parent) == 55)
     _context.set((parent, _kept(state)) if valid else ("", ""))
 
@@ -46,5 +53,9 @@ def metadata() -> tuple[tuple[str, str], ...] | None:
 
 def receive(sent: Iterable[tuple[str, Any]] | None) -> None:
     """Enter the context in the metadata of a call, or none."""
-    found = {key: value for key, value in sent or () if key in (HEADER, STATE_HEADER) and isinstance(value, str)}
+    found = {
+        key: value
+        for key, value in sent or ()
+        if key in (HEADER, STATE_HEADER) and isinstance(value, str)
+    }
     enter(found.get(HEADER, ""), found.get(STATE_HEADER, ""))

@@ -1,4 +1,5 @@
-"""OpenTelemetry traces of requests, made of their journeys; off unless the usual environment variables name a collector.
+"""OpenTelemetry traces of requests, made of their journeys; off unless the usual environment
+variables name a collector.
 
 One trace a request over all workers that it goes through: each worker's journey
 is a span, child of the span of the worker that sent the request, and its phases
@@ -60,7 +61,8 @@ class Phase:
 def phases_of(journey: Journey) -> Iterator[Phase]:
     """Phases of a journey on this worker, in the order in which they ended.
 
-    >>> journey = Journey("r", [Event("decode_worker", 10.5, {"rule": "p"}), Event("credit", 12.0, {"waited_seconds": 1.0})], 10.0)
+    >>> journey = Journey("r", [Event("decode_worker", 10.5, {"rule": "p"}), Event("credit", 12.0,
+    ...     {"waited_seconds": 1.0})], 10.0)
     >>> [(phase.name, phase.begin_seconds, phase.end_seconds) for phase in phases_of(journey)]
     [('decision', 10.0, 10.5), ('credit wait', 11.0, 12.0)]
     """
@@ -75,7 +77,9 @@ def phases_of(journey: Journey) -> Iterator[Phase]:
             yield Phase("decision", journey.began_seconds, event.seconds, event.facts)
         if event.name in _LASTING:
             name, field = _LASTING[event.name]
-            yield Phase(name, event.seconds - float(event.facts.get(field, 0.0)), event.seconds, event.facts)
+            yield Phase(
+                name, event.seconds - float(event.facts.get(field, 0.0)), event.seconds, event.facts
+            )
         for name, (begin, end) in _BETWEEN.items():
             if event.name == end and begin in begun:
                 first = begun[begin]
@@ -84,20 +88,35 @@ def phases_of(journey: Journey) -> Iterator[Phase]:
 
 def endpoint_in(environment: Mapping[str, str]) -> str | None:
     """Endpoint of traces by the environment; None = none."""
-    is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none"
-    found = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    is_off = (
+        environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none"
+    )
+    found = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get(
+        "OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
     return None if is_off or not found else found
 
 
 def start_tracing(journeys: Journeys, config: WorkerConfig, identity: Identity) -> "Tracing | None":
-    """Trace the journeys from now on, where the environment says where to.  Raises ConfigError for a protocol that is not there."""
+    """Trace the journeys from now on, where the environment says where to.
+
+    Raises ConfigError for a protocol that is not there.
+    """
     endpoint = endpoint_in(os.environ)
     if endpoint is None:
         return None
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    protocol = (
+        os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or "http/protobuf"
+    )
     if protocol not in _EXPORTERS:
-        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: set it to one of {', '.join(_EXPORTERS)}")
-    exporter = import_module(_EXPORTERS[protocol]).OTLPSpanExporter()  # loads what it needs only where it is asked for
+        raise ConfigError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: set it to one of {', '.join(_EXPORTERS)}"
+        )
+    # loads what it needs only where it is asked for
+    exporter = import_module(_EXPORTERS[protocol]).OTLPSpanExporter()
     resource = {
         "service.name": os.environ.get("OTEL_SERVICE_NAME") or SERVICE_NAME,
         "service.instance.id": identity.pod,
@@ -125,7 +144,8 @@ async def close_tracing(tracing: "Tracing | None") -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(closed.set)
 
-    Thread(target=close, daemon=True).start()  # of a pool it would be waited for at the end of the process
+    # of a pool it would be waited for at the end of the process
+    Thread(target=close, daemon=True).start()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
             await closed.wait()
@@ -141,7 +161,9 @@ class Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self._trace, self._propagate = trace, propagate
-        self._provider = TracerProvider(resource=Resource.create(dict(resource)), shutdown_on_exit=False)
+        self._provider = TracerProvider(
+            resource=Resource.create(dict(resource)), shutdown_on_exit=False
+        )
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("pdcluster_worker")
         self._spans: dict[int, Any] = {}
@@ -150,14 +172,23 @@ class Tracing:
         self._num_left_out = 0
 
     def begin(self, journey: Journey) -> None:
-        """Begin a span in the trace that the running task is in, or in a new one; what is sent from here on is its child."""
+        """Begin a span in the trace that the running task is in, or in a new one; what is sent from
+        here on is its child.
+        """
         parent = self._propagate.extract(trace_context.current())
         kind = self._trace.SpanKind.SERVER
-        span = self._tracer.start_span("request", context=parent, kind=kind, start_time=_nanoseconds(journey, journey.began_seconds))
+        span = self._tracer.start_span(
+            "request",
+            context=parent,
+            kind=kind,
+            start_time=_nanoseconds(journey, journey.began_seconds),
+        )
         self._spans[id(journey)] = span
         carrier: dict[str, str] = {}
         self._propagate.inject(carrier, self._trace.set_span_in_context(span))
-        trace_context.enter(carrier.get(trace_context.HEADER, ""), carrier.get(trace_context.STATE_HEADER, ""))
+        trace_context.enter(
+            carrier.get(trace_context.HEADER, ""), carrier.get(trace_context.STATE_HEADER, "")
+        )
 
     def end(self, journey: Journey) -> None:
         """Let the span be completed and sent."""
@@ -182,8 +213,16 @@ class Tracing:
             self._describe(span, journey)
             context = self._trace.set_span_in_context(span)
             for phase in phases_of(journey):
-                begin, end = _nanoseconds(journey, phase.begin_seconds), _nanoseconds(journey, phase.end_seconds)
-                below = self._tracer.start_span(phase.name, context=context, start_time=begin, attributes=_attributes(phase.facts))
+                begin, end = (
+                    _nanoseconds(journey, phase.begin_seconds),
+                    _nanoseconds(journey, phase.end_seconds),
+                )
+                below = self._tracer.start_span(
+                    phase.name,
+                    context=context,
+                    start_time=begin,
+                    attributes=_attributes(phase.facts),
+                )
                 below.end(end_time=end)
             span.end(end_time=_nanoseconds(journey, end_seconds))
         except Exception:  # a fault here must cost a trace and nothing else
@@ -194,13 +233,23 @@ class Tracing:
     def _describe(self, span: Any, journey: Journey) -> None:
         issued = journey.events[0]
         span.update_name(f"request {issued.facts.get('role', '')}".strip())
-        span.set_attributes({"pdcluster.request_id": journey.request_id, **_attributes(issued.facts)})
+        span.set_attributes(
+            {"pdcluster.request_id": journey.request_id, **_attributes(issued.facts)}
+        )
         for event in journey.in_order():
             if not event.worker:  # what another worker did is in its own span
-                span.add_event(event.name, _attributes(event.facts), timestamp=_nanoseconds(journey, event.seconds))
+                span.add_event(
+                    event.name,
+                    _attributes(event.facts),
+                    timestamp=_nanoseconds(journey, event.seconds),
+                )
         failure = journey.last("failed")
         if failure is not None:
-            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(failure.facts.get("message", ""))))
+            span.set_status(
+                self._trace.Status(
+                    self._trace.StatusCode.ERROR, str(failure.facts.get("message", ""))
+                )
+            )
 
 
 def _attributes(facts: Mapping[str, Fact]) -> dict[str, Fact]:

@@ -1,4 +1,5 @@
-"""Number of CPU threads the model may use: the least of the cgroup limit and the scheduler's affinity mask.
+"""Number of CPU threads the model may use: the least of the cgroup limit and the scheduler's
+affinity mask.
 
 torch alone counts the host's cores, which in a container with a smaller limit
 means throttling.  Parsing is pure; `available_threads` is the one reader of
@@ -25,7 +26,9 @@ def parse_cfs(quota: str, period: str) -> float | None:
 
 
 def parse_cgroup_paths(text: str) -> tuple[str | None, str | None]:
-    """The process's (v2, v1 cpu controller) paths from /proc/self/cgroup, lines `id:controllers:path`."""
+    """The process's (v2, v1 cpu controller) paths from /proc/self/cgroup, lines
+    `id:controllers:path`.
+    """
     v2 = v1 = None
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -38,7 +41,9 @@ def parse_cgroup_paths(text: str) -> tuple[str | None, str | None]:
 
 
 def threads_for(num_cores: int, limits: Iterable[float]) -> int:
-    """Whole threads under every limit, at least 1; rounded down, because a thread over the limit stalls all of a step's others."""
+    """Whole threads under every limit, at least 1; rounded down, because a thread over the limit
+    stalls all of a step's others.
+    """
     return max(1, int(min([float(num_cores), *limits])))
 
 
@@ -57,18 +62,25 @@ def process_limits() -> list[float]:
 
 
 def cgroup_limits(proc_cgroup: str, root: Path) -> list[float]:
-    """Every CPU limit, in cores, that applies to the process of this /proc/self/cgroup text under the mounted `root`."""
+    """Every CPU limit, in cores, that applies to the process of this /proc/self/cgroup text under
+    the mounted `root`.
+    """
     v2, v1 = parse_cgroup_paths(proc_cgroup)
     v1_folders = [folder for name in V1_FOLDERS for folder in _lineage(root / name, v1)]
     limits = [
         *(parse_cpu_max(_read(folder / "cpu.max")) for folder in _lineage(root, v2)),
-        *(parse_cfs(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")) for folder in v1_folders),
+        *(
+            parse_cfs(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+            for folder in v1_folders
+        ),
     ]
     return [limit for limit in limits if limit is not None]
 
 
 def _lineage(root: Path, path: str | None) -> list[Path]:
-    """The cgroup's folder and its ancestors up to `root`; in a container `path` may not exist there, `root` always does."""
+    """The cgroup's folder and its ancestors up to `root`; in a container `path` may not exist
+    there, `root` always does.
+    """
     if path is None:
         return [root]
     own = PurePosixPath(path.lstrip("/"))

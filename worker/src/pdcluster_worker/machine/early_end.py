@@ -1,4 +1,5 @@
-"""The ends of a process that nothing else sees to: by SIGTERM before anything handles it better, and with its parent.
+"""The ends of a process that nothing else sees to: by SIGTERM before anything handles it better,
+and with its parent.
 
 Process 1 of a container has no default action for a signal: without a handler
 the kernel drops SIGTERM, and the pod stays until it is killed at the end of its
@@ -17,12 +18,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_on_sigterm() -> None:
-    """Until another handler is installed, SIGTERM ends this process with status 143, other threads and all."""
+    """Until another handler is installed, SIGTERM ends this process with status 143, other threads
+    and all.
+    """
     signal.signal(signal.SIGTERM, _end)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, and leave signals of a terminal and of a container to the parent."""
+    """Ask the kernel to end this process when its parent ends, and leave signals of a terminal and
+    of a container to the parent.
+    """
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we asked

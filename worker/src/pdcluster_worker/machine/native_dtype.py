@@ -12,7 +12,8 @@ _NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_tile"})
 
 
 def native_dtype(cpu_info: str) -> DType:
-    """bfloat16 where the CPU multiplies it natively, else float32.  cpu_info: the text of /proc/cpuinfo
+    """bfloat16 where the CPU multiplies it natively, else float32.  cpu_info: the text of
+    /proc/cpuinfo
 
     >>> native_dtype("flags : fpu avx512f avx512_bf16"), native_dtype("flags : fpu avx2")
     ('bfloat16', 'float32')

@@ -1,4 +1,5 @@
-"""Report of the NVIDIA driver on this process's first GPU, through its own libraries: no torch, no memory of the device.
+"""Report of the NVIDIA driver on this process's first GPU, through its own libraries: no torch, no
+memory of the device.
 
 Where a library or a call fails there is nothing to say: a node without a GPU is no error here.
 """
@@ -24,7 +25,11 @@ class GpuUse:
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 class _Rates(ctypes.Structure):
@@ -44,7 +49,9 @@ def count_gpus(driver: str = DRIVER) -> int:
 
 
 class Gpu:
-    """The first GPU that the driver shows this process, which is the one that an engine computes on."""
+    """The first GPU that the driver shows this process, which is the one that an engine computes
+    on.
+    """
 
     def __init__(self, driver: str = DRIVER, management: str = MANAGEMENT) -> None:
         self._management, self._handle = _open(driver, management)
@@ -62,13 +69,17 @@ class Gpu:
 
 
 def _open(driver: str, management: str) -> tuple[ctypes.CDLL | None, ctypes.c_void_p]:
-    """The management library and its handle of CUDA's first device: each counts devices in its own order, the bus id is one."""
+    """The management library and its handle of CUDA's first device: each counts devices in its own
+    order, the bus id is one.
+    """
     bus_id, handle = ctypes.create_string_buffer(_BUS_ID_BYTES), ctypes.c_void_p()
     try:
         cuda, nvml = ctypes.CDLL(driver), ctypes.CDLL(management)
         if cuda.cuInit(0) or cuda.cuDeviceGetPCIBusId(bus_id, _BUS_ID_BYTES, 0):
             return None, handle
-        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(handle)):
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(
+            bus_id, ctypes.byref(handle)
+        ):
             return None, handle
     except (OSError, AttributeError):
         return None, handle

@@ -3,7 +3,9 @@
 import resource
 
 _OTHER_FILES = 256
-"""Files and sockets that a process of the worker opens for other ends: peers, etcd, the model, pipes."""
+"""Files and sockets that a process of the worker opens for other ends: peers, etcd, the model,
+pipes.
+"""
 
 
 def fitting(max_connections: int) -> int:

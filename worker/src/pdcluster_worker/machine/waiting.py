@@ -1,4 +1,5 @@
-"""Choose how the model's threads wait for one another: asleep, or spinning for a moment where the cores are theirs alone.
+"""Choose how the model's threads wait for one another: asleep, or spinning for a moment where the
+cores are theirs alone.
 
 An OpenMP team joins hundreds of times in a step.  Asleep, each join costs 60 us;
 spinning costs 2 to 4 us.  But a thread that spins on a core that another worker
@@ -16,10 +17,14 @@ OWN_CORES = "PDCLUSTER_OWN_CORES"
 """Environment variable: cores on which nothing but this worker is to run."""
 
 SPIN_COUNT = 20_000
-"""Turns of a spin before a thread sleeps, about 0.9 ms: 5,000 were too few on one CPU, and it bounds what a spin can take."""
+"""Turns of a spin before a thread sleeps, about 0.9 ms: 5,000 were too few on one CPU, and it
+bounds what a spin can take.
+"""
 
 
-def wait_environment(threads: int, environment: Mapping[str, str], engines: int = 1) -> dict[str, str]:
+def wait_environment(
+    threads: int, environment: Mapping[str, str], engines: int = 1
+) -> dict[str, str]:
     """Environment of an engine process beyond `environment`, whose own values win.
 
     threads: of the model in this process; 0 = from the machine.

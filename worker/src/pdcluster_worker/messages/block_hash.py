@@ -1,4 +1,6 @@
-"""Chained hashes of full blocks of tokens: the engine's prefix cache and the router's index share them."""
+"""Chained hashes of full blocks of tokens: the engine's prefix cache and the router's index share
+them.
+"""
 
 import hashlib
 from array import array
@@ -8,7 +10,9 @@ ROOT = hashlib.sha256(b"pdcluster block chain").digest()
 """Parent of the first block's hash; a fixed value, so that every worker computes the same chain."""
 
 
-def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int, salt: bytes = b"") -> None:
+def extend_hashes(
+    hashes: list[bytes], tokens: Sequence[int], block_size: int, salt: bytes = b""
+) -> None:
     """Append to `hashes` until every full block of `tokens` has one; 32 bytes each, chained.
 
     salt: chains of two salts never meet, so blocks are shared within one salt only; b"" = no salt.

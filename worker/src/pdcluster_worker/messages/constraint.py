@@ -8,7 +8,9 @@ from typing import Literal
 
 import msgspec
 
-ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
+ConstraintKind = Literal[
+    "json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"
+]
 
 CONSTRAINT_PARAM = "constraint"
 """Name in errors of the part of a request that an engine cannot compile."""
@@ -18,12 +20,15 @@ MAX_CONSTRAINT_CHARACTERS = 131_072
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The form that the text of an answer must have; it travels as text, and each engine compiles it for itself.
+    """The form that the text of an answer must have; it travels as text, and each engine compiles
+    it for itself.
 
     text:  of kind json_schema a schema; of json_object nothing, for any object; of regex a regular
            expression that the whole answer matches; of choice a JSON list of strings; of grammar a
-           grammar in EBNF, whose rule `root` is the answer; of structural_tag xgrammar's JSON of one.
-    strict: of json_schema: a schema of which a part cannot be enforced is refused; else that part is left out.
+           grammar in EBNF, whose rule `root` is the answer; of structural_tag xgrammar's JSON of
+           one.
+    strict: of json_schema: a schema of which a part cannot be enforced is refused; else that part
+            is left out.
     """
 
     kind: ConstraintKind

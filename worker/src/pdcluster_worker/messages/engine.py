@@ -14,7 +14,9 @@ import msgspec
 from pdcluster_worker.messages.facts import Device, KVGeometry
 from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 
-RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar"]
+RowFailure = Literal[
+    "not_finite", "no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar"
+]
 """Reason why one row of a batch has no token.
 
 not_finite:        its logits are NaN or infinite.
@@ -42,14 +44,16 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 class Receive(msgspec.Struct, frozen=True, tag=True):
     """Make room for a request whose prefill another worker will compute.
 
-    Answered by `ReceiveReady`, or by `ReceiveRefused` when blocks are short; a refused request leaves no trace.
+    Answered by `ReceiveReady`, or by `ReceiveRefused` when blocks are short; a refused request
+    leaves no trace.
     """
 
     spec: RequestSpec
 
 
 class ReceiveDone(msgspec.Struct, frozen=True, tag=True):
-    """The prefill worker has its last write acknowledged: take the blocks and decode on from `first`.
+    """The prefill worker has its last write acknowledged: take the blocks and decode on from
+    `first`.
 
     checksum: of the written blocks (`transfer.layout`), None when verification is off.
     """
@@ -72,7 +76,9 @@ class ReceiveFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
-    """Compute this prompt, sample one token, write the KV to `target`.  Answered by a Token, then PrefillDone or PrefillFailed.
+    """Compute this prompt, sample one token, write the KV to `target`.
+
+    Answered by a Token, then PrefillDone or PrefillFailed.
 
     A first token that ends the request is answered by the Token alone and writes nothing more.
     """
@@ -105,7 +111,18 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the engine process once this message is read."""
 
 
-EngineInput = Begin | Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | AskSnapshot | Ping | Stop
+EngineInput = (
+    Begin
+    | Submit
+    | Receive
+    | ReceiveDone
+    | ReceiveFailed
+    | Prefill
+    | Abort
+    | AskSnapshot
+    | Ping
+    | Stop
+)
 
 
 # --- engine -> server -------------------------------------------------------------------------
@@ -198,7 +215,8 @@ class Preempted(msgspec.Struct, frozen=True, tag=True):
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):
     """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are.
 
-    sequence:   1 for the first of an engine, then one more for each: a reader that misses one knows.
+    sequence:   1 for the first of an engine, then one more for each: a reader that misses one
+                knows.
     is_cleared: all earlier events are void; `stored` is the whole cache.
     """
 
@@ -209,7 +227,9 @@ class BlockEvents(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag=True):
-    """Gauges as of now and counters since the engine started; sent while it works (at most every 0.1 s) and once when it goes idle."""
+    """Gauges as of now and counters since the engine started; sent while it works (at most every
+    0.1 s) and once when it goes idle.
+    """
 
     num_running: int
     num_waiting: int
@@ -221,7 +241,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     busy_seconds: float
     overhead_seconds: float  # part of busy_seconds outside the model
     num_steps: int
-    steps: list[tuple[str, float]]  # (kind, seconds) of each step since the last report; kind: prefill, decode, mixed
+    # (kind, seconds) of each step since the last report; kind: prefill, decode, mixed
+    steps: list[tuple[str, float]]
     prompt_tokens: int
     prefill_tokens: int
     generation_tokens: int
@@ -233,7 +254,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     bytes_sent: int
     bytes_received: int
     num_transfers: int  # either way: not yet acknowledged, ended or fenced
-    num_inputs: int  # messages taken since the start: what was sent after that many is not in this report
+    # messages taken since the start: what was sent after that many is not in this report
+    num_inputs: int
     inputs_seconds: float = 0.0  # parts of busy_seconds inside the model: making its inputs,
     forward_seconds: float = 0.0  # the forward pass,
     sample_seconds: float = 0.0  # and sampling
@@ -241,14 +263,17 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     evictions: int = 0  # cached blocks that were taken for other tokens
     # Of each of `steps`: requests; tokens prefilled, decoded, recomputed.
     batches: list[tuple[int, int, int, int]] = []
-    # Drafts that were verified, and those of them that were right, by position among a request's in one step.
+    # Drafts that were verified, and those of them that were right, by position among a request's in
+    # one step.
     drafted: list[int] = []
     accepted: list[int] = []
-    # Of constraints, since the last report: (kind, requests), those whose grammar was known, and (outcome, seconds) of each compile.
+    # Of constraints, since the last report: (kind, requests), those whose grammar was known, and
+    # (outcome, seconds) of each compile.
     constraint_requests: list[tuple[str, int]] = []
     constraint_hits: int = 0
     constraint_compiles: list[tuple[str, float]] = []
-    # Of the prefill delayer, since the last report: passes by (status, allowed, reason, executed, count), and (passes, seconds) waited.
+    # Of the prefill delayer, since the last report: passes by (status, allowed, reason, executed,
+    # count), and (passes, seconds) waited.
     delay_outcomes: list[tuple[str, bool, str, bool, int]] = []
     delay_waits: list[tuple[int, float]] = []
 

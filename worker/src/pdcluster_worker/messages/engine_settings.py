@@ -120,14 +120,20 @@ class EngineSettings:
 
     @property
     def num_kept_blocks(self) -> int:
-        """Blocks that an admission beside others leaves free: of a share rounded down, of a scheduler's own rounded up.
+        """Blocks that an admission beside others leaves free: of a share rounded down, of a
+        scheduler's own rounded up.
 
         >>> sizes = {"max_batched_tokens": 8, "max_sequences": 1, "max_model_len": 99}
         >>> sarathi = SchedulerSettings(name="sarathi")
-        >>> [EngineSettings(4, 150, **sizes, scheduler=sarathi, admission_watermark=share).num_kept_blocks for share in (0.0, 0.05)]
+        >>> [EngineSettings(4, 150, **sizes, scheduler=sarathi,
+        ...     admission_watermark=share).num_kept_blocks for share in (0.0, 0.05)]
         [2, 7]
         """
-        least = -(-self.num_blocks // BLOCKS_PER_KEPT) if self.scheduler.name in WATERMARK_SCHEDULERS else 0
+        least = (
+            -(-self.num_blocks // BLOCKS_PER_KEPT)
+            if self.scheduler.name in WATERMARK_SCHEDULERS
+            else 0
+        )
         return max(least, int(self.admission_watermark * self.num_blocks))
 
 
@@ -149,15 +155,20 @@ def wrong_fields(scheduler: SchedulerSettings, max_batched_tokens: int) -> str:
         return f"longPrefillTokenThreshold {what}: leave it out"
     if chunks is not None and chunks.high > max_batched_tokens:
         return (
-            f"chunkSchedule.high ({chunks.high}) must be at most maxBatchedTokens ({max_batched_tokens}): lower the one or raise the other"
+            f"chunkSchedule.high ({chunks.high}) must be at most maxBatchedTokens "
+            f"({max_batched_tokens}): lower the one or raise the other"
         )
     return ""
 
 
 def wrong_sizes(scheduler: SchedulerSettings, max_batched_tokens: int, max_model_len: int) -> str:
-    """Reason why this scheduler cannot serve requests of `max_model_len` tokens; empty when it can."""
+    """Reason why this scheduler cannot serve requests of `max_model_len` tokens;
+    empty when it can.
+    """
     if scheduler.computes_whole_prompts and max_batched_tokens < max_model_len:
-        how = f"scheduler {scheduler.name}" if scheduler.chunked_prefill else "chunkedPrefill: false"
+        how = (
+            f"scheduler {scheduler.name}" if scheduler.chunked_prefill else "chunkedPrefill: false"
+        )
         return (
             f"{how} computes a prompt in one step, and maxBatchedTokens ({max_batched_tokens}) is "
             f"below the longest request of {max_model_len} tokens: raise maxBatchedTokens, or set "

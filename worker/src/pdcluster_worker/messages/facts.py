@@ -1,4 +1,6 @@
-"""Facts that a worker states of itself: its device, its KV geometry, and those that a pair of workers compares."""
+"""Facts that a worker states of itself: its device, its KV geometry, and those that a pair of
+workers compares.
+"""
 
 from dataclasses import dataclass
 
@@ -6,7 +8,8 @@ import msgspec
 
 
 class KVGeometry(msgspec.Struct, frozen=True):
-    """Layout of KV that two workers must share, field for field, before blocks may move between them.
+    """Layout of KV that two workers must share, field for field, before blocks may move between
+    them.
 
     The cache is `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`.
     """
@@ -41,7 +44,8 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """Facts of one worker in the handshake.  geometry: of all its ranks together; weights is a fingerprint.
+    """Facts of one worker in the handshake.  geometry: of all its ranks together; weights is a
+    fingerprint.
 
     operations: what it computes by, such as "cpu amx", where engine.batchInvariant promises
                 equal bits; empty where nothing is promised.

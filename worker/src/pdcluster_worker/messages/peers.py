@@ -19,7 +19,8 @@ Fact = str | int | float | bool
 
 
 class Note(msgspec.Struct, frozen=True, gc=False):
-    """Decision or action of a worker about a request of a peer; seconds: of the reader's `time.monotonic`.
+    """Decision or action of a worker about a request of a peer; seconds: of the reader's
+    `time.monotonic`.
 
     worker: its pod; "" on the way out.
     """
@@ -33,7 +34,8 @@ class Note(msgspec.Struct, frozen=True, gc=False):
 class Generated(msgspec.Struct, frozen=True):
     """One token of one choice.
 
-    prefill, degraded: on a choice's first token: where it was made, and what the choice lost under load.
+    prefill, degraded: on a choice's first token: where it was made, and what the choice lost under
+                       load.
     notes:             of the peer that made it.
     """
 
@@ -46,7 +48,8 @@ class Generated(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load of a worker, as it reports it to its peers about once a second; fields as in worker.proto.
+    """Load of a worker, as it reports it to its peers about once a second; fields as in
+    worker.proto.
 
     state:                that of its record, or stalled.
     progress:             grows with each step of its engine and each byte of KV that it has sent.
@@ -76,7 +79,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One message of a Watch: load, and changes of the prefix cache; a snapshot's `stored` is the whole cache."""
+    """One message of a Watch: load, and changes of the prefix cache; a snapshot's `stored` is the
+    whole cache.
+    """
 
     load: Load
     stored: tuple[bytes, ...] = ()
@@ -109,5 +114,7 @@ class Hello:
     def facts(self) -> PeerFacts:
         """The part that two workers compare."""
         has_engine = self.role != "router"
-        facts = PeerFacts(self.geometry, self.weights, self.revision, self.tensor_parallel_size, self.operations)
+        facts = PeerFacts(
+            self.geometry, self.weights, self.revision, self.tensor_parallel_size, self.operations
+        )
         return replace(facts, model=self.model, has_engine=has_engine)

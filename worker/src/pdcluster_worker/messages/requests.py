@@ -10,7 +10,9 @@ import msgspec
 from pdcluster_worker.messages.constraint import Constraint
 
 EPOCH_BYTES = 16
-"""Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md, 'A request's life', 5)."""
+"""Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md, 'A
+request's life', 5).
+"""
 
 SALT_BYTES = 32
 """Length of a salt of the prefix cache, where there is one."""
@@ -19,7 +21,8 @@ FinishReason = Literal["stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sampling parameters and ends of a request; the whole sampling state, so any worker can continue it.
+    """Sampling parameters and ends of a request; the whole sampling state, so any worker can
+    continue it.
 
     Randomness is counter-based: the token at `position` (prompt and output
     together) is drawn from (seed, position) alone.  The ingress draws `seed`
@@ -46,13 +49,17 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def capped(self, max_tokens: int) -> "Sampling":
         """The same with this `max_tokens`, and no more `min_tokens` than that."""
-        return msgspec.structs.replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens))
+        return msgspec.structs.replace(
+            self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens)
+        )
 
 
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request as it travels: prompt and output apart, so limits, penalties and usage go on unbroken when it moves.
+    """One request as it travels: prompt and output apart, so limits, penalties and usage go on
+    unbroken when it moves.
 
-    ttft_slo_seconds, tpot_slo_seconds: latency objectives that the client gave; None = those of the policy.
+    ttft_slo_seconds, tpot_slo_seconds: latency objectives that the client gave; None = those of the
+                                        policy.
     deadline_seconds: from now, until which it is to be complete; None = whenever.
     kv_holder: pod of the worker that it has just left, which still has its KV; empty = none.
     """
@@ -105,6 +112,7 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id that ended it, if one did
     cached_tokens: int = 0  # prefix hit at admission, for usage
-    queue_seconds: float | None = None  # set on the first token that this engine made for the request
+    # set on the first token that this engine made for the request
+    queue_seconds: float | None = None
     prefill_seconds: float | None = None
     prompt_logprobs: list[PromptLogprob] = []

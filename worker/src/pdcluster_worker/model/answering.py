@@ -1,4 +1,5 @@
-"""`python -m pdcluster_worker.model.answering FILE SETTINGS`: the process that asks transformers about a model.
+"""`python -m pdcluster_worker.model.answering FILE SETTINGS`: the process that asks transformers
+about a model.
 
 Loads the model by transformers' code with all its checks, and writes FILE: the
 module's form, and its logits for the two sequences of the proof.  Of several that
@@ -31,7 +32,9 @@ def main(file: Path, settings: str) -> int:
 
 
 def answer_once(file: Path, question: Question) -> int:
-    """Write the answer unless it is there, or another process is writing it; returns the exit status."""
+    """Write the answer unless it is there, or another process is writing it; returns the exit
+    status.
+    """
     lock_file = file.with_suffix(".lock")
     with lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -53,7 +56,11 @@ def answer(question: Question) -> "Answer":
     from pdcluster_worker.model.loading.loader import load_model
 
     loaded = load_model(
-        question.path, question.dtype, block_size=proof.BLOCK_SIZE, max_model_len=question.max_model_len, threads=question.threads
+        question.path,
+        question.dtype,
+        block_size=proof.BLOCK_SIZE,
+        max_model_len=question.max_model_len,
+        threads=question.threads,
     )
     try:
         form, tensors = skeleton.describe(loaded, question.path)

@@ -19,8 +19,11 @@ from pdcluster_worker.model.ops.step_limits import StepLimits
 logger = logging.getLogger(__name__)
 
 
-def assemble(loaded: LoadedModel, cache: KVCache | DeviceKVCache, limits: StepLimits, *, invariant: bool) -> Forward:
-    """The model's forward pass: by our decoder where it is known and passes its proof, else by transformers' code.
+def assemble(
+    loaded: LoadedModel, cache: KVCache | DeviceKVCache, limits: StepLimits, *, invariant: bool
+) -> Forward:
+    """The model's forward pass: by our decoder where it is known and passes its proof, else by
+    transformers' code.
 
     invariant: a row's bits do not depend on what else is computed.  Raises ModelError where that
     cannot be had, and on a device where transformers' code is not run; NotOursError where the
@@ -38,7 +41,10 @@ def assemble(loaded: LoadedModel, cache: KVCache | DeviceKVCache, limits: StepLi
     if invariant:
         raise ModelError(f"engine.batchInvariant needs our own decoder: {reason}; leave it out")
     if cache.tensor.device.type != "cpu":
-        raise ModelError(f"{reason}; other models run by transformers' code, on CPUs only: set engine.device: cpu")
+        raise ModelError(
+            f"{reason}; other models run by transformers' code, on CPUs only: set engine.device: "
+            "cpu"
+        )
     logger.info("the model runs by transformers' code, which is slower: %s", reason)
     _pack(loaded, operations)
     return _said(Generic(loaded.module, operations))
@@ -50,7 +56,9 @@ def _said(forward: Forward) -> Forward:
 
 
 def _pack(loaded: LoadedModel, operations: Operations) -> None:
-    """Pack the module's products, unless its code reads the layers themselves and no longer runs."""
+    """Pack the module's products, unless its code reads the layers themselves and no
+    longer runs.
+    """
     packed = pack_linears(loaded.module, operations)
     try:
         probe(loaded.module, loaded.info.geometry.num_layers, loaded.info.max_model_len)
@@ -60,18 +68,33 @@ def _pack(loaded: LoadedModel, operations: Operations) -> None:
 
 
 def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int) -> Decoder:
-    """Our decoder over the model's weights.  Raises NotOursError when it is not for this model or computes something else."""
-    weights = read_weights(loaded.module, loaded.info.max_model_len, operations, loaded.info.windows)
+    """Our decoder over the model's weights.
+
+    Raises NotOursError when it is not for this model or computes something else.
+    """
+    weights = read_weights(
+        loaded.module, loaded.info.max_model_len, operations, loaded.info.windows
+    )
     decoder = Decoder(operations, weights, loaded.attention.num_heads * loaded.attention.head_dim)
     prove(decoder, loaded, num_blocks)
     return decoder
 
 
 def prove(ours: Forward, loaded: LoadedModel, num_blocks: int) -> None:
-    """Compare with transformers' module, or its answer.  Raises NotOursError when ours computes something else."""
+    """Compare with transformers' module, or its answer.
+
+    Raises NotOursError when ours computes something else.
+    """
     theirs = proof.wanted(loaded) if loaded.answer is None else loaded.answer
-    found = proof.difference(ours, theirs, loaded.info, min(num_blocks, proof.num_blocks(loaded.info.geometry.block_size)))
+    found = proof.difference(
+        ours,
+        theirs,
+        loaded.info,
+        min(num_blocks, proof.num_blocks(loaded.info.geometry.block_size)),
+    )
     if not found <= proof.MAX_DIFFERENCE[DTYPES[loaded.info.dtype]]:
-        logger.warning("our decoder's logits differ from transformers' by %.3g of their size: not used", found)
+        logger.warning(
+            "our decoder's logits differ from transformers' by %.3g of their size: not used", found
+        )
         raise NotOursError("our decoder computes something else")
     logger.info("our decoder's logits differ from transformers' by %.2g of their size", found)

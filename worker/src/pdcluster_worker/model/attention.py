@@ -17,8 +17,12 @@ ATTENTION_NAME = "pdcluster_paged"
 class Attend(Protocol):
     """The attention of one forward pass."""
 
-    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """One layer.  query: [1, Hq, T, D]; key, value: [1, Hkv, T, D], rotated; returns [1, T, Hq, D]."""
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
+    ) -> Tensor:
+        """One layer.  query: [1, Hq, T, D]; key, value: [1, Hkv, T, D], rotated; returns [1, T, Hq,
+        D].
+        """
         ...
 
 
@@ -34,10 +38,20 @@ def register() -> None:
 
 
 def paged_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface; `attend` is among the keyword arguments that the model hands on from its own call."""
+    """transformers' attention interface; `attend` is among the keyword arguments that the model
+    hands on from its own call.
+    """
     attend: Attend | None = options.pop("attend", None)
     if attend is None:
-        raise ModelError("the model's code does not hand keyword arguments on to its attention, which is how ours is reached")
+        raise ModelError(
+            "the model's code does not hand keyword arguments on to its attention, which is how "
+            "ours is reached"
+        )
     return attend(module, query, key, value, attention_mask=attention_mask, **options), None

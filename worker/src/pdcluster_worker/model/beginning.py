@@ -57,7 +57,9 @@ class InThread:
 
     def __init__(self) -> None:
         # OpenMP and torch keep that number for each thread that begins products.
-        self._pool = ThreadPoolExecutor(1, "forward", torch.set_num_threads, (torch.get_num_threads(),))
+        self._pool = ThreadPoolExecutor(
+            1, "forward", torch.set_num_threads, (torch.get_num_threads(),)
+        )
 
     def begin(self, forward: Pass) -> "Future[tuple[Tensor, float]]":
         """See `Beginning`."""

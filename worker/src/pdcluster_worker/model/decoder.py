@@ -11,7 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pdcluster_worker.model.ops.operations import Activation, HeadNorms, Norm, Operations, Packed, Rotation
+from pdcluster_worker.model.ops.operations import (
+    Activation,
+    HeadNorms,
+    Norm,
+    Operations,
+    Packed,
+    Rotation,
+)
 from pdcluster_worker.model.step_plan import StepPlan
 
 
@@ -37,7 +44,8 @@ class Layer:
 class DecoderWeights:
     """Everything a decoder computes with.
 
-    embedding:       [vocab_size, W] of the model's dtype; its first row alone where another stage embeds.
+    embedding:       [vocab_size, W] of the model's dtype; its first row alone where another stage
+                     embeds.
     embedding_scale: factor of its rows, of the model's dtype; None = 1.
     cosine, sine:    [max_model_len, R] float32, rounded to the model's dtype.
     layers:          of this stage.
@@ -57,7 +65,9 @@ class DecoderWeights:
 
 
 class Stages(Protocol):
-    """The neighbours of one pipeline stage.  is_first: it embeds tokens; is_last: it makes logits."""
+    """The neighbours of one pipeline stage.  is_first: it embeds tokens; is_last: it
+    makes logits.
+    """
 
     is_first: bool
     is_last: bool
@@ -89,7 +99,13 @@ class Decoder:
 
     code = "decoder"
 
-    def __init__(self, operations: Operations, weights: DecoderWeights, query_width: int, stages: Stages = ONE_STAGE) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        weights: DecoderWeights,
+        query_width: int,
+        stages: Stages = ONE_STAGE,
+    ) -> None:
         """query_width: query heads of this rank times head size."""
         self.operations = operations
         self._weights = weights
@@ -119,7 +135,11 @@ class Decoder:
         # Only the rows that are sampled go on; indexing copies them.
         last = ops.add_rms_norm(x[plan.sample_at], hidden[plan.sample_at], weights.norm)
         logits = ops.gather(ops.linear(last, weights.head))
-        return logits if logits.shape[1] == weights.vocab_size else logits[:, : weights.vocab_size].contiguous()
+        return (
+            logits
+            if logits.shape[1] == weights.vocab_size
+            else logits[:, : weights.vocab_size].contiguous()
+        )
 
     def close(self) -> None:
         """See `Forward`: it started nothing."""
@@ -127,11 +147,15 @@ class Decoder:
     def _first_rows(self, token_ids: Tensor) -> Tensor:
         if self._stages.is_first:
             return self._embed(token_ids)
-        return self._stages.receive(self._weights.embedding.new_empty(len(token_ids), self._weights.embedding.shape[1]))
+        return self._stages.receive(
+            self._weights.embedding.new_empty(len(token_ids), self._weights.embedding.shape[1])
+        )
 
     def empty_logits(self, num_rows: int) -> Tensor:
         """Room for logits [num_rows, vocab_size] where this rank computes."""
-        return self._weights.embedding.new_empty(num_rows, self._weights.vocab_size, dtype=torch.float32)
+        return self._weights.embedding.new_empty(
+            num_rows, self._weights.vocab_size, dtype=torch.float32
+        )
 
     def warm_up(self, num_rows: int) -> None:
         """See `Forward`: one layer's products stand for all."""

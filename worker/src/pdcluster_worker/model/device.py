@@ -20,7 +20,9 @@ from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import Device
 
 NEVER_RUN = "not tested on a GPU by the project"
-"""Stands wherever a cuda device is named, until `make gpu-check` has passed on one and this line goes."""
+"""Stands wherever a cuda device is named, until `make gpu-check` has passed on one and this line
+goes.
+"""
 
 _OLD_DRIVER = "too old"
 """Stands in CUDA's own message when the node's driver is older than the libraries need."""
@@ -58,8 +60,10 @@ def check_computes_on(device: Device, cache: torch.device) -> None:
     """Compare the device with that of the KV cache.  Raises DeviceError where they differ."""
     if cache.type != device.kind:
         raise DeviceError(
-            f"this engine is to compute on {device.kind} ({device.name}), but its model and KV cache are on {cache.type}: "
-            "use a worker image that computes there, or set engine.device: cpu, which leaves the accelerators idle"
+            f"this engine is to compute on {device.kind} ({device.name}), but its model and KV "
+            f"cache are on {cache.type}: "
+            "use a worker image that computes there, or set engine.device: cpu, which leaves the "
+            "accelerators idle"
         )
 
 
@@ -105,7 +109,10 @@ def _refusal(facts: Facts) -> str | None:
         fix = "check the node's driver and device plugin, and that the pod requests an accelerator"
         return f"no CUDA device is visible: {fix}"
     if not facts.triton:
-        return "Triton, which makes the kernels, is not in this image: use the worker image's cuda variant"
+        return (
+            "Triton, which makes the kernels, is not in this image: use the worker image's cuda "
+            "variant"
+        )
     return None
 
 

@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 _cuda: Any = torch.cuda  # its classes have no types
 
 STEP_BYTES_PER_TOKEN = 512 << 10
-"""Memory of a step beside weights and KV blocks, per token of its budget: an estimate, not measured."""
+"""Memory of a step beside weights and KV blocks, per token of its budget: an estimate, not
+measured.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,11 @@ class DeviceMemory:
 
 
 def open_cache(
-    geometry: KVGeometry, engine: EngineConfig, device: torch.device, vocab_size: int, weight_bytes: int
+    geometry: KVGeometry,
+    engine: EngineConfig,
+    device: torch.device,
+    vocab_size: int,
+    weight_bytes: int,
 ) -> "KVCache | DeviceKVCache":
     """The KV cache of an engine.  Raises ModelError where it does not fit.
 
@@ -42,12 +48,23 @@ def open_cache(
     """
     cache: KVCache | DeviceKVCache
     if device.type == "cpu":
-        cache = KVCache(geometry, engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory))
+        cache = KVCache(
+            geometry, engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
+        )
     else:
         memory = device_memory(engine, device, weight_bytes)
-        cache = DeviceKVCache(geometry, engine.num_blocks or device_blocks(geometry, engine, memory, vocab_size), device)
+        cache = DeviceKVCache(
+            geometry,
+            engine.num_blocks or device_blocks(geometry, engine, memory, vocab_size),
+            device,
+        )
     tokens = cache.num_blocks * geometry.block_size
-    logger.info("reserved kv cache blocks=%d block_bytes=%d tokens=%d", cache.num_blocks, cache.block_bytes, tokens)
+    logger.info(
+        "reserved kv cache blocks=%d block_bytes=%d tokens=%d",
+        cache.num_blocks,
+        cache.block_bytes,
+        tokens,
+    )
     return cache
 
 
@@ -61,8 +78,12 @@ def device_memory(engine: EngineConfig, device: torch.device, weight_bytes: int)
     return DeviceMemory(total, taken + weight_bytes)
 
 
-def device_blocks(geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemory, vocab_size: int) -> int:
-    """KV blocks for a device: of `deviceMemoryShare` what weights and steps leave, else those of `kvCacheMemory`."""
+def device_blocks(
+    geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemory, vocab_size: int
+) -> int:
+    """KV blocks for a device: of `deviceMemoryShare` what weights and steps leave, else those of
+    `kvCacheMemory`.
+    """
     share = engine.device_memory_share
     if share is None:
         return blocks_that_fit(geometry, engine.kv_cache_memory)
@@ -71,32 +92,49 @@ def device_blocks(geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemo
     left = int(share * memory.total) - memory.taken - steps
     if left < 2 * block_num_bytes(geometry):
         raise ModelError(
-            f"engine.deviceMemoryShare of {share} is {int(share * memory.total)} bytes of this device, of which {memory.taken} are taken "
-            f"(weights and other processes) and {steps} are for steps, so no KV blocks fit: raise it, lower "
+            f"engine.deviceMemoryShare of {share} is {int(share * memory.total)} bytes of this "
+            f"device, of which {memory.taken} are taken "
+            f"(weights and other processes) and {steps} are for steps, so no KV blocks fit: raise "
+            "it, lower "
             "engine.maxBatchedTokens or engine.maxSequences, or use a larger device"
         )
     return left // block_num_bytes(geometry)
 
 
 class DeviceKVCache:
-    """See `engine.ports.KVMemory`.  tensor: `[blocks, Hkv, layers, 2, block_size, D]` on the device."""
+    """See `engine.ports.KVMemory`.  tensor: `[blocks, Hkv, layers, 2, block_size, D]` on the
+    device.
+    """
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device, first_head: int = 0) -> None:
-        """geometry: of what is held here; first_head: the number of the first head of it in the model.
+    def __init__(
+        self, geometry: KVGeometry, num_blocks: int, device: torch.device, first_head: int = 0
+    ) -> None:
+        """geometry: of what is held here; first_head: the number of the first head of it in the
+        model.
 
         Raises ModelError where the device has no room for it, with the bytes that it needs.
         """
         if num_blocks < 2:
-            raise ModelError(f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed")
+            raise ModelError(
+                f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed"
+            )
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)
         self.heads = range(first_head, first_head + geometry.num_kv_heads)
         self.head_bytes = self.block_bytes // geometry.num_kv_heads
-        size = (num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim)
+        size = (
+            num_blocks,
+            geometry.num_kv_heads,
+            geometry.num_layers,
+            2,
+            geometry.block_size,
+            geometry.head_dim,
+        )
         try:
             self.tensor = torch.zeros(size, dtype=DTYPES[geometry.dtype], device=device)
-        except RuntimeError as e:  # torch.OutOfMemoryError is one, and so is its answer to a size that no device has
+        # torch.OutOfMemoryError is one, and so is its answer to a size that no device has
+        except RuntimeError as e:
             raise ModelError(
                 f"{device} has no room for {num_blocks * self.block_bytes} bytes of KV blocks: "
                 "lower engine.kvCacheMemory, engine.deviceMemoryShare or engine.numBlocks"
@@ -105,7 +143,10 @@ class DeviceKVCache:
         self._stream = _cuda.Stream(device) if device.type == "cuda" else None
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
-        """A copy of these heads of one block, as of now.  Raises IndexError for a block that does not exist."""
+        """A copy of these heads of one block, as of now.
+
+        Raises IndexError for a block that does not exist.
+        """
         copy = self.landing(block_id, heads)
         self._copy(torch.frombuffer(copy, dtype=torch.uint8), self._part(block_id, heads))
         return copy

@@ -1,4 +1,5 @@
-"""Opens what drafts tokens: nothing, a search in a request's own tokens, or a second model beside the engine's.
+"""Opens what drafts tokens: nothing, a search in a request's own tokens, or a second model beside
+the engine's.
 
 A draft model runs in the engine process, on the same device and in the same dtype,
 undivided also where the engine has ranks.  Its KV blocks come out of the engine's
@@ -36,7 +37,9 @@ class Division:
 
 
 def divide(model: ModelConfig, engine: EngineConfig) -> Division:
-    """Divide the memory for KV blocks.  Raises ModelError for a draft model that cannot draft for this one.
+    """Divide the memory for KV blocks.
+
+    Raises ModelError for a draft model that cannot draft for this one.
 
     numBlocks are those of the engine; the draft model then has as many beside them.
     """
@@ -54,7 +57,9 @@ def divide(model: ModelConfig, engine: EngineConfig) -> Division:
             engine,
             kv_cache_memory=draft_memory,
             device_memory_share=None if device_share is None else device_share * share,
-            threads=engine.threads if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1 else rank_threads(engine),
+            threads=engine.threads
+            if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1
+            else rank_threads(engine),
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
             max_model_len=None,
@@ -63,8 +68,11 @@ def divide(model: ModelConfig, engine: EngineConfig) -> Division:
     )
 
 
-def open_draft_runner(model: ModelConfig, division: Division, device: str) -> tuple[Runner, int] | None:
-    """The draft model's runner and the number of its KV blocks; before the engine's own, which counts what is taken of a GPU.
+def open_draft_runner(
+    model: ModelConfig, division: Division, device: str
+) -> tuple[Runner, int] | None:
+    """The draft model's runner and the number of its KV blocks; before the engine's own, which
+    counts what is taken of a GPU.
 
     Raises ModelError.
     """
@@ -77,11 +85,18 @@ def open_draft_runner(model: ModelConfig, division: Division, device: str) -> tu
     except ModelError as e:
         raise ModelError(f"{FIELD}: {e}") from e
     num_blocks = cache.num_blocks if info.window is None else cache.num_blocks - 1
-    logger.info("drafts by a model path=%s blocks=%d tokens=%d", drafts.draft_model, num_blocks, num_blocks * division.draft.block_size)
+    logger.info(
+        "drafts by a model path=%s blocks=%d tokens=%d",
+        drafts.draft_model,
+        num_blocks,
+        num_blocks * division.draft.block_size,
+    )
     return runner, num_blocks
 
 
-def make_drafter(engine: EngineConfig, opened: tuple[Runner, int] | None, info: ModelInfo) -> Drafter | None:
+def make_drafter(
+    engine: EngineConfig, opened: tuple[Runner, int] | None, info: ModelInfo
+) -> Drafter | None:
     """Make the drafter; None where drafting is off.  info: of the engine's own model."""
     if engine.drafts is None:
         return None
@@ -89,7 +104,14 @@ def make_drafter(engine: EngineConfig, opened: tuple[Runner, int] | None, info: 
         return NgramDrafter(engine.drafts.settings)
     runner, num_blocks = opened
     own = runner.info
-    sizes = DraftSizes(num_blocks, engine.block_size, engine.max_batched_tokens, own.max_model_len, info.vocab_size, own.vocab_size)
+    sizes = DraftSizes(
+        num_blocks,
+        engine.block_size,
+        engine.max_batched_tokens,
+        own.max_model_len,
+        info.vocab_size,
+        own.vocab_size,
+    )
     return ModelDrafter(runner, sizes)
 
 
@@ -98,9 +120,14 @@ def check_vocabulary(model: Path, draft: Path) -> None:
     ours, theirs = vocabulary(model), vocabulary(draft)
     if ours == theirs:
         return
-    token_id = min(token_id for token_id in ours.keys() | theirs.keys() if ours.get(token_id) != theirs.get(token_id))
+    token_id = min(
+        token_id
+        for token_id in ours.keys() | theirs.keys()
+        if ours.get(token_id) != theirs.get(token_id)
+    )
     raise ModelError(
-        f"{FIELD}: {draft} has another vocabulary than the model: token {token_id} is {theirs.get(token_id)!r} there and "
+        f"{FIELD}: {draft} has another vocabulary than the model: token {token_id} is "
+        f"{theirs.get(token_id)!r} there and "
         f"{ours.get(token_id)!r} here: take a draft model of the same family"
     )
 
@@ -110,11 +137,17 @@ def vocabulary(folder: Path) -> dict[int, str]:
     content = _json(folder / "tokenizer.json")
     try:
         found = content["model"]["vocab"]
-        pairs = found.items() if isinstance(found, dict) else ((entry[0], token_id) for token_id, entry in enumerate(found))
+        pairs = (
+            found.items()
+            if isinstance(found, dict)
+            else ((entry[0], token_id) for token_id, entry in enumerate(found))
+        )
         added = ((entry["content"], entry["id"]) for entry in content.get("added_tokens", ()))
         return {token_id: token for token, token_id in (*pairs, *added)}
     except (KeyError, TypeError, IndexError, AttributeError) as e:
-        raise ModelError(f"{FIELD}: {folder / 'tokenizer.json'} has no vocabulary that can be compared: {e!r}") from e
+        raise ModelError(
+            f"{FIELD}: {folder / 'tokenizer.json'} has no vocabulary that can be compared: {e!r}"
+        ) from e
 
 
 def token_values(folder: Path) -> int:
@@ -126,7 +159,9 @@ def token_values(folder: Path) -> int:
         dim = sizes.get("head_dim") or sizes["hidden_size"] // heads
         return int(sizes["num_hidden_layers"] * (sizes.get("num_key_value_heads") or heads) * dim)
     except (KeyError, TypeError) as e:
-        raise ModelError(f"{FIELD}: {folder / 'config.json'} does not say the size of its KV cache: {e!r}") from e
+        raise ModelError(
+            f"{FIELD}: {folder / 'config.json'} does not say the size of its KV cache: {e!r}"
+        ) from e
 
 
 def _json(file: Path) -> Any:

@@ -15,22 +15,37 @@ from pdcluster_worker.model.decoder import DecoderWeights, Layer
 from pdcluster_worker.model.loading.family import FAMILIES, Family
 from pdcluster_worker.model.ops.operations import Activation, HeadNorms, Norm, Operations, Packed
 from pdcluster_worker.model.parallel.place import ONE_RANK, Place
-from pdcluster_worker.model.parallel.sharding import Product, split_inputs, split_outputs, split_vocabulary
+from pdcluster_worker.model.parallel.sharding import (
+    Product,
+    split_inputs,
+    split_outputs,
+    split_vocabulary,
+)
 
 
 class NotOursError(Exception):
     """Our decoder does not run this model; the message says why."""
 
 
-ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
 
 def read_weights(
-    module: Any, max_model_len: int, operations: Operations, windows: Sequence[int | None], place: Place = ONE_RANK
+    module: Any,
+    max_model_len: int,
+    operations: Operations,
+    windows: Sequence[int | None],
+    place: Place = ONE_RANK,
 ) -> DecoderWeights:
-    """Pack this rank's part of the module's weights.  Raises NotOursError for a type or form that our decoder does not have.
+    """Pack this rank's part of the module's weights.
+
+    Raises NotOursError for a type or form that our decoder does not have.
 
     windows: of each layer of the model, in tokens; None = it sees all.
     """
@@ -41,26 +56,39 @@ def read_weights(
     embedding = model.embed_tokens.weight.detach()
     return DecoderWeights(
         embedding=operations.place((embedding if place.is_first else embedding[:1]).clone()),
-        embedding_scale=None if scale is None else operations.place(torch.tensor(scale).to(embedding.dtype)),
+        embedding_scale=None
+        if scale is None
+        else operations.place(torch.tensor(scale).to(embedding.dtype)),
         cosine=operations.place(cosine),
         sine=operations.place(sine),
-        layers=[_layer(model.layers[index], family, operations, place, windows[index]) for index in place.layers(len(model.layers))],
+        layers=[
+            _layer(model.layers[index], family, operations, place, windows[index])
+            for index in place.layers(len(model.layers))
+        ],
         norm=_norm(operations, model.norm, family),
-        head=_pack(operations, split_vocabulary(module.lm_head, place), wide=True) if place.is_last else None,
+        head=_pack(operations, split_vocabulary(module.lm_head, place), wide=True)
+        if place.is_last
+        else None,
         vocab_size=len(module.lm_head.weight),
         activation=activation,
     )
 
 
 def traits_of(module: Any) -> tuple[Family, Activation]:
-    """The traits of a model that our decoder runs.  Raises NotOursError for a type or form that it does not have."""
+    """The traits of a model that our decoder runs.
+
+    Raises NotOursError for a type or form that it does not have.
+    """
     config = module.config
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise NotOursError(f"model type {config.model_type} is not one of {', '.join(FAMILIES)}")
     activation = ACTIVATIONS.get(str(getattr(config, "hidden_act", "")))
     if activation is None:
-        raise NotOursError(f"hidden_act {getattr(config, 'hidden_act', None)} is not one of {', '.join(ACTIVATIONS)}")
+        raise NotOursError(
+            f"hidden_act {getattr(config, 'hidden_act', None)} is not one of "
+            f"{', '.join(ACTIVATIONS)}"
+        )
     for layer in module.model.layers:
         _check_parts(layer, family)
     return family, activation
@@ -70,27 +98,55 @@ def _check_parts(layer: Any, family: Family) -> None:
     """Refuse a layer with a part that would be left out."""
     parts = {name for name, _ in layer.named_children()}
     if parts != LAYER_PARTS:
-        raise NotOursError(f"its layers have parts {', '.join(sorted(parts ^ LAYER_PARTS))} too many or too few")
-    products = {"q_proj", "k_proj", "v_proj", "o_proj", *(("q_norm", "k_norm") if family.head_norms else ())}
+        raise NotOursError(
+            f"its layers have parts {', '.join(sorted(parts ^ LAYER_PARTS))} too many or too few"
+        )
+    products = {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        *(("q_norm", "k_norm") if family.head_norms else ()),
+    }
     inside = {name for name, _ in layer.self_attn.named_children()}
     if inside != products:
-        raise NotOursError(f"its attention has parts {', '.join(sorted(inside ^ products))} too many or too few")
-    if not all(isinstance(getattr(layer.self_attn, name), nn.Linear) for name in products if name.endswith("_proj")):
+        raise NotOursError(
+            f"its attention has parts {', '.join(sorted(inside ^ products))} too many or too few"
+        )
+    if not all(
+        isinstance(getattr(layer.self_attn, name), nn.Linear)
+        for name in products
+        if name.endswith("_proj")
+    ):
         raise NotOursError("its products are not plain linear layers")
 
 
-def _layer(layer: Any, family: Family, operations: Operations, place: Place, window: int | None) -> Layer:
+def _layer(
+    layer: Any, family: Family, operations: Operations, place: Place, window: int | None
+) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norms = (
-        HeadNorms(_norm(operations, attention.q_norm, family), _norm(operations, attention.k_norm, family)) if family.head_norms else None
+        HeadNorms(
+            _norm(operations, attention.q_norm, family), _norm(operations, attention.k_norm, family)
+        )
+        if family.head_norms
+        else None
     )
     return Layer(
         attention_norm=_norm(operations, layer.input_layernorm, family),
-        qkv=_pack(operations, *(split_outputs(product, place) for product in (attention.q_proj, attention.k_proj, attention.v_proj))),
+        qkv=_pack(
+            operations,
+            *(
+                split_outputs(product, place)
+                for product in (attention.q_proj, attention.k_proj, attention.v_proj)
+            ),
+        ),
         head_norms=head_norms,
         out=_pack(operations, split_inputs(attention.o_proj, place)),
         mlp_norm=_norm(operations, layer.post_attention_layernorm, family),
-        gate_up=_pack(operations, split_outputs(mlp.gate_proj, place), split_outputs(mlp.up_proj, place)),
+        gate_up=_pack(
+            operations, split_outputs(mlp.gate_proj, place), split_outputs(mlp.up_proj, place)
+        ),
         down=_pack(operations, split_inputs(mlp.down_proj, place)),
         rotates=bool(getattr(attention, "use_rope", True)) if family.may_not_rotate else True,
         window=window,
@@ -100,13 +156,18 @@ def _layer(layer: Any, family: Family, operations: Operations, place: Place, win
 def _pack(operations: Operations, *products: Product, wide: bool = False) -> Packed:
     """Weights of products of one input, one after another."""
     weights = [product.weight for product in products]
-    return operations.pack(torch.cat(weights) if len(weights) > 1 else weights[0], _bias(products), wide=wide)
+    return operations.pack(
+        torch.cat(weights) if len(weights) > 1 else weights[0], _bias(products), wide=wide
+    )
 
 
 def _bias(products: Sequence[Product]) -> Tensor | None:
     if all(product.bias is None for product in products):
         return None
-    rows = [product.weight.new_zeros(len(product.weight)) if product.bias is None else product.bias for product in products]
+    rows = [
+        product.weight.new_zeros(len(product.weight)) if product.bias is None else product.bias
+        for product in products
+    ]
     return torch.cat(rows)
 
 
@@ -119,7 +180,9 @@ def _norm(operations: Operations, norm: Any, family: Family) -> Norm:
 
 
 def rotary_table(model: Any, max_model_len: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [max_model_len, R] of every position, by the module's own code, so that each kind of scaling is its."""
+    """Cosines and sines [max_model_len, R] of every position, by the module's own code, so that
+    each kind of scaling is its.
+    """
     like = model.embed_tokens.weight[:1].unsqueeze(0)
     cosine, sine = model.rotary_emb(like, torch.arange(max_model_len).unsqueeze(0))
     half = cosine.shape[-1] // 2

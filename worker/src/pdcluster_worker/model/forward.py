@@ -1,4 +1,6 @@
-"""The seam between the runner and a model's code: our own decoder, or transformers' module over the same operations."""
+"""The seam between the runner and a model's code: our own decoder, or transformers' module over the
+same operations.
+"""
 
 from typing import Protocol
 
@@ -18,7 +20,10 @@ class Forward(Protocol):
     """Operations that it computes by."""
 
     def logits(self, plan: StepPlan) -> Tensor:
-        """Compute one step and store its keys and values.  Returns [R, vocab_size] float32, a row for each of `plan.sample_at`."""
+        """Compute one step and store its keys and values.
+
+        Returns [R, vocab_size] float32, a row for each of `plan.sample_at`.
+        """
         ...
 
     def warm_up(self, num_rows: int) -> None:

@@ -1,4 +1,5 @@
-"""transformers' own module over our operations: for every model type that our decoder does not have.
+"""transformers' own module over our operations: for every model type that our decoder does not
+have.
 
 Its layers call our attention function, its linear layers are packed ones; all
 else is the module's code.
@@ -45,13 +46,24 @@ class Generic:
 
 
 class PlannedAttention:
-    """The attention of one step (`model.attention.Attend`): stores the step's keys and values, then attends over the cache."""
+    """The attention of one step (`model.attention.Attend`): stores the step's keys and values, then
+    attends over the cache.
+    """
 
     def __init__(self, plan: StepPlan, operations: Operations) -> None:
         self._plan = plan
         self._operations = operations
 
-    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, *, sliding_window: int | None = None, **_: Any) -> Tensor:
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> Tensor:
         """One layer.  Its other options were found harmless when the model was loaded."""
         qkv = torch.cat((query[0], key[0], value[0])).transpose(0, 1).flatten(1).contiguous()
         self._operations.rope_store(qkv, self._plan, module.layer_idx, None, None)
@@ -71,7 +83,10 @@ class PackedLinear(nn.Module):
         self._dtype = linear.weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product of the last dimension.  Raises TypeError for another dtype than the weights', as the layer itself does."""
+        """The product of the last dimension.
+
+        Raises TypeError for another dtype than the weights', as the layer itself does.
+        """
         if x.dtype != self._dtype:
             raise TypeError(f"a product of {self._dtype} weights with {x.dtype} rows")
         rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -88,14 +103,23 @@ class Replaced:
 
 
 def pack_linears(module: Any, operations: Operations) -> list[Replaced]:
-    """Replace the module's linear layers by packed ones, the head by one whose logits are float32."""
+    """Replace the module's linear layers by packed ones, the head by one whose logits
+    are float32.
+    """
     head = module.get_output_embeddings()
     replaced = [
-        Replaced(parent, name, child) for parent in module.modules() for name, child in parent.named_children() if type(child) is nn.Linear
+        Replaced(parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear
     ]
     for each in replaced:
         assert isinstance(each.original, nn.Linear)
-        setattr(each.parent, each.name, PackedLinear(each.original, operations, wide=each.original is head))
+        setattr(
+            each.parent,
+            each.name,
+            PackedLinear(each.original, operations, wide=each.original is head),
+        )
     return replaced
 
 

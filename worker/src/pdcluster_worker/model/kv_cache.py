@@ -1,4 +1,5 @@
-"""The KV cache: one run of memory, `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`.
+"""The KV cache: one run of memory, `[num_blocks, num_kv_heads, num_layers, 2, block_size,
+head_dim]`.
 
 A block is one contiguous run of bytes, and so is the part of it that belongs to
 some of the heads, which is what a transport moves (`engine.ports.KVMemory`).
@@ -21,16 +22,22 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 def block_num_bytes(geometry: KVGeometry) -> int:
     """Bytes of one block."""
-    values = geometry.num_kv_heads * geometry.num_layers * 2 * geometry.block_size * geometry.head_dim
+    values = (
+        geometry.num_kv_heads * geometry.num_layers * 2 * geometry.block_size * geometry.head_dim
+    )
     return values * DTYPES[geometry.dtype].itemsize
 
 
 def blocks_that_fit(geometry: KVGeometry, memory_bytes: int) -> int:
-    """Blocks in this much memory.  Raises ModelError for fewer than two: one request needs at least that to decode past a block."""
+    """Blocks in this much memory.
+
+    Raises ModelError for fewer than two: one request needs at least that to decode past a block.
+    """
     num_blocks = memory_bytes // block_num_bytes(geometry)
     if num_blocks < 2:
         raise ModelError(
-            f"engine.kvCacheMemory of {memory_bytes} bytes holds {num_blocks} KV blocks of {block_num_bytes(geometry)} bytes, "
+            f"engine.kvCacheMemory of {memory_bytes} bytes holds {num_blocks} KV blocks of "
+            f"{block_num_bytes(geometry)} bytes, "
             f"but at least 2 are needed: raise it to {2 * block_num_bytes(geometry)} or more"
         )
     return num_blocks
@@ -42,21 +49,37 @@ class KVCache:
     heads: those that this process moves; its ranks share one cache, of all heads.
     """
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, descriptor: int | None = None, place: Place = ONE_RANK) -> None:
-        """descriptor: memory that the ranks of an engine share (`parallel.shared`); None = memory of its own.
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        num_blocks: int,
+        descriptor: int | None = None,
+        place: Place = ONE_RANK,
+    ) -> None:
+        """descriptor: memory that the ranks of an engine share (`parallel.shared`); None = memory
+        of its own.
 
         place: of the rank that this process is
         """
         if num_blocks < 2:
-            raise ModelError(f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed")
+            raise ModelError(
+                f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed"
+            )
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)
         self.heads = place.moved_heads(geometry.num_kv_heads)
         self.head_bytes = self.block_bytes // geometry.num_kv_heads
-        self._bytes = _reserve(num_blocks * self.block_bytes) if descriptor is None else attach(descriptor)
+        self._bytes = (
+            _reserve(num_blocks * self.block_bytes) if descriptor is None else attach(descriptor)
+        )
         self.tensor = torch.frombuffer(self._bytes, dtype=DTYPES[geometry.dtype]).view(
-            num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim
+            num_blocks,
+            geometry.num_kv_heads,
+            geometry.num_layers,
+            2,
+            geometry.block_size,
+            geometry.head_dim,
         )
 
     def part(self, place: Place) -> torch.Tensor:
@@ -65,11 +88,16 @@ class KVCache:
         return self.tensor[:, place.share(self.geometry.num_kv_heads), layers.start : layers.stop]
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
-        """The writable bytes of these heads of one block.  Raises IndexError for a block that does not exist."""
+        """The writable bytes of these heads of one block.
+
+        Raises IndexError for a block that does not exist.
+        """
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
         start, part = block_id * self.block_bytes, heads or self.heads
-        return memoryview(self._bytes)[start + part.start * self.head_bytes : start + part.stop * self.head_bytes]
+        return memoryview(self._bytes)[
+            start + part.start * self.head_bytes : start + part.stop * self.head_bytes
+        ]
 
     def landing(self, block_id: int, heads: range | None = None) -> memoryview:
         """The block itself."""
@@ -80,13 +108,16 @@ class KVCache:
 
 
 def _reserve(num_bytes: int) -> mmap.mmap:
-    """Zeroed private memory, page-aligned, that costs nothing until it is touched; in huge pages where Linux gives them."""
+    """Zeroed private memory, page-aligned, that costs nothing until it is touched; in huge pages
+    where Linux gives them.
+    """
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as e:
         reason = getattr(e, "strerror", None) or e
         raise ModelError(
-            f"cannot reserve {num_bytes} bytes for KV blocks ({reason}): lower engine.kvCacheMemory or engine.numBlocks"
+            f"cannot reserve {num_bytes} bytes for KV blocks ({reason}): lower "
+            "engine.kvCacheMemory or engine.numBlocks"
         ) from e
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them

@@ -1,4 +1,6 @@
-"""Opens a model at start: by transformers' answer where there is one, else by transformers' code."""
+"""Opens a model at start: by transformers' answer where there is one, else by
+transformers' code.
+"""
 
 import logging
 import time
@@ -29,7 +31,13 @@ def open_model(question: Question, block_size: int, asked: Asked | None = None) 
 
 def by_transformers(question: Question, block_size: int) -> LoadedModel:
     """Load a model by transformers' code, whose module can compute.  Raises ModelError."""
-    return load_model(question.path, question.dtype, block_size=block_size, max_model_len=question.max_model_len, threads=question.threads)
+    return load_model(
+        question.path,
+        question.dtype,
+        block_size=block_size,
+        max_model_len=question.max_model_len,
+        threads=question.threads,
+    )
 
 
 def _asked(question: Question) -> Asked | None:
@@ -64,5 +72,13 @@ def _by_answer(asked: Asked, block_size: int) -> LoadedModel | None:
         return None
     seconds, threads = time.monotonic() - started, torch.get_num_threads()
     text = "loaded model path=%s dtype=%s threads=%d seconds=%.1f answer=%s waited=%.1f"
-    logger.info(text, question.path, question.dtype, threads, seconds, "kept" if asked.is_kept else "asked", waited)
+    logger.info(
+        text,
+        question.path,
+        question.dtype,
+        threads,
+        seconds,
+        "kept" if asked.is_kept else "asked",
+        waited,
+    )
     return loaded

@@ -1,4 +1,6 @@
-"""The longest request that a KV pool holds: a length that was asked for is refused above it, one that was not is lowered."""
+"""The longest request that a KV pool holds: a length that was asked for is refused above it, one
+that was not is lowered.
+"""
 
 import logging
 from dataclasses import replace
@@ -19,7 +21,9 @@ LEAST_TOKENS = 2
 """Fewest tokens of a request: one of its prompt and one of its answer."""
 
 
-def fit_length(info: ModelInfo, cache: KVCache | DeviceKVCache | RanksDeviceCache, engine: EngineConfig) -> ModelInfo:
+def fit_length(
+    info: ModelInfo, cache: KVCache | DeviceKVCache | RanksDeviceCache, engine: EngineConfig
+) -> ModelInfo:
     """The model's facts with a length that the pool holds; its note says so where that is lower.
 
     Raises ModelError with the bytes needed where engine.maxModelLen asks for more.
@@ -40,15 +44,22 @@ def fit_length(info: ModelInfo, cache: KVCache | DeviceKVCache | RanksDeviceCach
     block_bytes = block_num_bytes(info.geometry)
     needed = 1 + most_blocks(wanted, sizes)  # one to spare for a hand-over, or the null block
     room = (
-        f"one request of {wanted} tokens takes {needed} KV blocks ({needed * block_bytes} bytes), and there are "
+        f"one request of {wanted} tokens takes {needed} KV blocks ({needed * block_bytes} bytes), "
+        "and there are "
         f"{cache.num_blocks} ({cache.num_blocks * block_bytes} bytes, room for {held} tokens)"
     )
     raised = _raised(engine, needed, block_bytes)
     if held < LEAST_TOKENS:
         raise ModelError(f"the KV blocks hold no request: {room}: {raised}")
     if engine.max_model_len is not None:
-        raise ModelError(f"engine.maxModelLen={engine.max_model_len} does not fit: {room}: {raised}, or lower maxModelLen to {held}")
-    note = f"the model's length of {wanted} tokens is lowered to {held}: {room}; for longer ones {raised}"
+        raise ModelError(
+            f"engine.maxModelLen={engine.max_model_len} does not fit: {room}: {raised}, or lower "
+            f"maxModelLen to {held}"
+        )
+    note = (
+        f"the model's length of {wanted} tokens is lowered to {held}: {room}; for longer ones "
+        f"{raised}"
+    )
     logger.warning(note)
     return replace(info, max_model_len=held, length_note=note)
 
@@ -60,5 +71,7 @@ def _raised(engine: EngineConfig, num_blocks: int, block_bytes: int) -> str:
     if engine.num_blocks is not None:
         return f"raise engine.numBlocks to {size * num_blocks}{of_all}"
     if engine.device_memory_share is not None:
-        return f"raise engine.deviceMemoryShare, to leave KV blocks {num_blocks * block_bytes} bytes"
+        return (
+            f"raise engine.deviceMemoryShare, to leave KV blocks {num_blocks * block_bytes} bytes"
+        )
     return f"raise engine.kvCacheMemory to {size * num_blocks * block_bytes}{of_all}"

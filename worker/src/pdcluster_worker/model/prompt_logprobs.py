@@ -23,7 +23,9 @@ from pdcluster_worker.model.sampling.logprobs import Rank, Wanted, logprobs
 from pdcluster_worker.model.step_plan import StepPlan
 
 MOST_ROWS = 256
-"""Rows whose logits are held at once: 156 MB of a vocabulary of 152k tokens, and as many rows as products need to run well."""
+"""Rows whose logits are held at once: 156 MB of a vocabulary of 152k tokens, and as many rows as
+products need to run well.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,10 @@ def prompt_rows(batch: Batch) -> list[PromptRow]:
         request = item.request
         if request.scores_prompt:
             last = min(item.end, request.num_prompt_tokens - 1)
-            rows += [PromptRow(first + at - item.start, request, at + 1) for at in range(item.start, last)]
+            rows += [
+                PromptRow(first + at - item.start, request, at + 1)
+                for at in range(item.start, last)
+            ]
         first += item.num_tokens
     return rows
 
@@ -56,7 +61,9 @@ class PromptLogprobs:
         self._kept: dict[str, dict[int, PromptLogprob]] = {}
 
     def logits(self, forward: Forward, plan: StepPlan, rows: Sequence[PromptRow]) -> Tensor:
-        """Logits of the plan's sampled rows, as `forward` gives them; figures of the prompts' rows are kept."""
+        """Logits of the plan's sampled rows, as `forward` gives them; figures of the prompts' rows
+        are kept.
+        """
         by_row = {row.row: row for row in rows}
         wanted = torch.tensor(sorted([*plan.sample_at.tolist(), *by_row]))
         count = 1 if len(wanted) <= MOST_ROWS else -(-plan.num_tokens // MOST_ROWS)
@@ -79,9 +86,16 @@ class PromptLogprobs:
             return outcome
         kept = self._kept.get(request.request_id, {})
         figures = tuple(kept[position] for position in range(1, request.num_prompt_tokens))
-        bad = next((position for position, one in enumerate(figures, start=1) if math.isnan(one.logprob)), None)
+        bad = next(
+            (position for position, one in enumerate(figures, start=1) if math.isnan(one.logprob)),
+            None,
+        )
         if bad is not None:
-            return failed_row("not_finite", f"request {request.request_id}: the model's logits are not finite after {bad} tokens")
+            return failed_row(
+                "not_finite",
+                f"request {request.request_id}: the model's logits are not finite after {bad} "
+                "tokens",
+            )
         return Sample(outcome.token_id, outcome.logprob, outcome.top_logprobs, figures)
 
     def forget(self, request_id: str) -> None:
@@ -93,7 +107,12 @@ class PromptLogprobs:
         rows = [(place, row) for place, row in enumerate(places) if row is not None]
         if not rows:
             return
-        wanted = [Wanted(place, row.request.tokens[row.position], row.request.sampling.prompt_logprobs or 0) for place, row in rows]
+        wanted = [
+            Wanted(
+                place, row.request.tokens[row.position], row.request.sampling.prompt_logprobs or 0
+            )
+            for place, row in rows
+        ]
         at = torch.tensor([one.row for one in wanted])
         chosen = logits[at, torch.tensor([one.token_id for one in wanted])]
         ranks = (logits[at] > chosen[:, None]).sum(1) + 1

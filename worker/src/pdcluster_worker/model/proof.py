@@ -1,4 +1,5 @@
-"""The comparison that our decoder must pass before it serves: its logits beside those of transformers' module.
+"""The comparison that our decoder must pass before it serves: its logits beside those of
+transformers' module.
 
 Both compute the same two short sequences over a KV cache, as a prefill and as
 a decode step after it.  A part that a family's traits do not name (a bias, a
@@ -29,24 +30,36 @@ BLOCK_SIZE = 16
 """Block size of the cache for transformers' logits; they do not depend on it."""
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}
-"""Largest difference of the logits, relative to their size: the rounding of another order, with room."""
+"""Largest difference of the logits, relative to their size: the rounding of another order, with
+room.
+"""
 
 
 def wanted(loaded: LoadedModel) -> Tensor:
-    """transformers' logits of every token of both sequences, one after the other, [tokens, vocab_size] in the model's dtype."""
+    """transformers' logits of every token of both sequences, one after the other, [tokens,
+    vocab_size] in the model's dtype.
+    """
     info = loaded.info
     size = info.geometry.block_size
     cache = KVCache(info.geometry, num_blocks(size))
     lengths = _lengths(info.max_model_len)
-    computed = _logits(Generic(loaded.module, Reference(cache.tensor, loaded.attention)), lengths, size, info.vocab_size)
+    computed = _logits(
+        Generic(loaded.module, Reference(cache.tensor, loaded.attention)),
+        lengths,
+        size,
+        info.vocab_size,
+    )
     return torch.cat(computed).to(DTYPES[info.dtype])  # nothing is lost: they were rounded to that
 
 
 def difference(ours: Forward, theirs: Tensor, info: ModelInfo, num_blocks: int) -> float:
-    """Norm of the difference of both models' logits over the norm of `theirs`; NaN counts as infinite.
+    """Norm of the difference of both models' logits over the norm of `theirs`; NaN counts as
+    infinite.
 
-    theirs: what `wanted` gave, of a model whose length may have been lowered to its KV cache's since.
-    Writes to the first blocks of our KV cache, of at least `num_blocks`: none may have an owner yet.
+    theirs: what `wanted` gave, of a model whose length may have been lowered to its KV cache's
+            since.
+    Writes to the first blocks of our KV cache, of at least `num_blocks`: none may have an owner
+    yet.
     """
     block_size = info.geometry.block_size
     short = min(SHORT, len(theirs) // 2)
@@ -68,20 +81,32 @@ def _lengths(max_tokens: int) -> tuple[int, int]:
     return min(LONG, max_tokens), min(SHORT, max_tokens)
 
 
-def _logits(forward: Forward, lengths: Sequence[int], block_size: int, vocab_size: int) -> list[Tensor]:
+def _logits(
+    forward: Forward, lengths: Sequence[int], block_size: int, vocab_size: int
+) -> list[Tensor]:
     """Logits of every token of both sequences, [length, vocab_size] each."""
     requests = _requests(lengths, block_size, vocab_size)
     num_blocks = max(len(request.block_table) for request in requests)
-    planner = StepPlanner(block_size=block_size, max_sequences=len(lengths), max_tokens=sum(lengths), max_blocks=num_blocks)
+    planner = StepPlanner(
+        block_size=block_size,
+        max_sequences=len(lengths),
+        max_tokens=sum(lengths),
+        max_blocks=num_blocks,
+    )
     rows: dict[str, list[Tensor]] = {request.request_id: [] for request in requests}
     for counts in ([length - 1 for length in lengths], [1] * len(lengths)):
-        items = [Scheduled.of(request, count) for request, count in zip(requests, counts, strict=True) if count]
+        items = [
+            Scheduled.of(request, count)
+            for request, count in zip(requests, counts, strict=True)
+            if count
+        ]
         if not items:
             continue
         plan = planner.plan(Batch(tuple(items)))
         with torch.inference_mode():
             logits = forward.logits(replace(plan, sample_at=torch.arange(plan.num_tokens)))
-            parts = torch.split(logits.cpu().clone(), [item.num_tokens for item in items])  # they hold until the next step
+            # they hold until the next step
+            parts = torch.split(logits.cpu().clone(), [item.num_tokens for item in items])
         for item, part in zip(items, parts, strict=True):
             rows[item.request.request_id].append(part)
             item.request.num_computed_tokens += item.num_tokens
@@ -94,6 +119,10 @@ def _requests(lengths: Sequence[int], block_size: int, vocab_size: int) -> list[
         tokens = [(7919 * (place + 1) + 31 * number) % vocab_size for place in range(length)]
         last = first - (-length // block_size)
         sampling = Sampling(max_tokens=1, seed=0)
-        requests.append(Request(f"proof-{number}", tokens, length, sampling, block_table=list(range(first, last))))
+        requests.append(
+            Request(
+                f"proof-{number}", tokens, length, sampling, block_table=list(range(first, last))
+            )
+        )
         first = last
     return requests

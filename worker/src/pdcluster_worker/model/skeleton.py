@@ -1,4 +1,5 @@
-"""A model's module without transformers: its form as an answer has it, over weights mapped from the model's files.
+"""A model's module without transformers: its form as an answer has it, over weights mapped from the
+model's files.
 
 `describe` reads the form from transformers' module, in the process that answers
 (`model.answering`); `build` makes a module of that form which `model.families` reads as
@@ -57,7 +58,9 @@ class NoForm(msgspec.Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """tensors: `inverse_frequencies` [R] float32 and `logits` (`proof.wanted`); none where there is no form."""
+    """tensors: `inverse_frequencies` [R] float32 and `logits` (`proof.wanted`); none where there is
+    no form.
+    """
 
     form: Form | NoForm
     tensors: Mapping[str, Tensor]
@@ -82,14 +85,19 @@ class _Rotary(nn.Module):
         """Cosines and sines of positions [1, T], each [1, T, 2 * R] of like's dtype."""
         angles = positions[..., None].float() * self._frequencies
         angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * self._scale).to(like.dtype), (angles.sin() * self._scale).to(like.dtype)
+        return (angles.cos() * self._scale).to(like.dtype), (angles.sin() * self._scale).to(
+            like.dtype
+        )
 
 
 # --- from transformers' module ------------------------------------------------------------------
 
 
 def describe(loaded: LoadedModel, folder: Path) -> tuple[Form, dict[str, Tensor]]:
-    """Form and inverse frequencies of a module that transformers has loaded from `folder`.  Raises NotOursError with the reason."""
+    """Form and inverse frequencies of a module that transformers has loaded from `folder`.
+
+    Raises NotOursError with the reason.
+    """
     module: Any = loaded.module
     traits_of(module)
     parameters = dict(module.named_parameters())
@@ -128,7 +136,11 @@ def _check_rotary(model: Any, ours: _Rotary, max_model_len: int) -> None:
 
 
 def _epsilon(module: Any) -> float:
-    found = {float(part.variance_epsilon if hasattr(part, "variance_epsilon") else part.eps) for part in module.modules() if _is_norm(part)}
+    found = {
+        float(part.variance_epsilon if hasattr(part, "variance_epsilon") else part.eps)
+        for part in module.modules()
+        if _is_norm(part)
+    }
     if len(found) != 1:
         raise NotOursError("its norms differ in epsilon")
     return found.pop()
@@ -142,12 +154,17 @@ def _is_norm(part: nn.Module) -> bool:
 
 
 def weights_by_file(folder: Path) -> dict[Path, list[str]]:
-    """The safetensors files that transformers reads, and the names in each.  Raises NotOursError without any."""
+    """The safetensors files that transformers reads, and the names in each.
+
+    Raises NotOursError without any.
+    """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.exists():
         files = [whole]
     elif index.exists():
-        files = sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+        files = sorted(
+            {folder / name for name in json.loads(index.read_bytes())["weight_map"].values()}
+        )
     else:
         raise NotOursError("its weights are not in safetensors files")
     held = {}
@@ -158,14 +175,17 @@ def weights_by_file(folder: Path) -> dict[Path, list[str]]:
 
 
 def build(answer: Answer, folder: Path, block_size: int) -> LoadedModel:
-    """The model of an answer over the weights in `folder`, which stay mapped where they have the dtype already.
+    """The model of an answer over the weights in `folder`, which stay mapped where they have the
+    dtype already.
 
     Raises NotOursError where the answer has no form, ModelError where the files have changed.
     """
     form = answer.form
     if isinstance(form, NoForm):
         raise NotOursError(form.reason)
-    info = replace(form.info, geometry=msgspec.structs.replace(form.info.geometry, block_size=block_size))
+    info = replace(
+        form.info, geometry=msgspec.structs.replace(form.info.geometry, block_size=block_size)
+    )
     module = nn.Module()
     for name, tensor in _weights(form, folder):
         path, _, leaf = name.rpartition(".")
@@ -181,7 +201,11 @@ def _weights(form: Form, folder: Path) -> list[tuple[str, Tensor]]:
     try:
         for file, names in weights_by_file(folder).items():
             with safe_open(file, framework="pt") as opened:
-                found |= {name: opened.get_tensor(name).to(dtype) for name in names if name in form.weights}
+                found |= {
+                    name: opened.get_tensor(name).to(dtype)
+                    for name in names
+                    if name in form.weights
+                }
         return [(name, found[name]) for name in form.weights]
     except (OSError, KeyError, SafetensorError) as e:
         raise ModelError(f"cannot load weights of {folder}: {type(e).__name__}: {e}") from e
@@ -191,7 +215,13 @@ def _part(module: nn.Module, path: str) -> nn.Module:
     """The part of that path, made where there is none yet."""
     for name in path.split("."):
         if name not in module._modules:
-            kind = _Product if name.endswith(("_proj", "lm_head")) else nn.ModuleList if name == "layers" else nn.Module
+            kind = (
+                _Product
+                if name.endswith(("_proj", "lm_head"))
+                else nn.ModuleList
+                if name == "layers"
+                else nn.Module
+            )
             module.add_module(name, kind())
         module = module.get_submodule(name)
     return module

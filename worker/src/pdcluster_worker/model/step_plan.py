@@ -1,8 +1,10 @@
-"""From a batch to the plan of one step: all scheduled tokens of all requests in one flat row, padded where a device wants that.
+"""From a batch to the plan of one step: all scheduled tokens of all requests in one flat row,
+padded where a device wants that.
 
 A request with one scheduled token is a decode, whatever the token is; others are
 prefill chunks.  Drafts are decodes too, each a sequence of its own over the blocks
-of its request: their keys are all stored before any row attends.  The plan is made once and read by every layer.  Its arrays are
+of its request: their keys are all stored before any row attends.  The plan is made once and read by
+                every layer.  Its arrays are
 kept from step to step, and so is each request's row of the block tables, so that
 nothing here grows with the length of a context.
 """
@@ -22,7 +24,9 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step.  Its tensors are views of kept arrays on the CPU and hold until the next plan is made.
+    """One step.
+
+    Its tensors are views of kept arrays on the CPU and hold until the next plan is made.
 
     num_tokens:  scheduled tokens; the flat row is padded to T >= num_tokens rows.
     num_decodes: sequences with one row; they come first among the sequences.
@@ -33,7 +37,8 @@ class StepPlan:
     lengths:     [S] int32, its rows.
     contexts:    [S] int32, its tokens up to and with its last row.
     seats:       [S] int32, its row of `tables`.
-    tables:      [seats, blocks] int32 block ids; what is beyond a context is stale and must not be read.
+    tables:      [seats, blocks] int32 block ids; what is beyond a context is stale and must not be
+                 read.
     sample_at:   [R] int64, rows whose logits are wanted, in the order of the batch.
     """
 
@@ -70,7 +75,9 @@ def row_sizes(max_tokens: int) -> list[int]:
 
 @dataclass(slots=True)
 class _Seat:
-    """A request's row of the block tables.  table: the list that its first `num_copied` ids were copied from."""
+    """A request's row of the block tables.  table: the list that its first `num_copied` ids were
+    copied from.
+    """
 
     row: int
     table: list[int]
@@ -78,7 +85,9 @@ class _Seat:
 
 
 class StepPlanner:
-    """Makes plans; keeps their arrays and the block tables of the requests that it has seen last."""
+    """Makes plans; keeps their arrays and the block tables of the requests that it
+    has seen last.
+    """
 
     def __init__(
         self,
@@ -90,7 +99,8 @@ class StepPlanner:
         max_decode_rows: int = 0,
         pads: bool = True,
     ) -> None:
-        """max_sequences, max_tokens: of one batch.  max_blocks: of one request.  pads: whether rows are padded to a few sizes.
+        """max_sequences, max_tokens: of one batch.  max_blocks: of one request.  pads: whether rows
+        are padded to a few sizes.
 
         max_decode_rows: of decodes and drafts, which may be more sequences than the batch has.
         """
@@ -117,17 +127,26 @@ class StepPlanner:
             if item.drafts:
                 token_ids[row:last] = item.token_ids
                 positions[row:last] = range(start, end)
-                slots[row:last] = [item.request.block_table[at // self._size] * self._size + at % self._size for at in range(start, end)]
+                slots[row:last] = [
+                    item.request.block_table[at // self._size] * self._size + at % self._size
+                    for at in range(start, end)
+                ]
             elif last == row + 1:
                 known = item.request.tokens
-                token_ids[row] = known[start] if start < len(known) else 0  # the step before samples it
+                # the step before samples it
+                token_ids[row] = known[start] if start < len(known) else 0
                 positions[row] = start
-                slots[row] = item.request.block_table[start // self._size] * self._size + start % self._size
+                slots[row] = (
+                    item.request.block_table[start // self._size] * self._size + start % self._size
+                )
             else:
                 token_ids[row:last] = item.request.tokens[start:end]
                 positions[row:last] = np.arange(start, end)
                 places = positions[row:last]
-                slots[row:last] = self._tables[seat, places // self._size].astype(np.int64) * self._size + places % self._size
+                slots[row:last] = (
+                    self._tables[seat, places // self._size].astype(np.int64) * self._size
+                    + places % self._size
+                )
             row = last
         padded = padded_rows(row) if self._pads else row
         token_ids[row:padded], positions[row:padded], slots[row:padded] = 0, 0, NO_SLOT
@@ -139,13 +158,22 @@ class StepPlanner:
         if seat is not None:
             self._free.append(seat.row)
 
-    def _finish(self, items: Sequence[Scheduled], seats: list[int], firsts: list[int], num_tokens: int, padded: int) -> StepPlan:
+    def _finish(
+        self,
+        items: Sequence[Scheduled],
+        seats: list[int],
+        firsts: list[int],
+        num_tokens: int,
+        padded: int,
+    ) -> StepPlan:
         sequences_of: list[tuple[int, int, int, int]] = []
         sample_at: list[int] = []
         for item, seat, first in zip(items, seats, firsts, strict=True):
             last = first + item.num_tokens - 1
             if item.drafts:
-                sequences_of += [(first + row, 1, item.start + row + 1, seat) for row in range(item.num_tokens)]
+                sequences_of += [
+                    (first + row, 1, item.start + row + 1, seat) for row in range(item.num_tokens)
+                ]
             else:
                 sequences_of.append((first, item.num_tokens, item.end, seat))
             if item.samples:
@@ -173,18 +201,24 @@ class StepPlanner:
         )
 
     def _seat(self, items: Sequence[Scheduled]) -> list[int]:
-        """Rows of the block tables, brought up to date: an engine's block table grows at its end or is another list."""
+        """Rows of the block tables, brought up to date: an engine's block table grows at its end or
+        is another list.
+        """
         rows: list[int] = []
         for item in items:
             request = item.request
             seat = self._seats.get(request.request_id)
             if seat is None:
-                seat = self._seats[request.request_id] = _Seat(self._free_row(items), request.block_table)
+                seat = self._seats[request.request_id] = _Seat(
+                    self._free_row(items), request.block_table
+                )
             elif seat.table is not request.block_table:
                 seat.table, seat.num_copied = request.block_table, 0
             needed = -(-item.end // self._size)
             if seat.num_copied < needed:
-                self._tables[seat.row, seat.num_copied : needed] = request.block_table[seat.num_copied : needed]
+                self._tables[seat.row, seat.num_copied : needed] = request.block_table[
+                    seat.num_copied : needed
+                ]
                 seat.num_copied = needed
             rows.append(seat.row)
         return rows
@@ -192,6 +226,8 @@ class StepPlanner:
     def _free_row(self, items: Sequence[Scheduled]) -> int:
         if not self._free:
             scheduled = {item.request.request_id for item in items}
-            for request_id in [request_id for request_id in self._seats if request_id not in scheduled]:
+            for request_id in [
+                request_id for request_id in self._seats if request_id not in scheduled
+            ]:
                 self.forget(request_id)
         return self._free.pop()

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pdcluster_worker.proto.worker_pb2_grpc import WorkerAsyncStub
 
 ReplyT = TypeVar("ReplyT")
-StreamingCall = Union["grpc.aio.UnaryStreamCall[Any, ReplyT]", "grpc.aio.StreamStreamCall[Any, ReplyT]"]
+StreamingCall = Union[
+    "grpc.aio.UnaryStreamCall[Any, ReplyT]", "grpc.aio.StreamStreamCall[Any, ReplyT]"
+]
 
 
 def open_channel(address: str, credentials: grpc.ChannelCredentials) -> grpc.aio.Channel:
@@ -36,7 +38,9 @@ def open_stub(channel: grpc.aio.Channel) -> "WorkerAsyncStub":
 
 
 class PeerChannel:
-    """A channel to one worker, and how many requests are under way on it.  credentials: what it shows, for as long as it lives."""
+    """A channel to one worker, and how many requests are under way on it.  credentials: what it
+    shows, for as long as it lives.
+    """
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:
         self.credentials = credentials
@@ -59,7 +63,9 @@ class PeerChannel:
                 self._is_idle.set()
 
     async def idle(self) -> None:
-        """Wait until the last request has ended: by itself, with the worker, or with the connection, which the pings of `options` watch."""
+        """Wait until the last request has ended: by itself, with the worker, or with the
+        connection, which the pings of `options` watch.
+        """
         while self._num_requests:
             await self._is_idle.wait()
 
@@ -83,7 +89,9 @@ async def unary(start: "Callable[[], grpc.aio.UnaryUnaryCall[Any, ReplyT]]") -> 
 
 
 class Replies(AsyncIterator[ReplyT]):
-    """The answers of the streaming call that `start` makes; closing it cancels the call.  Raises PeerError or RequestError.
+    """The answers of the streaming call that `start` makes; closing it cancels the call.
+
+    Raises PeerError or RequestError.
 
     The call is made with the first answer that is waited for: a channel that was closed meanwhile
     refuses it, and that too is the peer's end.

@@ -97,7 +97,9 @@ class Peer:
 
     @property
     def ready(self) -> bool:
-        """Connected, matched, and not draining, by its record and (sooner, and without etcd) by its reports."""
+        """Connected, matched, and not draining, by its record and (sooner, and without etcd) by its
+        reports.
+        """
         return self.state == "ready" and self.record.state == self.load.state == "ready"
 
     @property
@@ -116,10 +118,11 @@ class Peer:
         return 0 if self.hello is None else self.hello.max_batched_tokens
 
     async def leave(self) -> None:
-        """Let go of a worker that is no member any more: end the streams and every call, but not those to one that has drained.
+        """Let go of a worker that is no member any more: end the streams and every call, but not
+        those to one that has drained.
 
-        That one has sent every answer before etcd says that it is gone, but we may not have read them yet.  Any other may hang,
-        with a connection that goes on answering pings.
+        That one has sent every answer before etcd says that it is gone, but we may not have read
+        them yet.  Any other may hang, with a connection that goes on answering pings.
         """
         has_drained = "drained" in (self.record.state, self.load.state)
         await self._end_streams()
@@ -152,28 +155,51 @@ class Peer:
 
     def want(self, request_id: str, tokens: int, priority: int) -> None:
         """Ask for a credit; answered through `on_credit`, or by `on_lost`."""
-        self._wants.put_nowait(pb.CreditRequest(want=pb.Want(request_id=request_id, tokens=tokens, priority=priority)))
+        self._wants.put_nowait(
+            pb.CreditRequest(want=pb.Want(request_id=request_id, tokens=tokens, priority=priority))
+        )
 
     def release(self, request_id: str) -> None:
         """Give back a want or a grant; a no-op for one that has been used."""
         self._wants.put_nowait(pb.CreditRequest(release=request_id))
 
-    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """Run a request there; closing the iterator cancels it.  Raises PeerError, or RequestError as raised there."""
-        request = pb.GenerateRequest(request=convert.request_to_proto(spec), engine_id=self.record.engine_id, prefill=prefill)
+    async def generate(
+        self, spec: RequestSpec, prefill: PrefillMode
+    ) -> AsyncGenerator[Generated, None]:
+        """Run a request there; closing the iterator cancels it.
+
+        Raises PeerError, or RequestError as raised there.
+        """
+        request = pb.GenerateRequest(
+            request=convert.request_to_proto(spec), engine_id=self.record.engine_id, prefill=prefill
+        )
         finished, began_seconds = False, time.monotonic()
         with self._line.request() as stub:
-            async with aclosing(Replies(lambda: stub.Generate(request, metadata=trace_context.metadata()))) as answers:
+            async with aclosing(
+                Replies(lambda: stub.Generate(request, metadata=trace_context.metadata()))
+            ) as answers:
                 async for reply in answers:
                     token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
                     finished = token.finish_reason is not None
-                    notes = notes_from_proto(reply.notes, began_seconds, self.key) if reply.notes else ()
-                    yield Generated(token, _PLACES.get(reply.prefill), degraded=convert.degraded_from_proto(reply.degraded), notes=notes)
+                    notes = (
+                        notes_from_proto(reply.notes, began_seconds, self.key)
+                        if reply.notes
+                        else ()
+                    )
+                    yield Generated(
+                        token,
+                        _PLACES.get(reply.prefill),
+                        degraded=convert.degraded_from_proto(reply.degraded),
+                        notes=notes,
+                    )
         if not finished:
             raise PeerError("the answer broke off")
 
-    async def prefill(self, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
-        """Prefill there, into `target`, with a credit: the first token, then PrefillDone unless that token ended the request.
+    async def prefill(
+        self, spec: RequestSpec, target: Target
+    ) -> AsyncGenerator[Token | PrefillDone, None]:
+        """Prefill there, into `target`, with a credit: the first token, then PrefillDone unless
+        that token ended the request.
 
         Closing the iterator cancels it.  Raises PeerError, or RequestError as raised there.
         """
@@ -185,13 +211,17 @@ class Peer:
         )
         finished = False
         with self._line.request() as stub:
-            async with aclosing(Replies(lambda: stub.Prefill(request, metadata=trace_context.metadata()))) as answers:
+            async with aclosing(
+                Replies(lambda: stub.Prefill(request, metadata=trace_context.metadata()))
+            ) as answers:
                 async for reply in answers:
                     if reply.WhichOneof("reply") == "done":
                         finished = True
                         yield _parsed(convert.done_from_proto, spec.request_id, reply.done)
                     else:
-                        token = _parsed(convert.token_from_proto, spec.request_id, reply.first_token)
+                        token = _parsed(
+                            convert.token_from_proto, spec.request_id, reply.first_token
+                        )
                         finished = token.finish_reason is not None
                         yield token
         if not finished:
@@ -203,7 +233,9 @@ class Peer:
         return PeerChannel(self.record.grpc_address, self._here.credentials.channel)
 
     async def _show_newest_certificate(self) -> None:
-        """Open a channel; it shows the certificate that it was opened with, so a new certificate needs a new channel."""
+        """Open a channel; it shows the certificate that it was opened with, so a new certificate
+        needs a new channel.
+        """
         if self._line.credentials is not self._here.credentials.channel:
             old, self._line = self._line, self._open()
             await old.close()
@@ -222,18 +254,29 @@ class Peer:
             except WorkerError as e:
                 has_served = self.state == "ready"
                 self._on_broken(e)
-            except Exception as e:  # a fault of ours must not lose this peer: log it, and start over
+            # a fault of ours must not lose this peer: log it, and start over
+            except Exception as e:
                 logger.exception("peer failed pod=%s", self.key)
                 self._on_broken(e)
             await retry.pause(has_served=has_served)
 
     async def _shake_hands(self) -> bool:
-        """Compare facts; False when the pair is refused.  Raises PeerError when another engine answers, or none."""
+        """Compare facts; False when the pair is refused.
+
+        Raises PeerError when another engine answers, or none.
+        """
         mine = self._here.hello
-        message = await unary(lambda: self._line.stub.Handshake(convert.hello_to_proto(mine), timeout=HANDSHAKE_SECONDS))
+        message = await unary(
+            lambda: self._line.stub.Handshake(
+                convert.hello_to_proto(mine), timeout=HANDSHAKE_SECONDS
+            )
+        )
         theirs = _parsed(lambda _, hello: convert.hello_from_proto(hello), "", message)
         if theirs.engine_id != self.record.engine_id:
-            raise PeerError(f"engine {theirs.engine_id} answers where engine {self.record.engine_id} is registered")
+            raise PeerError(
+                f"engine {theirs.engine_id} answers where engine {self.record.engine_id} is "
+                "registered"
+            )
         self.hello = theirs
         return self._here.refusals.check(mine, theirs) is None
 
@@ -248,11 +291,14 @@ class Peer:
     async def _follow_credits(self) -> None:
         wants = self._wants
         try:
-            async with aclosing(Replies(lambda: self._line.stub.Credits(self._credit_requests(wants)))) as answers:
+            async with aclosing(
+                Replies(lambda: self._line.stub.Credits(self._credit_requests(wants)))
+            ) as answers:
                 async for reply in answers:
                     self._events.on_credit(self, reply.request_id, reply.granted)
         finally:
-            wants.put_nowait(None)  # gRPC keeps waiting for the requests of a call that the other side has ended
+            # gRPC keeps waiting for the requests of a call that the other side has ended
+            wants.put_nowait(None)
         raise PeerError("the peer ended the credits stream")
 
     async def _credit_requests(self, wants: Wants) -> AsyncGenerator[pb.CreditRequest, None]:
@@ -292,7 +338,9 @@ class Peer:
 
     def _on_broken(self, error: Exception) -> None:
         if self.state != "lost":
-            logger.warning("lost peer pod=%s engine=%s reason=%s", self.key, self.record.engine_id, error)
+            logger.warning(
+                "lost peer pod=%s engine=%s reason=%s", self.key, self.record.engine_id, error
+            )
         self._change("lost")
 
     def _change(self, state: PeerState) -> None:

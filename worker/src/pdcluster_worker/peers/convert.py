@@ -36,7 +36,14 @@ _FINISH_REASONS: dict[str, FinishReason] = {reason: reason for reason in get_arg
 
 # Fields of Sampling that the wire and we spell and type alike.
 _SAMPLING_INTEGERS = ("max_tokens", "seed", "top_k", "min_tokens")
-_SAMPLING_REALS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_SAMPLING_REALS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 _SAMPLING_LISTS = ("stop_token_ids", "eos_token_ids")
 _LOAD_FIELDS = (
     "num_running",
@@ -71,7 +78,14 @@ def geometry_to_proto(geometry: KVGeometry) -> pb.KVGeometry:
 
 def geometry_from_proto(message: pb.KVGeometry) -> KVGeometry:
     """KV geometry; any values, since the pair check compares them."""
-    return KVGeometry(message.num_kv_heads, message.head_dim, message.num_layers, message.block_size, message.dtype, message.kind)
+    return KVGeometry(
+        message.num_kv_heads,
+        message.head_dim,
+        message.num_layers,
+        message.block_size,
+        message.dtype,
+        message.kind,
+    )
 
 
 def hello_to_proto(hello: Hello) -> pb.Hello:
@@ -114,7 +128,9 @@ def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
     names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, *others)
     message = pb.Sampling(**{name: getattr(sampling, name) for name in names})
     if (constraint := sampling.constraint) is not None:
-        message.constraint.CopyFrom(pb.Constraint(kind=constraint.kind, text=constraint.text, strict=constraint.strict))
+        message.constraint.CopyFrom(
+            pb.Constraint(kind=constraint.kind, text=constraint.text, strict=constraint.strict)
+        )
     return message
 
 
@@ -122,10 +138,22 @@ def sampling_from_proto(message: pb.Sampling) -> Sampling:
     """The whole sampling state.  Raises ValueError for what no ingress admits."""
     for name in _SAMPLING_REALS:
         _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "top_k", "min_tokens", "logprobs", "prompt_logprobs"):
+    for name in (
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "top_k",
+        "min_tokens",
+        "logprobs",
+        "prompt_logprobs",
+    ):
         _require(getattr(message, name) >= 0, f"{name} is negative")
     _require(message.max_tokens >= 1, "max_tokens is below 1")
-    _require(all(isfinite(bias) for bias in message.logit_bias.values()), "logit_bias is not a finite number")
+    _require(
+        all(isfinite(bias) for bias in message.logit_bias.values()),
+        "logit_bias is not a finite number",
+    )
     _require_natural("logit_bias", message.logit_bias)
     for name in _SAMPLING_LISTS:
         _require_natural(name, getattr(message, name))
@@ -137,7 +165,9 @@ def sampling_from_proto(message: pb.Sampling) -> Sampling:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         ignore_eos=message.ignore_eos,
-        constraint=_constraint_from_proto(message.constraint) if message.HasField("constraint") else None,
+        constraint=_constraint_from_proto(message.constraint)
+        if message.HasField("constraint")
+        else None,
     )
 
 
@@ -146,7 +176,10 @@ def _constraint_from_proto(message: pb.Constraint) -> Constraint:
     if kind is None:
         raise ValueError(f"constraint of kind {message.kind!r} is unknown")
     num_characters = len(message.text)
-    _require(num_characters <= MAX_CONSTRAINT_CHARACTERS, f"constraint has {num_characters} characters, over {MAX_CONSTRAINT_CHARACTERS}")
+    _require(
+        num_characters <= MAX_CONSTRAINT_CHARACTERS,
+        f"constraint has {num_characters} characters, over {MAX_CONSTRAINT_CHARACTERS}",
+    )
     return Constraint(kind, message.text, message.strict)
 
 
@@ -174,7 +207,9 @@ def request_from_proto(message: pb.Request) -> RequestSpec:
     _require_natural("prompt", message.prompt)
     _require_natural("output", message.output)
     num_salt = len(message.cache_salt)
-    _require(num_salt in (0, SALT_BYTES), f"cache_salt has {num_salt} bytes, not {SALT_BYTES} or none")
+    _require(
+        num_salt in (0, SALT_BYTES), f"cache_salt has {num_salt} bytes, not {SALT_BYTES} or none"
+    )
     return RequestSpec(
         request_id=message.request_id,
         prompt=list(message.prompt),
@@ -182,9 +217,15 @@ def request_from_proto(message: pb.Request) -> RequestSpec:
         output=list(message.output),
         priority=message.priority,
         cache_salt=message.cache_salt,
-        ttft_slo_seconds=_time("ttft_slo_seconds", message.ttft_slo_seconds) if message.HasField("ttft_slo_seconds") else None,
-        tpot_slo_seconds=_time("tpot_slo_seconds", message.tpot_slo_seconds) if message.HasField("tpot_slo_seconds") else None,
-        deadline_seconds=_time("deadline_seconds", message.deadline_seconds) if message.HasField("deadline_seconds") else None,
+        ttft_slo_seconds=_time("ttft_slo_seconds", message.ttft_slo_seconds)
+        if message.HasField("ttft_slo_seconds")
+        else None,
+        tpot_slo_seconds=_time("tpot_slo_seconds", message.tpot_slo_seconds)
+        if message.HasField("tpot_slo_seconds")
+        else None,
+        deadline_seconds=_time("deadline_seconds", message.deadline_seconds)
+        if message.HasField("deadline_seconds")
+        else None,
         kv_holder=message.kv_holder,
     )
 
@@ -206,16 +247,31 @@ def target_to_proto(target: Target) -> pb.Target:
 
 
 def target_from_proto(message: pb.Target) -> Target:
-    """Decode the target of KV writes.  Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids."""
-    _require(len(message.epoch) == EPOCH_BYTES, f"epoch has {len(message.epoch)} bytes instead of {EPOCH_BYTES}")
+    """Decode the target of KV writes.
+
+    Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids.
+    """
+    _require(
+        len(message.epoch) == EPOCH_BYTES,
+        f"epoch has {len(message.epoch)} bytes instead of {EPOCH_BYTES}",
+    )
     _require(bool(message.engine_id), "engine_id of the target is empty")
-    _require(0 < len(message.addresses) <= MAX_RANKS, f"the target has {len(message.addresses)} addresses, not 1 to {MAX_RANKS}")
+    _require(
+        0 < len(message.addresses) <= MAX_RANKS,
+        f"the target has {len(message.addresses)} addresses, not 1 to {MAX_RANKS}",
+    )
     _require(all(message.addresses), "an address of the target is empty")
     _require(message.cached_tokens >= 0, "cached_tokens is negative")
     _require(len(message.block_ids) > 0, "block_ids is empty")
     _require_natural("block_ids", message.block_ids)
     _require(len(set(message.block_ids)) == len(message.block_ids), "block_ids names a block twice")
-    return Target(message.epoch, message.engine_id, list(message.addresses), message.cached_tokens, list(message.block_ids))
+    return Target(
+        message.epoch,
+        message.engine_id,
+        list(message.addresses),
+        message.cached_tokens,
+        list(message.block_ids),
+    )
 
 
 def token_to_proto(token: Token) -> pb.Token:
@@ -230,7 +286,9 @@ def token_to_proto(token: Token) -> pb.Token:
         queue_seconds=token.queue_seconds,
         prefill_seconds=token.prefill_seconds,
         prompt_logprobs=[
-            pb.PromptLogprob(logprob=one.logprob, rank=one.rank, top_logprobs=_top_to_proto(one.top_logprobs))
+            pb.PromptLogprob(
+                logprob=one.logprob, rank=one.rank, top_logprobs=_top_to_proto(one.top_logprobs)
+            )
             for one in token.prompt_logprobs
         ],
     )
@@ -245,9 +303,15 @@ def _top_from_proto(top: Iterable[pb.TopLogprob]) -> list[tuple[int, float]]:
 
 
 def token_from_proto(request_id: str, message: pb.Token) -> Token:
-    """One token of that request.  Raises ValueError for a negative id or an unknown finish reason."""
+    """One token of that request.
+
+    Raises ValueError for a negative id or an unknown finish reason.
+    """
     _require(message.token_id >= 0, "token_id is negative")
-    _require(message.finish_reason in ("", *_FINISH_REASONS), f"finish_reason {message.finish_reason!r} is unknown")
+    _require(
+        message.finish_reason in ("", *_FINISH_REASONS),
+        f"finish_reason {message.finish_reason!r} is unknown",
+    )
     return Token(
         request_id=request_id,
         token_id=message.token_id,
@@ -258,7 +322,10 @@ def token_from_proto(request_id: str, message: pb.Token) -> Token:
         cached_tokens=message.cached_tokens,
         queue_seconds=message.queue_seconds if message.HasField("queue_seconds") else None,
         prefill_seconds=message.prefill_seconds if message.HasField("prefill_seconds") else None,
-        prompt_logprobs=[PromptLogprob(one.logprob, one.rank, _top_from_proto(one.top_logprobs)) for one in message.prompt_logprobs],
+        prompt_logprobs=[
+            PromptLogprob(one.logprob, one.rank, _top_from_proto(one.top_logprobs))
+            for one in message.prompt_logprobs
+        ],
     )
 
 
@@ -269,7 +336,12 @@ def degraded_from_proto(said: Iterable[str]) -> tuple[str, ...]:
 
 def done_to_proto(done: PrefillDone) -> pb.PrefillDone:
     """The end of a remote prefill; its request is known from the call."""
-    return pb.PrefillDone(num_bytes=done.num_bytes, seconds=done.seconds, checksum=done.checksum, busy_seconds=done.busy_seconds)
+    return pb.PrefillDone(
+        num_bytes=done.num_bytes,
+        seconds=done.seconds,
+        checksum=done.checksum,
+        busy_seconds=done.busy_seconds,
+    )
 
 
 def done_from_proto(request_id: str, message: pb.PrefillDone) -> PrefillDone:
@@ -278,7 +350,9 @@ def done_from_proto(request_id: str, message: pb.PrefillDone) -> PrefillDone:
     for name in ("seconds", "busy_seconds"):
         _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
     checksum = message.checksum if message.HasField("checksum") else None
-    return PrefillDone(request_id, message.num_bytes, message.seconds, checksum, message.busy_seconds)
+    return PrefillDone(
+        request_id, message.num_bytes, message.seconds, checksum, message.busy_seconds
+    )
 
 
 def load_to_proto(load: Load) -> pb.Load:

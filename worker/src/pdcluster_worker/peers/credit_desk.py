@@ -1,8 +1,8 @@
 """The prefill side of the Credits streams: joins the ledger to the stream of each decode worker.
 
 Every want is answered at once; a grant that comes later goes to the stream of
-the peer that it names, and a group that waits for company when it is due.  When a stream ends, the peer's wants and unused grants
-end with it.  The ledger chooses the grants (`routing.credits`).
+the peer that it names, and a group that waits for company when it is due.  When a stream ends, the
+peer's wants and unused grants end with it.  The ledger chooses the grants (`routing.credits`).
 """
 
 import asyncio

@@ -37,7 +37,8 @@ class Directory:
         self._reports = NO_EVENTS
         self._members: Mapping[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
-        self._found: dict[tuple[Role, ...], list[Peer]] = {}  # ready peers by role, until one changes
+        # ready peers by role, until one changes
+        self._found: dict[tuple[Role, ...], list[Peer]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     def report_to(self, events: PeerEvents) -> None:
@@ -55,27 +56,42 @@ class Directory:
     def decode(self, pod: str) -> Peer | None:
         """A decode or mixed worker that is connected, also one that drains; None = it is not."""
         peer = self._peers.get(pod)
-        return peer if peer is not None and peer.state == "ready" and peer.record.role in _DECODING else None
+        return (
+            peer
+            if peer is not None and peer.state == "ready" and peer.record.role in _DECODING
+            else None
+        )
 
     def num_ingresses(self) -> int:
-        """Workers that clients' requests come to, this one included: routers where there are any, else decode and mixed ones.
+        """Workers that clients' requests come to, this one included: routers where there are any,
+        else decode and mixed ones.
 
         Those that drain are left out: they get no new connections.
         """
-        ready = [record.role for pod, record in self._members.items() if record.state == "ready" and pod != self._pod]
+        ready = [
+            record.role
+            for pod, record in self._members.items()
+            if record.state == "ready" and pod != self._pod
+        ]
         here = self._here.hello.role
         roles = ("router",) if here == "router" or "router" in ready else _DECODING
         return max(1, sum(role in roles for role in ready) + (here in roles))
 
     def refused(self, role: Role) -> dict[str, str]:
         """Members of a role that the handshake refused, from either side: reason by pod."""
-        members = [record for pod, record in self._members.items() if pod != self._pod and record.role == role]
+        members = [
+            record
+            for pod, record in self._members.items()
+            if pod != self._pod and record.role == role
+        ]
         reasons = {record.pod: self._here.refusals.reason(record.engine_id) for record in members}
         return {pod: reason for pod, reason in reasons.items() if reason is not None}
 
     def absence(self) -> str:
         """Reason why no decode or mixed worker takes new work, worker by worker."""
-        members = [record for _, record in sorted(self._members.items()) if record.role in _DECODING]
+        members = [
+            record for _, record in sorted(self._members.items()) if record.role in _DECODING
+        ]
         if not members:
             return "none is registered"
         said = [f"{record.pod} is {self._standing(record)}" for record in members[:_NAMED]]
@@ -94,7 +110,9 @@ class Directory:
         return peer.load.state if peer.state == "ready" else peer.state
 
     def set_members(self, members: Mapping[str, WorkerRecord]) -> None:
-        """Take a new membership: open peers, drop those that are gone or have another engine, note new states."""
+        """Take a new membership: open peers, drop those that are gone or have another engine, note
+        new states.
+        """
         self._members = members
         wanted = {pod: record for pod, record in members.items() if self._needs(record)}
         for pod, peer in list(self._peers.items()):
@@ -108,11 +126,15 @@ class Directory:
         self._count()
 
     async def probe(self, record: WorkerRecord) -> bool:
-        """Return whether the worker answers a handshake as the engine of its record, within HANDSHAKE_SECONDS."""
+        """Return whether the worker answers a handshake as the engine of its record, within
+        HANDSHAKE_SECONDS.
+        """
         channel = open_channel(record.grpc_address, self._here.credentials.channel)
         try:
             hello = convert.hello_to_proto(self._here.hello)
-            answer = await unary(lambda: open_stub(channel).Handshake(hello, timeout=HANDSHAKE_SECONDS))
+            answer = await unary(
+                lambda: open_stub(channel).Handshake(hello, timeout=HANDSHAKE_SECONDS)
+            )
         except WorkerError:
             return False
         finally:
@@ -126,7 +148,9 @@ class Directory:
         self._found.clear()
         for task in self._leaving:
             task.cancel()
-        await asyncio.gather(*(peer.close() for peer in peers), *self._leaving, return_exceptions=True)
+        await asyncio.gather(
+            *(peer.close() for peer in peers), *self._leaving, return_exceptions=True
+        )
         self._count()
 
     def _needs(self, record: WorkerRecord) -> bool:
@@ -139,7 +163,9 @@ class Directory:
     def _ready(self, *roles: Role) -> list[Peer]:
         found = self._found.get(roles)
         if found is None:
-            found = self._found[roles] = [peer for peer in self._peers.values() if peer.ready and peer.record.role in roles]
+            found = self._found[roles] = [
+                peer for peer in self._peers.values() if peer.ready and peer.record.role in roles
+            ]
         return [*found]
 
     def _drop(self, pod: str) -> None:
@@ -168,4 +194,8 @@ class Directory:
 
 
 def _is_same_worker(old: WorkerRecord, new: WorkerRecord) -> bool:
-    return (old.engine_id, old.grpc_address, old.role) == (new.engine_id, new.grpc_address, new.role)
+    return (old.engine_id, old.grpc_address, old.role) == (
+        new.engine_id,
+        new.grpc_address,
+        new.role,
+    )

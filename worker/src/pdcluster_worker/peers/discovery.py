@@ -19,14 +19,22 @@ from pdcluster_worker.peers.etcd import Etcd, EtcdError, KeyEvent, Listing
 from pdcluster_worker.peers.membership import Membership
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.reconnect import Reconnect
-from pdcluster_worker.peers.records import WorkerRecord, decode_record, encode_record, pod_of, worker_key
+from pdcluster_worker.peers.records import (
+    WorkerRecord,
+    decode_record,
+    encode_record,
+    pod_of,
+    worker_key,
+)
 from pdcluster_worker.peers.tls import EtcdCredentials
 
 logger = logging.getLogger(__name__)
 
 
 RECHECK_SECONDS = 2.0
-"""Period of probes of members whose keys are gone: about as long as a probe may take, and short against a lease."""
+"""Period of probes of members whose keys are gone: about as long as a probe may take, and short
+against a lease.
+"""
 
 CALL_SECONDS = 5.0
 """Bound of one call to etcd; never longer than the lease."""
@@ -36,7 +44,8 @@ CALL_SECONDS = 5.0
 class DiscoveryKeys:
     """Keys to watch: `records.workers_prefix` and `records.command_key` of this worker.
 
-    pinned: values that a revision agrees on, by key: written where an etcd that came back empty lacks them.
+    pinned: values that a revision agrees on, by key: written where an etcd that came back empty
+            lacks them.
     """
 
     workers_prefix: str
@@ -50,7 +59,8 @@ class DiscoveryEvents:
 
     on_members: all members by pod, this worker included, after every change.
     on_drain:   whether the drain command is present, after every change; absent at first.
-    probe:      does this member still answer, as the engine of its record?  Bounded in time, raises nothing.
+    probe:      does this member still answer, as the engine of its record?  Bounded in time, raises
+                nothing.
     """
 
     on_members: Callable[[dict[str, WorkerRecord]], None]
@@ -59,13 +69,18 @@ class DiscoveryEvents:
 
 
 class Discovery:
-    """One per worker.  Raises ConfigError when etcd's TLS files cannot be used; later changes of them that cannot be used are ignored.
+    """One per worker.
+
+    Raises ConfigError when etcd's TLS files cannot be used; later changes of them that cannot be
+    used are ignored.
 
     problem:         why etcd does not serve this worker now; None while a session lives.
     registered_once: latches at the first registration.
     """
 
-    def __init__(self, config: DiscoveryConfig, keys: DiscoveryKeys, events: DiscoveryEvents) -> None:
+    def __init__(
+        self, config: DiscoveryConfig, keys: DiscoveryKeys, events: DiscoveryEvents
+    ) -> None:
         self.problem: str | None = "not registered in etcd yet"
         self.registered_once = False
         self._lease_seconds = config.lease_seconds
@@ -85,7 +100,10 @@ class Discovery:
         self._task = asyncio.create_task(self._run(), name="discovery")
 
     def update(self, record: WorkerRecord) -> None:
-        """Write a changed record: now, or when etcd is back.  Only after `start`, and for the same role, pool and pod."""
+        """Write a changed record: now, or when etcd is back.
+
+        Only after `start`, and for the same role, pool and pod.
+        """
         self._record = record
         self._record_changed.set()
 
@@ -132,7 +150,11 @@ class Discovery:
             self._take_members(workers)
             await self._register(etcd, lease_id)
             if self.problem is not None:
-                logger.info("registered in etcd cluster=%x revision=%d", workers.cluster_id, workers.revision)
+                logger.info(
+                    "registered in etcd cluster=%x revision=%d",
+                    workers.cluster_id,
+                    workers.revision,
+                )
             self.problem = None
             await run_until_first_ends(
                 self._keep_alive(etcd, lease_id),
@@ -152,7 +174,9 @@ class Discovery:
                 logger.warning("etcd has another value key=%s here=%r there=%r", key, value, found)
 
     async def _take_leave(self, etcd: Etcd, lease_id: int) -> None:
-        """Write the last record, since a drained worker needs no probe, and revoke the lease; both best effort."""
+        """Write the last record, since a drained worker needs no probe, and revoke the lease; both
+        best effort.
+        """
         try:
             if self._record_changed.is_set():
                 await self._put_record(etcd, lease_id)
@@ -162,10 +186,15 @@ class Discovery:
 
     def _take_members(self, workers: Listing) -> None:
         listed = [self._decode(key, value) for key, value in workers.values.items()]
-        self._apply(self._membership.resync({record.pod: record for record in listed if record is not None}))
+        self._apply(
+            self._membership.resync({record.pod: record for record in listed if record is not None})
+        )
 
     async def _register(self, etcd: Etcd, lease_id: int) -> None:
-        """Write the record.  It counts from the moment when others may see it, which is before etcd's answer comes."""
+        """Write the record.
+
+        It counts from the moment when others may see it, which is before etcd's answer comes.
+        """
         before, self.registered_once = self.registered_once, True
         try:
             await self._put_record(etcd, lease_id)
@@ -175,10 +204,15 @@ class Discovery:
 
     def _report_problem(self, problem: str) -> None:
         if problem != self.problem:
-            logger.warning("etcd does not serve this worker members_kept=%d reason=%s", len(self._membership.records), problem)
+            logger.warning(
+                "etcd does not serve this worker members_kept=%d reason=%s",
+                len(self._membership.records),
+                problem,
+            )
         self.problem = problem
 
-    # --- parts of a session: each runs until it raises EtcdError -----------------------------------
+    # --- parts of a session: each runs until it raises EtcdError
+    # -----------------------------------
 
     async def _keep_alive(self, etcd: Etcd, lease_id: int) -> None:
         while True:
@@ -192,7 +226,8 @@ class Discovery:
 
     async def _watch_workers(self, etcd: Etcd, from_revision: int) -> None:
         async for events in etcd.watch(self._keys.workers_prefix, from_revision):
-            for event in events:  # one by one: the last change of a record is reported before its deletion
+            # one by one: the last change of a record is reported before its deletion
+            for event in events:
                 self._apply(self._on_worker(event))
 
     async def _watch_command(self, etcd: Etcd, from_revision: int) -> None:
@@ -208,7 +243,11 @@ class Discovery:
                 self._has_missing.clear()
                 continue
             answers = await asyncio.gather(*(self._events.probe(record) for record in missing))
-            gone = [record for record, alive in zip(missing, answers, strict=True) if not alive and self._membership.remove(record)]
+            gone = [
+                record
+                for record, alive in zip(missing, answers, strict=True)
+                if not alive and self._membership.remove(record)
+            ]
             for record in gone:
                 logger.info("member gone pod=%s engine=%s", record.pod, record.engine_id)
             self._apply(bool(gone))
@@ -217,7 +256,8 @@ class Discovery:
     # --- what is learnt ---------------------------------------------------------------------------
 
     async def _put_record(self, etcd: Etcd, lease_id: int) -> None:
-        self._record_changed.clear()  # before the record is read: a change during the call is written by the next one
+        # before the record is read: a change during the call is written by the next one
+        self._record_changed.clear()
         try:
             await etcd.put(self._own_key(), encode_record(self._record), lease_id)
         except BaseException:
@@ -225,7 +265,9 @@ class Discovery:
             raise
 
     def _own_key(self) -> str:
-        return worker_key(self._keys.workers_prefix, self._record.role, self._record.pool, self._record.pod)
+        return worker_key(
+            self._keys.workers_prefix, self._record.role, self._record.pool, self._record.pod
+        )
 
     def _on_worker(self, event: KeyEvent) -> bool:
         """Take one event; True if a member changed."""
@@ -237,9 +279,18 @@ class Discovery:
         return record is not None and self._membership.put(record)
 
     def _decode(self, key: str, value: bytes) -> WorkerRecord | None:
-        """Read a record.  An older one of this engine is written over: a call that was given up may be carried out after a later one."""
+        """Read a record.
+
+        An older one of this engine is written over: a call that was given up may be carried out
+        after a later one.
+        """
         record = decode_record(key, value)
-        if record is not None and key == self._own_key() and record.engine_id == self._record.engine_id and record != self._record:
+        if (
+            record is not None
+            and key == self._own_key()
+            and record.engine_id == self._record.engine_id
+            and record != self._record
+        ):
             self._record_changed.set()
         return record
 

@@ -1,8 +1,10 @@
-"""Agree on the meaning of `dtype: auto`: one answer for all workers of a revision, however their CPUs differ.
+"""Agree on the meaning of `dtype: auto`: one answer for all workers of a revision, however their
+CPUs differ.
 
-The first worker of a revision that asks says what its CPU computes natively, and etcd keeps that; every later one takes it,
-for KV moves only between workers of one dtype.  Which is best depends on the CPU: bfloat16 is several times faster than
-float32 where it is native, and several times slower where it is not.  So the model's files cannot say it.
+The first worker of a revision that asks says what its CPU computes natively, and etcd keeps that;
+every later one takes it, for KV moves only between workers of one dtype.  Which is best depends on
+the CPU: bfloat16 is several times faster than float32 where it is native, and several times slower
+where it is not.  So the model's files cannot say it.
 """
 
 import logging
@@ -22,10 +24,14 @@ from pdcluster_worker.texts import quoted
 logger = logging.getLogger(__name__)
 
 
-async def agreed_dtype(config: DiscoveryConfig, key: str, proposal: DType, report: Callable[[str], None]) -> DType:
-    """Return the dtype of the revision: the value of `key` in etcd, or the proposal, which is then stored there.
+async def agreed_dtype(
+    config: DiscoveryConfig, key: str, proposal: DType, report: Callable[[str], None]
+) -> DType:
+    """Return the dtype of the revision: the value of `key` in etcd, or the proposal, which is then
+    stored there.
 
-    Asks until etcd answers.  report: called with the reason of a failure, each time that it changes.
+    Asks until etcd answers.  report: called with the reason of a failure, each time that it
+                                      changes.
     Raises ConfigError when the key holds anything else than a dtype.
     """
     tls = None if config.tls is None else EtcdCredentials(config.tls)
@@ -49,7 +55,10 @@ def _parsed(key: str, value: bytes) -> DType:
         if value == dtype.encode():
             found: DType = dtype
             return found
-    raise ConfigError(f"etcd has {quoted(value)} under {key}: must be one of {', '.join(get_args(DType))}; delete that key")
+    raise ConfigError(
+        f"etcd has {quoted(value)} under {key}: must be one of {', '.join(get_args(DType))}; "
+        "delete that key"
+    )
 
 
 def say_speed(dtype: DType, native: DType) -> None:
@@ -58,8 +67,11 @@ def say_speed(dtype: DType, native: DType) -> None:
         return
     if dtype == "bfloat16":
         logger.warning(
-            "computes in bfloat16, which this CPU does not multiply natively: prompts take several times as long as in float32; "
+            "computes in bfloat16, which this CPU does not multiply natively: prompts take several "
+            "times as long as in float32; "
             "set model.dtype to float32, or run on CPUs with AVX512-BF16 or AMX"
         )
     else:
-        logger.info("computes in float32; this CPU is faster in bfloat16, which model.dtype may ask for")
+        logger.info(
+            "computes in float32; this CPU is faster in bfloat16, which model.dtype may ask for"
+        )

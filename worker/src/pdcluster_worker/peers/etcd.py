@@ -21,8 +21,10 @@ from pdcluster_worker.peers.status import cancelled_here
 
 ResponseT = TypeVar("ResponseT")
 
-# A new connection is made after every failure, so it must not inherit another one's back-off from gRPC's shared pool.
-# All records of a cluster are one message, which may be more than the 4 MiB that gRPC takes by itself: thousands of workers
+# A new connection is made after every failure, so it must not inherit another one's back-off from
+# gRPC's shared pool.
+# All records of a cluster are one message, which may be more than the 4 MiB that gRPC takes by
+# itself: thousands of workers
 # that each name the peers that they refuse.
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -59,12 +61,19 @@ class KeyEvent:
 
 
 class Etcd:
-    """An async context manager; `endpoint` is host:port, `timeout_seconds` bounds each call, without `credentials` it speaks no TLS.
+    """An async context manager; `endpoint` is host:port, `timeout_seconds` bounds each call,
+    without `credentials` it speaks no TLS.
 
-    With TLS the certificate must be for the endpoint's host.  Where a method takes a `key`, one that ends in "/" means everything under it.
+    With TLS the certificate must be for the endpoint's host.  Where a method takes a `key`, one
+    that ends in "/" means everything under it.
     """
 
-    def __init__(self, endpoint: str, timeout_seconds: float, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        timeout_seconds: float,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self._endpoint = endpoint
         self._credentials = credentials
         self._timeout_seconds = timeout_seconds
@@ -73,11 +82,18 @@ class Etcd:
         if self._credentials is None:
             self._channel = grpc.aio.insecure_channel(self._endpoint, options=_OPTIONS)
         else:
-            self._channel = grpc.aio.secure_channel(self._endpoint, self._credentials, options=_OPTIONS)
+            self._channel = grpc.aio.secure_channel(
+                self._endpoint, self._credentials, options=_OPTIONS
+            )
         self._kv, self._lease = rpc.KVStub(self._channel), rpc.LeaseStub(self._channel)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._channel.close(None)
 
     async def read(self, key: str) -> Listing:
@@ -89,17 +105,25 @@ class Etcd:
 
     async def put(self, key: str, value: bytes, lease_id: int) -> None:
         """Write a key that lives as long as the lease."""
-        await self._call(self._kv.Put, rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
+        await self._call(
+            self._kv.Put, rpc.PutRequest(key=key.encode(), value=value, lease=lease_id)
+        )
 
     async def create(self, key: str, value: bytes) -> bytes:
-        """Write a key without a lease unless it is there; returns its value, also when another worker wrote it."""
+        """Write a key without a lease unless it is there; returns its value, also when another
+        worker wrote it.
+        """
         raw = key.encode()
-        absent = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=raw, create_revision=0)
+        absent = rpc.Compare(
+            result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=raw, create_revision=0
+        )
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=raw, value=value))
         get = rpc.RequestOp(request_range=rpc.RangeRequest(key=raw))
         request = rpc.TxnRequest(compare=[absent], success=[put], failure=[get])
         answer = await self._call(self._kv.Txn, request)
-        found: bytes = value if answer.succeeded else answer.responses[0].response_range.kvs[0].value
+        found: bytes = (
+            value if answer.succeeded else answer.responses[0].response_range.kvs[0].value
+        )
         return found
 
     async def grant(self, seconds: int) -> int:
@@ -125,12 +149,17 @@ class Etcd:
     async def watch(self, key: str, from_revision: int) -> AsyncGenerator[list[KeyEvent], None]:
         """Every change from that revision on; never ends well, always in EtcdError."""
         call = rpc.WatchStub(self._channel).Watch(metadata=_HAS_LEADER)
-        create = rpc.WatchCreateRequest(key=key.encode(), range_end=_range_end(key), start_revision=from_revision)
+        create = rpc.WatchCreateRequest(
+            key=key.encode(), range_end=_range_end(key), start_revision=from_revision
+        )
         try:
             await _checked(call.write(rpc.WatchRequest(create_request=create)))
             while (response := await _checked(call.read())) is not _EOF:
                 if response.canceled:
-                    raise EtcdError(f"etcd cancelled the watch: {response.cancel_reason or 'its start revision was compacted'}")
+                    raise EtcdError(
+                        "etcd cancelled the watch: "
+                        f"{response.cancel_reason or 'its start revision was compacted'}"
+                    )
                 yield [_event(event) for event in response.events]
         finally:
             call.cancel()
@@ -155,9 +184,13 @@ async def _checked(call: Awaitable[ResponseT]) -> ResponseT:
 
 
 def _event(event: Any) -> KeyEvent:
-    return KeyEvent(event.kv.key.decode(errors="replace"), None if event.type == rpc.Event.DELETE else event.kv.value)
+    return KeyEvent(
+        event.kv.key.decode(errors="replace"),
+        None if event.type == rpc.Event.DELETE else event.kv.value,
+    )
 
 
 def _range_end(key: str) -> bytes:
-    # The first key after all that start with "...{x}/" is "...{x}0"; an empty end means the key alone.
+    # The first key after all that start with "...{x}/" is "...{x}0"; an empty end means the key
+    # alone.
     return f"{key[:-1]}0".encode() if key.endswith("/") else b""

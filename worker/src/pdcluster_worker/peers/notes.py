@@ -19,11 +19,18 @@ MAX_CHARACTERS = 1000
 def notes_to_proto(notes: Iterable[Note]) -> list[pb.Note]:
     """Notes whose seconds count from the arrival of the call."""
     return [
-        pb.Note(name=note.name, seconds=note.seconds, facts=[_to_proto(name, fact) for name, fact in note.facts.items()]) for note in notes
+        pb.Note(
+            name=note.name,
+            seconds=note.seconds,
+            facts=[_to_proto(name, fact) for name, fact in note.facts.items()],
+        )
+        for note in notes
     ]
 
 
-def notes_from_proto(messages: Iterable[pb.Note], began_seconds: float, worker: str) -> tuple[Note, ...]:
+def notes_from_proto(
+    messages: Iterable[pb.Note], began_seconds: float, worker: str
+) -> tuple[Note, ...]:
     """The same by our clock, bounded, without numbers that are not finite.
 
     began_seconds: of the call here, so no time is later than it was.
@@ -33,7 +40,11 @@ def notes_from_proto(messages: Iterable[pb.Note], began_seconds: float, worker: 
         Note(
             message.name[:MAX_CHARACTERS],
             began_seconds + max(0.0, message.seconds),
-            {said.name[:MAX_CHARACTERS]: fact for said in message.facts[:MAX_FACTS] if (fact := _from_proto(said)) is not None},
+            {
+                said.name[:MAX_CHARACTERS]: fact
+                for said in message.facts[:MAX_FACTS]
+                if (fact := _from_proto(said)) is not None
+            },
             worker,
         )
         for message in taken

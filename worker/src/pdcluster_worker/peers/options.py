@@ -9,10 +9,14 @@ from typing import Any
 Options = list[tuple[str, Any]]
 
 SERVER_NAME = "worker.pdcluster"
-"""The DNS name in every worker's certificate: workers are known by their CA and engine id, not by their address."""
+"""The DNS name in every worker's certificate: workers are known by their CA and engine id, not by
+their address.
+"""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Holds a prompt of 128k tokens (5 bytes each at most) and a snapshot of two million block hashes."""
+"""Holds a prompt of 128k tokens (5 bytes each at most) and a snapshot of two million
+block hashes.
+"""
 
 KEEPALIVE_SECONDS = 5.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0
@@ -24,8 +28,10 @@ _COMMON: Options = [
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.bdp_probe", 0),  # pings beside the data, to size windows: a tenth of what a small answer costs
-    ("grpc.http2.lookahead_bytes", 1 << 20),  # of a window instead; a megabyte a round trip is ample within a cluster
+    # pings beside the data, to size windows: a tenth of what a small answer costs
+    ("grpc.http2.bdp_probe", 0),
+    # of a window instead; a megabyte a round trip is ample within a cluster
+    ("grpc.http2.lookahead_bytes", 1 << 20),
 ]
 
 SERVER_OPTIONS: Options = [

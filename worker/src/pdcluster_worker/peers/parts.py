@@ -11,7 +11,10 @@ from typing import Any
 
 
 async def run_until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run all parts; when one ends or this task is cancelled, cancel the others and wait for them.  Raises what the first raised."""
+    """Run all parts; when one ends or this task is cancelled, cancel the others and wait for them.
+
+    Raises what the first raised.
+    """
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

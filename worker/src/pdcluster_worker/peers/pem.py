@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PemPaths:
-    """Paths of the files.  setting: the section of the engine file that names them; certificate and key come together or not at all."""
+    """Paths of the files.  setting: the section of the engine file that names them; certificate and
+    key come together or not at all.
+    """
 
     setting: str
     ca: str
@@ -35,7 +37,10 @@ class Pem:
 
 
 class PemFiles:
-    """`current` is what is in force.  Raises ConfigError naming the setting, the file and the reason if the first reading fails."""
+    """`current` is what is in force.
+
+    Raises ConfigError naming the setting, the file and the reason if the first reading fails.
+    """
 
     def __init__(self, paths: PemPaths) -> None:
         self._paths = paths
@@ -68,7 +73,9 @@ class PemFiles:
 
 def _read(paths: PemPaths) -> Pem:
     if (paths.certificate is None) != (paths.key is None):
-        raise ConfigError(f"{paths.setting}: certificate and key belong together: give both, or neither")
+        raise ConfigError(
+            f"{paths.setting}: certificate and key belong together: give both, or neither"
+        )
     ca = _read_file(f"{paths.setting}.ca", paths.ca)
     if paths.certificate is None or paths.key is None:
         return Pem(ca, None, None)
@@ -99,4 +106,6 @@ def _check(paths: PemPaths) -> None:
         context.load_cert_chain(paths.certificate, paths.key, password=lambda: "")
     except (ssl.SSLError, ValueError, OSError) as e:
         both = f"{paths.certificate} and {paths.key}"
-        raise ConfigError(f"{setting}.certificate, {setting}.key: {both} are not a certificate and its key: {e}") from e
+        raise ConfigError(
+            f"{setting}.certificate, {setting}.key: {both} are not a certificate and its key: {e}"
+        ) from e

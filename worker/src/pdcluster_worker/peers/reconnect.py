@@ -21,7 +21,9 @@ class Reconnect:
         self._began = self._clock()
 
     async def pause(self, *, has_served: bool = False) -> None:
-        """Wait before the next attempt; a connection that served for a while is no reason to wait long."""
+        """Wait before the next attempt; a connection that served for a while is no reason to wait
+        long.
+        """
         if has_served and self._clock() - self._began > LAST_BACKOFF_SECONDS:
             self._backoff.reset()
         await asyncio.sleep(self._backoff.next_seconds())

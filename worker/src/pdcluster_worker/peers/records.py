@@ -36,7 +36,8 @@ class Disaggregation(msgspec.Struct, frozen=True):
     """State of prefill and decode together, as one worker sees it (`dispatch.disaggregation`).
 
     transport:        that moves KV blocks.
-    refused:          prefill workers that this decode worker may not use, the first few; num_refused: all of them.
+    refused:          prefill workers that this decode worker may not use, the first few;
+                      num_refused: all of them.
     long_prompts:     about how many prompts lately were worth a remote prefill.
     remote_ratio:     the share of them that a prefill worker computed; None = there was none.
     bytes_per_second: about what the last KV transfer from here reached; 0 = there was none.
@@ -64,7 +65,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     device: of its engine; None = the writer of the record does not say.
     disaggregation: of a prefill or decode worker whose engine has loaded.
-    engines: of a worker with several, which `engine_id` and `kv_address` are then those of the first of.
+    engines: of a worker with several, which `engine_id` and `kv_address` are then those of the
+             first of.
     What two workers compare is no part of it: they say it to each other in the handshake.
     """
 
@@ -92,7 +94,9 @@ def encode_record(record: WorkerRecord) -> bytes:
 
 
 def decode_record(key: str, value: bytes) -> WorkerRecord | None:
-    """Read the record under `key`; None, with a log line, when it is not JSON, not of our schema or not of that key's pod."""
+    """Read the record under `key`; None, with a log line, when it is not JSON, not of our schema or
+    not of that key's pod.
+    """
     try:
         record = _decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:

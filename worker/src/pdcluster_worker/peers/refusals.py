@@ -1,4 +1,5 @@
-"""Pairs that the handshake refused, from whichever side it was asked: said once, counted once, remembered.
+"""Pairs that the handshake refused, from whichever side it was asked: said once, counted once,
+remembered.
 
 A refused pair is no fault of either worker: it moves no KV and gets no
 requests, and nothing else changes.  The rule itself is `routing.geometry`'s.
@@ -42,4 +43,6 @@ class Refusals:
         if len(self._reasons) > _REMEMBERED:
             del self._reasons[next(iter(self._reasons))]
         self._metrics.peer_refused.labels(label).inc()
-        logger.warning("refused peer engine=%s role=%s reason=%s", theirs.engine_id, theirs.role, reason)
+        logger.warning(
+            "refused peer engine=%s role=%s reason=%s", theirs.engine_id, theirs.role, reason
+        )

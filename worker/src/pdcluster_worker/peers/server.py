@@ -10,8 +10,11 @@ from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.proto.worker_pb2_grpc import add_WorkerServicer_to_server
 
 
-async def start_grpc(service: WorkerService, host: str, port: int, credentials: Credentials) -> tuple[grpc.aio.Server, int]:
-    """Listen on `port` (0: any free one); returns the server, to be ended by its `stop(grace_seconds)`, and the port.
+async def start_grpc(
+    service: WorkerService, host: str, port: int, credentials: Credentials
+) -> tuple[grpc.aio.Server, int]:
+    """Listen on `port` (0: any free one); returns the server, to be ended by its
+    `stop(grace_seconds)`, and the port.
 
     Raises ConfigError when the address cannot be used.
     """
@@ -21,6 +24,9 @@ async def start_grpc(service: WorkerService, host: str, port: int, credentials: 
     try:
         bound_port = server.add_secure_port(address, credentials.server())
     except RuntimeError as e:
-        raise ConfigError(f"listen.grpc: {address} cannot be used: taken or not ours; choose another port, or 0 for any") from e
+        raise ConfigError(
+            f"listen.grpc: {address} cannot be used: taken or not ours; choose another port, or 0 "
+            "for any"
+        ) from e
     await server.start()
     return server, bound_port

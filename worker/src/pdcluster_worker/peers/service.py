@@ -32,7 +32,10 @@ _MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}
 
 
 class WorkerHandler(Protocol):
-    """Calls that `dispatch` serves for peers.  Its iterators may raise RequestError, and are closed when their call ends."""
+    """Calls that `dispatch` serves for peers.
+
+    Its iterators may raise RequestError, and are closed when their call ends.
+    """
 
     @property
     def engine_id(self) -> str:
@@ -57,8 +60,12 @@ class WorkerHandler(Protocol):
         """Run a whole request here."""
         ...
 
-    def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
-        """Prefill for the decode engine `peer`: the first token, then PrefillDone unless that token ended the request."""
+    def prefill(
+        self, peer: str, spec: RequestSpec, target: Target
+    ) -> AsyncGenerator[Token | PrefillDone, None]:
+        """Prefill for the decode engine `peer`: the first token, then PrefillDone unless that token
+        ended the request.
+        """
         ...
 
     def watch(self) -> AsyncGenerator[Report, None]:
@@ -67,7 +74,8 @@ class WorkerHandler(Protocol):
 
 
 class WorkerService(WorkerServicer):
-    """One per worker.  `desk` is where grants that come without a peer's call (a new limit, `resume`) are pushed.
+    """One per worker.  `desk` is where grants that come without a peer's call (a new limit,
+    `resume`) are pushed.
 
     The calls are coroutines that write to their context, which gRPC allows and
     the generated types do not know: a generator that is cancelled between two
@@ -94,11 +102,15 @@ class WorkerService(WorkerServicer):
             spec = _parsed(convert.request_from_proto, request.request)
             mode = _MODES.get(request.prefill)
             if mode is None:
-                raise RequestError(f"prefill is {request.prefill!r}: must be one of {', '.join(_MODES)}")
+                raise RequestError(
+                    f"prefill is {request.prefill!r}: must be one of {', '.join(_MODES)}"
+                )
             async with aclosing(self._handler.generate(spec, mode)) as tokens:
                 async for generated in tokens:
                     token = convert.token_to_proto(generated.token)
-                    reply = pb.GenerateReply(token=token, prefill=generated.prefill or "", degraded=generated.degraded)
+                    reply = pb.GenerateReply(
+                        token=token, prefill=generated.prefill or "", degraded=generated.degraded
+                    )
                     if generated.notes:
                         reply.notes.extend(notes_to_proto(generated.notes))
                     await context.write(reply)
@@ -110,25 +122,32 @@ class WorkerService(WorkerServicer):
             trace_context.receive(context.invocation_metadata())
             spec = _parsed(convert.request_from_proto, request.request)
             target = _parsed(convert.target_from_proto, request.target)
-            peer = request.worker_id or target.engine_id  # a worker of several engines has one name for credits
+            # a worker of several engines has one name for credits
+            peer = request.worker_id or target.engine_id
             self._check_pair(peer)
             if not self._handler.asks_for_credit:
                 await self._prefill(peer, spec, target, context)
                 return
             if not self.desk.start(peer, spec.request_id):
-                raise RefusalError(f"request {spec.request_id} of engine {peer} has no credit here: ask for one first")
+                raise RefusalError(
+                    f"request {spec.request_id} of engine {peer} has no credit here: ask for one "
+                    "first"
+                )
             try:
                 await self._prefill(peer, spec, target, context)
             finally:
                 self.desk.finish(peer, spec.request_id)
 
-    async def _prefill(self, peer: str, spec: RequestSpec, target: Target, context: Context) -> None:
+    async def _prefill(
+        self, peer: str, spec: RequestSpec, target: Target, context: Context
+    ) -> None:
         async with aclosing(self._handler.prefill(peer, spec, target)) as replies:
             async for reply in replies:
                 if isinstance(reply, PrefillDone):
                     await context.write(pb.PrefillReply(done=convert.done_to_proto(reply)))
                 else:
-                    # The engine has room again: credits are for computing, the transfer goes on beside it.
+                    # The engine has room again: credits are for computing, the transfer goes on
+                    # beside it.
                     self.desk.finish(peer, spec.request_id)
                     await context.write(pb.PrefillReply(first_token=convert.token_to_proto(reply)))
 
@@ -140,7 +159,9 @@ class WorkerService(WorkerServicer):
             first = await anext(aiter(request_iterator), pb.CreditRequest())
             peer = first.engine_id
             if not peer:
-                raise RequestError("the first message of Credits must name the engine id of the decode worker")
+                raise RequestError(
+                    "the first message of Credits must name the engine id of the decode worker"
+                )
             self._check_pair(peer)
             answers = self.desk.open(peer)
             writer = asyncio.create_task(_write_answers(answers, context))
@@ -185,7 +206,8 @@ class WorkerService(WorkerServicer):
     def _check_engine(self, engine_id: str) -> None:
         if engine_id != self._handler.engine_id:
             raise RefusalError(
-                f"the call is meant for engine {engine_id}, but this is engine {self._handler.engine_id}: look the worker up again"
+                f"the call is meant for engine {engine_id}, but this is engine "
+                f"{self._handler.engine_id}: look the worker up again"
             )
 
     def _check_pair(self, engine_id: str) -> None:

@@ -1,4 +1,5 @@
-"""A request's error across gRPC: RequestError -> status and trailing metadata -> the same RequestError.
+"""A request's error across gRPC: RequestError -> status and trailing metadata -> the same
+RequestError.
 
 An error that carries our metadata is the request's own and comes out as it went
 in; every other end of a call is the peer's and becomes PeerError.  gRPC's
@@ -21,7 +22,8 @@ from pdcluster_worker.texts import cut
 logger = logging.getLogger(__name__)
 
 _ERROR_KEY = "pdcluster-error-bin"
-_MAX_MESSAGE = 1000  # characters: gRPC allows 8 KiB of metadata in all, and may send one as 12 bytes
+# characters: gRPC allows 8 KiB of metadata in all, and may send one as 12 bytes
+_MAX_MESSAGE = 1000
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,
@@ -57,12 +59,15 @@ async def answering(context: Context) -> AsyncIterator[None]:
     except RequestError as e:
         detail = _Detail(e.status, e.code, e.param, e.retry_after_seconds)
         context.set_trailing_metadata(((_ERROR_KEY, _encode(detail)),))
-        await context.abort(_CODES.get(e.status, grpc.StatusCode.INTERNAL), cut(e.message, _MAX_MESSAGE))
+        await context.abort(
+            _CODES.get(e.status, grpc.StatusCode.INTERNAL), cut(e.message, _MAX_MESSAGE)
+        )
     except RefusalError as e:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(e))
     except PeerError as e:
         await context.abort(grpc.StatusCode.UNAVAILABLE, cut(str(e), _MAX_MESSAGE))
-    except grpc.aio.BaseError as e:  # the call is over: our server stops, or the peer is gone; a status would reach no caller
+    # the call is over: our server stops, or the peer is gone; a status would reach no caller
+    except grpc.aio.BaseError as e:
         logger.info("call ended reason=%s", e)
     except Exception:
         logger.exception("call failed")
@@ -90,4 +95,10 @@ def _request_error(message: str, value: bytes | str) -> PeerError | RequestError
         detail = _decode(value)
     except msgspec.DecodeError as e:
         return PeerError(f"an error that cannot be read: {message}: {e}")
-    return RequestError(message, status=detail.status, code=detail.code, param=detail.param, retry_after_seconds=detail.retry_after_seconds)
+    return RequestError(
+        message,
+        status=detail.status,
+        code=detail.code,
+        param=detail.param,
+        retry_after_seconds=detail.retry_after_seconds,
+    )

@@ -1,4 +1,5 @@
-"""TLS of the connections that a worker has: mutual with the other workers of its cluster, and to an etcd that speaks it.
+"""TLS of the connections that a worker has: mutual with the other workers of its cluster, and to an
+etcd that speaks it.
 
 Both ends show a certificate and accept only those of the authorities in their
 CA file, so any other process gets no further than the handshake.  All files are read
@@ -16,13 +17,17 @@ from pdcluster_worker.config.worker import EtcdTLSConfig, TLSConfig
 from pdcluster_worker.peers.pem import Pem, PemFiles, PemPaths
 
 CHECK_SECONDS = 5.0
-"""Period of looks at the files; little beside the minute or two in which a kubelet changes a mounted Secret."""
+"""Period of looks at the files; little beside the minute or two in which a kubelet changes a
+mounted Secret.
+"""
 
 
 class Credentials:
-    """Certificates that we show to the workers that connect to us (`server`), and to those that we connect to (`channel`).
+    """Certificates that we show to the workers that connect to us (`server`), and to those that we
+    connect to (`channel`).
 
-    Raises ConfigError naming the setting, the file and the reason when the files cannot be used at the start.
+    Raises ConfigError naming the setting, the file and the reason when the files cannot be used at
+    the start.
     """
 
     def __init__(self, config: TLSConfig) -> None:
@@ -42,7 +47,9 @@ class Credentials:
             shown = newest
             return _server(newest)
 
-        return grpc.dynamic_ssl_server_credentials(_server(shown), newer, require_client_authentication=True)
+        return grpc.dynamic_ssl_server_credentials(
+            _server(shown), newer, require_client_authentication=True
+        )
 
     def reload(self) -> bool:
         """Look once; True if other files are in force now, and `channel` is another object."""
@@ -65,16 +72,22 @@ class EtcdCredentials:
         self._files = PemFiles(PemPaths("discovery.tls", config.ca, config.certificate, config.key))
 
     def channel(self) -> grpc.ChannelCredentials:
-        """Credentials of one connection, from the files as they are now or were when they were last good."""
+        """Credentials of one connection, from the files as they are now or were when they were last
+        good.
+        """
         self._files.reload()
         return _channel(self._files.current)
 
 
 def _channel(pem: Pem) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(root_certificates=pem.ca, private_key=pem.key, certificate_chain=pem.certificate)
+    return grpc.ssl_channel_credentials(
+        root_certificates=pem.ca, private_key=pem.key, certificate_chain=pem.certificate
+    )
 
 
 def _server(pem: Pem) -> grpc.ServerCertificateConfiguration:
     assert pem.key is not None
     assert pem.certificate is not None  # TLSConfig demands both
-    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], root_certificates=pem.ca)
+    return grpc.ssl_server_certificate_configuration(
+        [(pem.key, pem.certificate)], root_certificates=pem.ca
+    )

@@ -1,4 +1,5 @@
-"""The engine process: wires model, transfer and the pure core, and runs schedule -> execute -> update until it is stopped.
+"""The engine process: wires model, transfer and the pure core, and runs schedule -> execute ->
+update until it is stopped.
 
 The loop never waits for the server process: it takes what has arrived, steps,
 and sends what came of it.  With nothing to do it sleeps in the kernel until a
@@ -56,7 +57,9 @@ from pdcluster_worker.transfer.tcp_port import TcpSettings
 logger = logging.getLogger(__name__)
 
 RANK_GRACE_SECONDS = 0.7
-"""Time for the engine's last message when one of its ranks is gone; then the process ends, whatever it waits for."""
+"""Time for the engine's last message when one of its ranks is gone; then the process ends, whatever
+it waits for.
+"""
 
 
 class EngineMailbox(Protocol):
@@ -71,7 +74,9 @@ class EngineMailbox(Protocol):
         ...
 
     def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """All messages that have arrived; waits for the first at most that long (None: without limit)."""
+        """All messages that have arrived; waits for the first at most that long (None: without
+        limit).
+        """
         ...
 
     def send(self, outputs: Sequence[EngineOutput]) -> None:
@@ -85,7 +90,8 @@ class EngineSocket:
     def __init__(self, address: str) -> None:
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)  # neither side may block or drop: requests are bounded at the ingress
+        # neither side may block or drop: requests are bounded at the ingress
+        self._socket.set_hwm(0)
         self._socket.connect(address)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._failure: str | None = None
@@ -103,11 +109,16 @@ class EngineSocket:
         self.wake()
 
     def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """All messages that have arrived; waits for the first, or for the bell, at most that long (None: without limit).
+        """All messages that have arrived; waits for the first, or for the bell, at most that long
+        (None: without limit).
 
         Raises EngineBrokenError after `fail`.
         """
-        events = dict(self._poller.poll(None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)))
+        events = dict(
+            self._poller.poll(
+                None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)
+            )
+        )
         if self._bell in events:
             os.eventfd_read(self._bell)
         if self._failure is not None:
@@ -161,18 +172,25 @@ def run(config_path: Path, address: str, place: EnginePlace, asked: Asked | None
 def run_headless(config_path: Path, head: str | None) -> int:
     """Run one engine for the worker at `head`, host:port, until that is gone.
 
-    Returns the exit status: 0 stopped by a message, 1 the head is gone or refuses, 2 and 3 as `run`.
+    Returns the exit status: 0 stopped by a message, 1 the head is gone or refuses, 2 and 3 as
+                             `run`.
     """
     host, _, port = (head or "").rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"--headless needs --head HOST:PORT, the listen.head of a worker, not {head!r}")
+        raise ConfigError(
+            f"--headless needs --head HOST:PORT, the listen.head of a worker, not {head!r}"
+        )
     config, identity = load_worker_config(config_path), Identity.from_env()
-    hello = HeadHello(VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address)
+    hello = HeadHello(
+        VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address
+    )
     try:
         mailbox = HeadMailbox((host.strip("[]"), int(port)), config.tls, hello)
         try:
             dtype: DType = "bfloat16" if mailbox.answer.dtype == "bfloat16" else "float32"
-            alone = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, data_parallel_size=1))
+            alone = msgspec.structs.replace(
+                config, engine=msgspec.structs.replace(config.engine, data_parallel_size=1)
+            )
             _serve(_in_dtype(alone, dtype), mailbox, EnginePlace())
         except LineError:
             raise
@@ -197,7 +215,9 @@ def _dtype(mailbox: EngineSocket) -> DType | None:
     return first.dtype if isinstance(first, Begin) else None
 
 
-def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, asked: Asked | None = None) -> None:
+def _serve(
+    config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, asked: Asked | None = None
+) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
     if device.note:
@@ -205,10 +225,16 @@ def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, ask
     division = divide(config.model, config.engine)
     drafting = open_draft_runner(config.model, division, device.kind)
     runner, memory, info = open_runner(
-        config.model, division.engine, device.kind, asked=asked, on_rank_death=lambda reason: _end_soon(mailbox, reason)
+        config.model,
+        division.engine,
+        device.kind,
+        asked=asked,
+        on_rank_death=lambda reason: _end_soon(mailbox, reason),
     )
     sizes = config.engine.tensor_parallel_size, config.engine.pipeline_parallel_size
-    device = msgspec.structs.replace(device, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
+    device = msgspec.structs.replace(
+        device, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1]
+    )
     check_computes_on(device, memory.tensor.device)
     engine_id = uuid.uuid4().hex
     transport = _open_transport(config, memory, runner, engine_id, mailbox)
@@ -230,8 +256,11 @@ def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, ask
             drafting[0].close()
 
 
-def _open_transport(config: WorkerConfig, memory: KVMemory, runner: Runner, engine_id: str, mailbox: EngineMailbox) -> TcpTransport:
-    """The KV ports of all ranks: this one's, then those of the ranks that move their heads themselves.
+def _open_transport(
+    config: WorkerConfig, memory: KVMemory, runner: Runner, engine_id: str, mailbox: EngineMailbox
+) -> TcpTransport:
+    """The KV ports of all ranks: this one's, then those of the ranks that move their heads
+    themselves.
 
     They share the bandwidth; of fixed ports each has the one after its neighbour's.
     """
@@ -256,7 +285,9 @@ def _open_transport(config: WorkerConfig, memory: KVMemory, runner: Runner, engi
 
 
 def _end_soon(mailbox: EngineMailbox, reason: str) -> None:
-    """A rank process of this engine is gone: end within a second, also where the loop waits for it in a step or at start."""
+    """A rank process of this engine is gone: end within a second, also where the loop waits for it
+    in a step or at start.
+    """
     mailbox.fail(reason)
     time.sleep(RANK_GRACE_SECONDS)
     os._exit(1)
@@ -269,7 +300,8 @@ def loop(core: EngineCore, mailbox: EngineMailbox) -> None:
             if isinstance(message, Stop):
                 return
             if isinstance(message, Ping):
-                mailbox.send([Pong(core.num_steps, core.has_work)])  # before a step that may take long
+                # before a step that may take long
+                mailbox.send([Pong(core.num_steps, core.has_work)])
             else:
                 core.handle(message)
         outputs = core.step()
@@ -304,7 +336,9 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
 def _delayer(config: PrefillDelayerConfig | None, place: EnginePlace) -> PrefillDelayer | None:
     if config is None or not config.enabled:
         return None
-    board = OwnBoard() if place.board is None else RankBoard(place.board, place.rank, time.monotonic)
+    board = (
+        OwnBoard() if place.board is None else RankBoard(place.board, place.rank, time.monotonic)
+    )
     settings = DelayerSettings(
         max_delay_passes=config.max_delay_passes,
         max_delay_seconds=config.max_delay_milliseconds / 1000,
@@ -314,7 +348,9 @@ def _delayer(config: PrefillDelayerConfig | None, place: EnginePlace) -> Prefill
     return PrefillDelayer(settings, board)
 
 
-def _ready(engine_id: str, kv_ports: list[int], runner: Runner, settings: EngineSettings, device: Device) -> EngineReady:
+def _ready(
+    engine_id: str, kv_ports: list[int], runner: Runner, settings: EngineSettings, device: Device
+) -> EngineReady:
     info = runner.info
     return EngineReady(
         engine_id=engine_id,
@@ -325,7 +361,9 @@ def _ready(engine_id: str, kv_ports: list[int], runner: Runner, settings: Engine
         num_blocks=settings.num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
-        device=msgspec.structs.replace(device, operations=runner.forward.operations.name, model_code=runner.forward.code),
+        device=msgspec.structs.replace(
+            device, operations=runner.forward.operations.name, model_code=runner.forward.code
+        ),
         length_note=info.length_note,
         transport=TcpTransport.kind,
         longest_step_seconds=runner.longest_warm_up_seconds,

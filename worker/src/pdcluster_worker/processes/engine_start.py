@@ -1,4 +1,6 @@
-"""The engine process from its first moment: transformers is asked about the model, where that is needed, while torch is imported."""
+"""The engine process from its first moment: transformers is asked about the model, where that is
+needed, while torch is imported.
+"""
 
 import contextlib
 from pathlib import Path
@@ -11,7 +13,9 @@ from pdcluster_worker.model.loading.answers import ask_early
 
 
 def run(config_path: Path, address: str, place: EnginePlace) -> int:
-    """Run one engine against this ZMQ address; returns the exit status (`processes.engine_process.run`)."""
+    """Run one engine against this ZMQ address; returns the exit status
+    (`processes.engine_process.run`).
+    """
     die_with_parent()
     asked = None
     with contextlib.suppress(ConfigError):  # the engine reports it where a user sees it

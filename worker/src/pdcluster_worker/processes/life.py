@@ -54,24 +54,33 @@ class WatchedFiles:
 def open_files(config: WorkerConfig, policy_path: Path | None) -> WatchedFiles:
     """Read them for the first time.  Raises ConfigError."""
     files = WatchedFiles(
-        Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
+        Credentials(config.tls),
+        PolicyFile(policy_path),
+        ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None),
     )
     if config.discovery.tls is not None:
-        EtcdCredentials(config.discovery.tls)  # wrong files are said now, not when the model has been loaded
+        # wrong files are said now, not when the model has been loaded
+        EtcdCredentials(config.discovery.tls)
     return files
 
 
 def settle_memory() -> None:
-    """Leave what is loaded by now out of all later garbage collections: one over all of it would hold up every request."""
+    """Leave what is loaded by now out of all later garbage collections: one over all of it would
+    hold up every request.
+    """
     gc.collect()
     gc.freeze()
 
 
 async def leave(node: JoinedWorker, http: HttpServer) -> None:
-    """Let requests end, those too that come until no connection is taken any more, and clients take the last bytes of their answers."""
+    """Let requests end, those too that come until no connection is taken any more, and clients take
+    the last bytes of their answers.
+    """
     await node.leave()
     http.refuse()
-    while not await http.has_finished(HTTP_DRAIN_SECONDS) and (http.num_answering or not node.is_drained):
+    while not await http.has_finished(HTTP_DRAIN_SECONDS) and (
+        http.num_answering or not node.is_drained
+    ):
         await node.leave()
     await http.close()
     await node.finish()

@@ -20,14 +20,18 @@ _MOST = (1 << 16) - 1
 
 
 def create_board(size: int) -> int:
-    """Memory for so many engines, as a file descriptor to be inherited; no engine has written yet."""
+    """Memory for so many engines, as a file descriptor to be inherited; no engine has
+    written yet.
+    """
     descriptor = os.memfd_create("pdcluster-ranks")
     os.ftruncate(descriptor, size * _LINE_WORDS * _WORD_BYTES)
     return descriptor
 
 
 class RankBoard:
-    """Implements `prefill_delayer.Board` for one rank.  clock: monotonic seconds, the same in all processes of a machine."""
+    """Implements `prefill_delayer.Board` for one rank.  clock: monotonic seconds, the same in all
+    processes of a machine.
+    """
 
     def __init__(self, descriptor: int, rank: int, clock: Callable[[], float]) -> None:
         length = os.fstat(descriptor).st_size
@@ -48,7 +52,11 @@ class RankBoard:
     def others(self) -> list[RankState]:
         """The fresh lines of other engines."""
         oldest = self._now() - int(STALE_SECONDS * 1e9)
-        lines = [line for line in self._lines if line != self._own and self._words[line] >= max(1, oldest)]
+        lines = [
+            line
+            for line in self._lines
+            if line != self._own and self._words[line] >= max(1, oldest)
+        ]
         return [_unpack(word) for line in lines if (word := self._words[line + 1])]
 
     def _now(self) -> int:

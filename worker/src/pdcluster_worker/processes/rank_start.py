@@ -1,4 +1,5 @@
-"""A rank process of an engine other than rank 0: its part of steps, and its slice of KV at a port of its own.
+"""A rank process of an engine other than rank 0: its part of steps, and its slice of KV at a port
+of its own.
 
 `python -m pdcluster_worker.processes.rank_start CONTROL [KV_LINE]`, descriptors of its
 lines to rank 0, as `model.parallel.ranks` starts it.

@@ -42,11 +42,26 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         return files.policy.current
 
     stop, hurry = signals()
-    tokenizer, parsers = Tokenizer.load(folder, config.model.chat_template), ParserNames.of(config.model)
-    app = create_app(backend, tokenizer, metrics, policy, tenant_of=files.tenant_of, journeys=journeys, parsers=parsers)
-    http = await serve(app, config.listen.host, config.listen.http, lambda: limits_of(policy().http_limits))
+    tokenizer, parsers = (
+        Tokenizer.load(folder, config.model.chat_template),
+        ParserNames.of(config.model),
+    )
+    app = create_app(
+        backend,
+        tokenizer,
+        metrics,
+        policy,
+        tenant_of=files.tenant_of,
+        journeys=journeys,
+        parsers=parsers,
+    )
+    http = await serve(
+        app, config.listen.host, config.listen.http, lambda: limits_of(policy().http_limits)
+    )
     engineless = Engineless(uuid.uuid4().hex, config.engine.block_size)
-    worker = Worker(config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys)
+    worker = Worker(
+        config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys
+    )
     node = JoinedWorker(config, identity, files.credentials, worker, http.untaken)
     life = asyncio.create_task(_live(node, backend, http, files, stop))
     hurried = asyncio.create_task(hurry.wait())
@@ -64,7 +79,13 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         await close_tracing(tracing)
 
 
-async def _live(node: JoinedWorker, backend: RouterBackend, http: HttpServer, files: WatchedFiles, stop: asyncio.Event) -> None:
+async def _live(
+    node: JoinedWorker,
+    backend: RouterBackend,
+    http: HttpServer,
+    files: WatchedFiles,
+    stop: asyncio.Event,
+) -> None:
     """From joining to the end of the last request."""
     watching = files.watch(node.set_policy)
     try:
@@ -81,7 +102,8 @@ async def _live(node: JoinedWorker, backend: RouterBackend, http: HttpServer, fi
 
 
 def model_limits(folder: Path, max_model_len: int | None) -> tuple[int, int]:
-    """(longest request in tokens, vocabulary) by the model folder and the setting; decode workers know it better.
+    """(longest request in tokens, vocabulary) by the model folder and the setting; decode workers
+    know it better.
 
     Raises ModelError when config.json cannot be read or does not say.
     """

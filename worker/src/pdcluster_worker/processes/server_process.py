@@ -1,4 +1,5 @@
-"""The server process beside started engine processes: wires server, dispatch and peers for its role, and ends with either.
+"""The server process beside started engine processes: wires server, dispatch and peers for its
+role, and ends with either.
 
 Order: HTTP first (so that a taken port is said at once and probes answer while
 weights load), then for `dtype: auto` a question to etcd, then the engines are
@@ -60,7 +61,9 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 SERVER_NICENESS = 10
-"""Niceness of the server process below its engine, which was 14 % faster so on two cores; it still gets its turn at every step."""
+"""Niceness of the server process below its engine, which was 14 % faster so on two cores; it still
+gets its turn at every step.
+"""
 
 _REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
 """Error of an engine process that ends with one of these statuses."""
@@ -69,7 +72,9 @@ RELAYED_SECONDS = 60.0
 """At most, after an engine was killed, for the answers that peers give through this worker."""
 
 
-async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None, group: EngineGroup) -> int:
+async def run(
+    config: WorkerConfig, identity: Identity, policy_path: Path | None, group: EngineGroup
+) -> int:
     """Serve with started engines until drained or the last one has died; returns the exit status.
 
     Raises ConfigError, DeviceError, ModelError.  The engines are their starter's to stop.
@@ -78,14 +83,17 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     try:
         return await ServerProcess(config, identity, files, group).run()
     except EngineDiedError as e:
-        logger.error("%s", e)  # the last line of the log: Kubernetes shows it as the container's last words
+        # the last line of the log: Kubernetes shows it as the container's last words
+        logger.error("%s", e)
         return 1
 
 
 class ServerProcess:
     """One run of one worker."""
 
-    def __init__(self, config: WorkerConfig, identity: Identity, files: WatchedFiles, group: EngineGroup) -> None:
+    def __init__(
+        self, config: WorkerConfig, identity: Identity, files: WatchedFiles, group: EngineGroup
+    ) -> None:
         self._config = config
         self._identity = identity
         self._files = files
@@ -132,15 +140,30 @@ class ServerProcess:
             return files.policy.current
 
         if self._config.role == "prefill":
-            app = create_prefill_app(backend, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys)
+            app = create_prefill_app(
+                backend, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys
+            )
         else:
             model = self._config.model
-            tokenizer, parsers = Tokenizer.load(Path(model.path), model.chat_template), ParserNames.of(model)
-            app = create_app(backend, tokenizer, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys, parsers=parsers)
+            tokenizer, parsers = (
+                Tokenizer.load(Path(model.path), model.chat_template),
+                ParserNames.of(model),
+            )
+            app = create_app(
+                backend,
+                tokenizer,
+                self._metrics,
+                policy,
+                tenant_of=tenant_of,
+                journeys=self._journeys,
+                parsers=parsers,
+            )
         return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
-        """Dtype of the engine: the model's setting, or for `auto` the one that the revision has agreed on."""
+        """Dtype of the engine: the model's setting, or for `auto` the one that the revision has
+        agreed on.
+        """
         config, loading = self._config, backend.waits_for
         # Every GPU that CUDA still knows multiplies bfloat16 natively.
         native: DType = "bfloat16" if asked_device(config).kind == "cuda" else read_native_dtype()
@@ -165,14 +188,18 @@ class ServerProcess:
             return Occupancy(self._engine_metrics.busy_ratio())
         return Occupancy(use.busy, use.memory_busy)
 
-    async def _live(self, group: EngineGroup, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
+    async def _live(
+        self, group: EngineGroup, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event
+    ) -> None:
         """From the engine's loading to the end of the last request."""
         dtype = await unless(stop, self._dtype(backend))
         if dtype is None:
             return
         group.begin(dtype)
-        # Engines run on every core: a server process that takes one in the middle of a step holds up all its threads.
-        if self._config.engine.data_parallel_size == 1:  # an engine that is started again would inherit it
+        # Engines run on every core: a server process that takes one in the middle of a step holds
+        # up all its threads.
+        # an engine that is started again would inherit it
+        if self._config.engine.data_parallel_size == 1:
             os.nice(SERVER_NICENESS)
         engines = await unless(stop, group.ready())
         if engines is None:
@@ -184,11 +211,21 @@ class ServerProcess:
         gpu = Gpu().use if facts.device.kind == "cuda" else None
         if gpu is not None:
             self._metrics.watch_gpu(facts.device, gpu)
-        worker = Worker(self._config.role, engines, self._metrics, self._files.policy.current, journeys=self._journeys)
+        worker = Worker(
+            self._config.role,
+            engines,
+            self._metrics,
+            self._files.policy.current,
+            journeys=self._journeys,
+        )
         worker.occupancy = lambda: self._occupancy(gpu)
-        node = JoinedWorker(self._config, self._identity, self._files.credentials, worker, http.untaken)
+        node = JoinedWorker(
+            self._config, self._identity, self._files.credentials, worker, http.untaken
+        )
         watching = self._files.watch(node.set_policy)
-        pulses = Pulses(lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill)
+        pulses = Pulses(
+            lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill
+        )
         self._follow(group, pulses, worker)
         door = HeadDoor(self._config, dtype, group)
         try:
@@ -213,12 +250,16 @@ class ServerProcess:
         def on_start(engine: Engine, is_again: bool) -> None:
             self._metrics.engine_restarts.labels(str(engine.rank)).inc(int(is_again))
             if engine.rank >= self._config.engine.data_parallel_size:
-                engine.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, engine.rank))
+                engine.client.on_stats.append(
+                    lambda stats: self._engine_metrics.update(stats, engine.rank)
+                )
             pulses.start(engine)
             worker.engines_changed()
 
         def on_end(engine: Engine) -> None:
-            self._engine_metrics.forget(engine.rank, for_good=engine.rank >= self._config.engine.data_parallel_size)
+            self._engine_metrics.forget(
+                engine.rank, for_good=engine.rank >= self._config.engine.data_parallel_size
+            )
             pulses.end(engine)
             worker.engines_changed()
 
@@ -243,12 +284,16 @@ async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> No
             pass
 
     ending = asyncio.create_task(end())
-    await asyncio.wait({ending, hurried}, timeout=RELAYED_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(
+        {ending, hurried}, timeout=RELAYED_SECONDS, return_when=asyncio.FIRST_COMPLETED
+    )
     ending.cancel()
 
 
 async def _engine_end(engine: Child) -> NoReturn:
-    """Raise the engine's last words: as the error that its exit status stands for, else as EngineDiedError."""
+    """Raise the engine's last words: as the error that its exit status stands for, else as
+    EngineDiedError.
+    """
     with contextlib.suppress(TimeoutError):  # it may have said that it fails, and hang at its end
         status = await asyncio.wait_for(asyncio.shield(engine.exit_status), END_SECONDS)
         if status in _REFUSALS:

@@ -1,4 +1,5 @@
-"""One run of one worker from its first moment: the engine processes are started before this one has imported what it serves with.
+"""One run of one worker from its first moment: the engine processes are started before this one has
+imported what it serves with.
 
 All import for a second or more, and so do it side by side.  What is wrong with the
 settings is said as before, by either side; the engines' end comes with this one's.
@@ -29,12 +30,15 @@ def run(config_path: Path, policy_path: Path | None) -> int:
         from pdcluster_worker.processes import router_process
 
         return uvloop.run(router_process.run(config, Identity.from_env(), policy_path))
-    check_gpu(asked_device(config))  # a worker that cannot compute has no say in the revision's dtype
+    # a worker that cannot compute has no say in the revision's dtype
+    check_gpu(asked_device(config))
     identity = Identity.from_env()
     return uvloop.run(_run(config_path, policy_path, config, identity))
 
 
-async def _run(config_path: Path, policy_path: Path | None, config: WorkerConfig, identity: Identity) -> int:
+async def _run(
+    config_path: Path, policy_path: Path | None, config: WorkerConfig, identity: Identity
+) -> int:
     group = _engines(config_path, config, identity)
     try:
         await group.start()
@@ -55,5 +59,8 @@ def _engines(config_path: Path, config: WorkerConfig, identity: Identity) -> Eng
         return EngineChild(config_path, environment, rank, board)
 
     return EngineGroup(
-        engine.data_parallel_size, new_child, lambda port: join_address(identity.address, port), invariant=engine.batch_invariant
+        engine.data_parallel_size,
+        new_child,
+        lambda port: join_address(identity.address, port),
+        invariant=engine.batch_invariant,
     )

@@ -49,7 +49,8 @@ class ActiveLoad:
     True
     >>> load.potential("d0", report, reported=Charges(2, 50, 10))
     Charges(num_requests=3, prefill_tokens=50, decode_blocks=17)
-    >>> load.potential("d0", object(), reported=Charges())  # a newer report, which does not know it yet
+    >>> load.potential("d0", object(),
+    ...     reported=Charges())  # a newer report, which does not know it yet
     Charges(num_requests=1, prefill_tokens=0, decode_blocks=7)
     >>> load.free("r")
     >>> load.potential("d0", report, reported=Charges(2, 50, 10))
@@ -61,7 +62,9 @@ class ActiveLoad:
         self._sent: dict[str, _Sent] = defaultdict(_Sent)
 
     def add(self, request_id: str, worker: str, report: object, charges: Charges) -> None:
-        """A request goes to a worker; one that was elsewhere moves.  report: the worker's last one, by identity."""
+        """A request goes to a worker; one that was elsewhere moves.  report: the worker's last one,
+        by identity.
+        """
         self.free(request_id)
         sent = self._sent[worker]
         _renew(sent, report)
@@ -70,7 +73,10 @@ class ActiveLoad:
         self._requests[request_id] = _Request(worker, replace(charges))
 
     def prefilled(self, request_id: str) -> bool:
-        """A token came, so none of its prompt waits any more.  False where none did before, and for unknown ids."""
+        """A token came, so none of its prompt waits any more.
+
+        False where none did before, and for unknown ids.
+        """
         request = self._requests.get(request_id)
         if request is None or not request.charges.prefill_tokens:
             return False
@@ -91,14 +97,22 @@ class ActiveLoad:
         return self._sent[worker].all.num_requests if worker in self._sent else 0
 
     def potential(self, worker: str, report: object, reported: Charges) -> Charges:
-        """A worker's load: as reported and what was sent since, or all that was sent from here if that is more."""
+        """A worker's load: as reported and what was sent since, or all that was sent from here if
+        that is more.
+        """
         if (sent := self._sent.get(worker)) is None:
             return reported
         _renew(sent, report)
         return Charges(
-            num_requests=max(reported.num_requests + sent.since.num_requests, sent.all.num_requests),
-            prefill_tokens=max(reported.prefill_tokens + sent.since.prefill_tokens, sent.all.prefill_tokens),
-            decode_blocks=max(reported.decode_blocks + sent.since.decode_blocks, sent.all.decode_blocks),
+            num_requests=max(
+                reported.num_requests + sent.since.num_requests, sent.all.num_requests
+            ),
+            prefill_tokens=max(
+                reported.prefill_tokens + sent.since.prefill_tokens, sent.all.prefill_tokens
+            ),
+            decode_blocks=max(
+                reported.decode_blocks + sent.since.decode_blocks, sent.all.decode_blocks
+            ),
         )
 
     def _take_away(self, request: _Request, charges: Charges) -> None:

@@ -7,28 +7,41 @@ that a worker computes in a second is the longest wait for a first token.
 from pdcluster_worker.config.policy import AdmissionPolicy
 
 
-def full(policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_tokens: int) -> str | None:
+def full(
+    policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_tokens: int
+) -> str | None:
     """Reason why a request of `num_tokens` is not taken beside those that wait; None when it is.
 
-    They wait for their first token.  With none waiting a request is taken whatever its size: it would never find more room.
+    They wait for their first token.  With none waiting a request is taken whatever its size: it
+    would never find more room.
     """
     if num_queued >= policy.max_queued_requests:
         return (
             f"{num_queued} requests wait for their first token (qos.admission.maxQueuedRequests is "
             f"{policy.max_queued_requests}): retry later"
         )
-    if policy.max_queued_tokens and num_queued and queued_tokens + num_tokens > policy.max_queued_tokens:
+    if (
+        policy.max_queued_tokens
+        and num_queued
+        and queued_tokens + num_tokens > policy.max_queued_tokens
+    ):
         return (
-            f"{queued_tokens} prompt tokens wait here, and {num_tokens} more are over qos.admission.maxQueuedTokens "
+            f"{queued_tokens} prompt tokens wait here, and {num_tokens} more are over "
+            "qos.admission.maxQueuedTokens "
             f"({policy.max_queued_tokens}): retry later"
         )
     return None
 
 
 def seconds_until_room(
-    policy: AdmissionPolicy, num_queued: int, num_tokens: int, firsts_per_second: float, token_seconds: float | None
+    policy: AdmissionPolicy,
+    num_queued: int,
+    num_tokens: int,
+    firsts_per_second: float,
+    token_seconds: float | None,
 ) -> float | None:
-    """Seconds until `full` takes the request that it has just refused, at the recent pace; None = unknown.
+    """Seconds until `full` takes the request that it has just refused, at the recent pace; None =
+    unknown.
 
     num_queued:        requests that wait.
     num_tokens:        of their prompts and of the one that comes.

@@ -48,7 +48,10 @@ class CreditLedger:
         Raises ValueError when `tokens` is not positive: the peer is at fault.
         """
         if tokens < 1:
-            raise ValueError(f"request {request_id} of peer {peer} wants {tokens} tokens: a want is for at least 1")
+            raise ValueError(
+                f"request {request_id} of peer {peer} wants {tokens} tokens: a want is for at "
+                "least 1"
+            )
         grant = Grant(peer, request_id)
         if grant in self._unused or grant in self._in_hand:
             return [grant]
@@ -90,10 +93,14 @@ class CreditLedger:
         return self.grant_due()
 
     def drop_peer(self, peer: str) -> list[Grant]:
-        """The pair broke: the peer's wants and unused grants go, its work in hand stays until `finish`."""
+        """The pair broke: the peer's wants and unused grants go, its work in hand stays until
+        `finish`.
+        """
         for grant in [grant for grant in self._wants if grant.peer == peer]:
             self._forget(grant)
-        self._unused = {grant: unused for grant, unused in self._unused.items() if grant.peer != peer}
+        self._unused = {
+            grant: unused for grant, unused in self._unused.items() if grant.peer != peer
+        }
         for line in self._lines.values():
             line.forget(peer)
         return self.grant_due()
@@ -109,7 +116,9 @@ class CreditLedger:
         batch_tokens: of one step of this worker's engines.
         """
         if (policy, batch_tokens) != (self._batching.policy, self._batching.batch_tokens):
-            waiting = sorted((want for _, want in self._wants.values()), key=lambda want: want.number)
+            waiting = sorted(
+                (want for _, want in self._wants.values()), key=lambda want: want.number
+            )
             self._batching.policy, self._batching.batch_tokens = policy, batch_tokens
             self._wants.clear()
             self._lines.clear()
@@ -189,7 +198,11 @@ class CreditLedger:
         if self._is_stopped or not self._lines:
             return None
         busy, now = self._busy_ratio(), 0.0 if self._batching.is_immediate else self._clock()
-        due = [(key, line) for key, line in self._lines.items() if self._batching.ripe_at(key, line, busy) <= now]
+        due = [
+            (key, line)
+            for key, line in self._lines.items()
+            if self._batching.ripe_at(key, line, busy) <= now
+        ]
         return min(due, key=self._order, default=None)
 
     def _order(self, entry: tuple[LineKey, FairLine]) -> tuple[int, bool, int]:

@@ -1,4 +1,5 @@
-"""The seam between estimates of waiting times and what decides by them (admission, degradation, order).
+"""The seam between estimates of waiting times and what decides by them (admission, degradation,
+order).
 
 An estimator learns from completions and answers two questions about a request
 that might join now.  It sees counts, tokens and seconds of this worker only,
@@ -35,7 +36,9 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The line that a request finds which comes now.  seats: requests that the engine runs at a time at most."""
+    """The line that a request finds which comes now.  seats: requests that the engine runs at a
+    time at most.
+    """
 
     flights: Collection[Flight]
     seats: int
@@ -60,7 +63,10 @@ class Completion:
 
 
 class Estimator(Protocol):
-    """Estimates in seconds from now.  None = there are no figures to go by yet, and nothing is to be refused for it."""
+    """Estimates in seconds from now.
+
+    None = there are no figures to go by yet, and nothing is to be refused for it.
+    """
 
     def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
         """Until the first token of a request that joins the line now; it is not in the line yet."""

@@ -28,7 +28,9 @@ class EventOrder:
         self._has_gap = False
 
     def arrival(self, number: int, *, is_whole: bool = False) -> Arrival:
-        """Note the event with this number.  is_whole: it is a snapshot and needs no earlier event."""
+        """Note the event with this number.  is_whole: it is a snapshot and needs no
+        earlier event.
+        """
         if number <= self._last or (self._has_gap and not is_whole):
             return Arrival.PASS
         if number > self._last + 1 and not is_whole:

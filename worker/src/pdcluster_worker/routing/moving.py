@@ -42,7 +42,8 @@ MIN_READ_TOKENS = 64
 
 
 def reads_kv(uncached_tokens: int) -> bool:
-    """Return whether a request that moves should read the KV of so many tokens from the worker that it left.
+    """Return whether a request that moves should read the KV of so many tokens from the worker that
+    it left.
 
     >>> reads_kv(64), reads_kv(63)
     (True, False)
@@ -51,7 +52,8 @@ def reads_kv(uncached_tokens: int) -> bool:
 
 
 def is_held(held_tokens: int, num_tokens: int) -> bool:
-    """Return whether a worker that a request left has enough of its KV to hand it over: at least half.
+    """Return whether a worker that a request left has enough of its KV to hand it over: at least
+    half.
 
     What it lacks it computes, and it was left so that it need not.  The last tokens are lacking as
     a rule: they fill no block, or no report has named their block yet.
@@ -63,7 +65,8 @@ def is_held(held_tokens: int, num_tokens: int) -> bool:
 
 
 def has_room(free_blocks: int, needed_blocks: int) -> bool:
-    """Return whether a worker takes a request that is short of blocks elsewhere: with as many left over.
+    """Return whether a worker takes a request that is short of blocks elsewhere: with as many left
+    over.
 
     With just its own it would soon be preempted there, or preempt others.
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pdcluster_worker.config.routing import OffloadPolicy
 
 MARGIN = 0.1
-"""Margin by which the other side must be faster before the rule of `measured` gives way: expectations are no better than that."""
+"""Margin by which the other side must be faster before the rule of `measured` gives way:
+expectations are no better than that.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,9 @@ class OffloadFacts:
     @property
     def when_idle(self) -> "OffloadFacts":
         """The same prompt with both pools idle; no bound of the queue, not even 0, keeps it."""
-        idle = replace(self, prefill_queue=-1, decode_active=0, prefill_batches=0.0, decode_ratio=0.0)
+        idle = replace(
+            self, prefill_queue=-1, decode_active=0, prefill_batches=0.0, decode_ratio=0.0
+        )
         return replace(idle, local_seconds=0.0, remote_seconds=0.0)
 
 
@@ -129,16 +133,19 @@ def score(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> float:
 
 
 def _guarded(policy: OffloadPolicy, facts: OffloadFacts, verdict: Verdict) -> Verdict:
-    """The rule's verdict, unless the other side is expected to be faster by MARGIN; without measurements the rule's.
+    """The rule's verdict, unless the other side is expected to be faster by MARGIN; without
+    measurements the rule's.
 
     The transfer counts as remote time, since the second token waits for it.
 
     >>> def guarded(is_remote, local, remote, prompt_tokens=300):
-    ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, local_seconds=local, remote_seconds=remote)
+    ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, local_seconds=local,
+    ...     remote_seconds=remote)
     ...     return _guarded(OffloadPolicy(), facts, Verdict(is_remote, "rule")).reason
     >>> guarded(True, 1.0, 1.1), guarded(True, 1.0, 1.2), guarded(True, 1.0, 0.0)
     ('rule', 'slower', 'rule')
-    >>> guarded(False, 1.1, 1.0), guarded(False, 1.2, 1.0), guarded(False, 1.2, 1.0, prompt_tokens=63)
+    >>> guarded(False, 1.1, 1.0), guarded(False, 1.2, 1.0), guarded(False, 1.2, 1.0,
+    ...     prompt_tokens=63)
     ('rule', 'faster', 'rule')
     """
     local, remote = facts.local_seconds, facts.remote_seconds + facts.transfer_seconds

@@ -18,7 +18,8 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def kv_bytes_per_token(geometry: KVGeometry) -> int:
     """Bytes of keys and values of one token in all layers.
 
-    >>> kv_bytes_per_token(KVGeometry(num_kv_heads=40, head_dim=128, num_layers=40, block_size=16, dtype="bfloat16"))
+    >>> kv_bytes_per_token(KVGeometry(num_kv_heads=40, head_dim=128, num_layers=40, block_size=16,
+    ...     dtype="bfloat16"))
     819200
     """
     per_layer = 2 * geometry.num_kv_heads * geometry.head_dim * _BYTES.get(geometry.dtype, 4)
@@ -39,7 +40,9 @@ class PairRates:
         self._rates: dict[str, float] = {}
 
     def add(self, key: str, num_bytes: int, seconds: float) -> None:
-        """Take a transfer that has ended; seconds: with a write under way, 0 = too short to measure."""
+        """Take a transfer that has ended; seconds: with a write under way, 0 = too short to
+        measure.
+        """
         if seconds <= 0 or num_bytes <= 0:
             return
         rate, old = num_bytes / seconds, self._rates.get(key)

@@ -1,7 +1,9 @@
-"""Places where the recent long prompts of a decode worker were prefilled: their number, and the share that went to prefill workers.
+"""Places where the recent long prompts of a decode worker were prefilled: their number, and the
+share that went to prefill workers.
 
-Pure.  The window ends at the newest long prompt, not now: a worker without traffic goes on saying what it last saw, so that
-a quiet night does not look like a change.  Counted in slices, so that its size does not depend on the load.
+Pure.  The window ends at the newest long prompt, not now: a worker without traffic goes on saying
+what it last saw, so that a quiet night does not look like a change.  Counted in slices, so that its
+size does not depend on the load.
 """
 
 from collections import deque
@@ -32,7 +34,9 @@ class PrefillShare:
         self._slices: deque[_Slice] = deque()
 
     def add(self, now: float, *, is_remote: bool) -> None:
-        """Count a long prompt that has been prefilled.  now: seconds of a clock that only goes forward."""
+        """Count a long prompt that has been prefilled.  now: seconds of a clock that only goes
+        forward.
+        """
         if not self._slices or now - self._slices[-1].start >= _SLICE_SECONDS:
             self._slices.append(_Slice(now))
         self._slices[-1].num_long += 1

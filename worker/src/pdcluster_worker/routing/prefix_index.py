@@ -23,7 +23,8 @@ _LOOKED_UP_AT_ONCE = 32
 
 
 class PrefixIndex:
-    """Workers by block hash, in bounded memory: beyond `max_blocks` the blocks noted first are forgotten.
+    """Workers by block hash, in bounded memory: beyond `max_blocks` the blocks noted first are
+    forgotten.
 
     A block that is forgotten too early is a missed hit, which costs less than a false one.
     """
@@ -48,7 +49,8 @@ class PrefixIndex:
         self.apply(worker, hashes, ())
 
     def apply(self, worker: str, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
-        """Take one batch of events; duplicates are no-ops, and a worker without a snapshot starts from nothing.
+        """Take one batch of events; duplicates are no-ops, and a worker without a snapshot starts
+        from nothing.
 
         A hash in both lists ends as removed: a missed hit costs less than a false one.
         """
@@ -65,17 +67,25 @@ class PrefixIndex:
                 table[block] = mask ^ bit
         while len(table) > self._max_blocks:
             too_many = len(table) - self._max_blocks
-            for block in list(islice(table, max(too_many, min(_EVICTED_AT_ONCE, len(table) // 16)))):
+            for block in list(
+                islice(table, max(too_many, min(_EVICTED_AT_ONCE, len(table) // 16)))
+            ):
                 del table[block]
         self._clear_some()
 
     def drop(self, worker: str) -> None:
-        """Forget a worker with all its blocks; unknown ones are a no-op.  The caller has ended its events before."""
+        """Forget a worker with all its blocks; unknown ones are a no-op.
+
+        The caller has ended its events before.
+        """
         self._retired |= self._bits.pop(worker, 0)
         self._clear_some()
 
     def hashes(self, worker: str) -> frozenset[bytes]:
-        """All that is known of a worker: what a snapshot for others holds.  Walks the whole index."""
+        """All that is known of a worker: what a snapshot for others holds.
+
+        Walks the whole index.
+        """
         bit = self._bits.get(worker, 0)
         return frozenset(block for block, mask in self._table.items() if mask & bit)
 
@@ -94,7 +104,8 @@ class PrefixIndex:
         for start in range(0, len(hashes), _LOOKED_UP_AT_ONCE):
             masks = list(map(get, hashes[start : start + _LOOKED_UP_AT_ONCE], repeat(0)))
             if masks.count(masks[0]) == len(masks):
-                del masks[1:]  # all alike, as most are: the walk is in C, since every request takes it
+                # all alike, as most are: the walk is in C, since every request takes it
+                del masks[1:]
             for offset, mask in enumerate(masks):
                 if mask & matching != matching:
                     ended.append((matching & ~mask, start + offset))
@@ -103,7 +114,13 @@ class PrefixIndex:
                 break
         ended.append((matching, len(hashes)))
         bits_of = self._bits.items()
-        return {worker: num_blocks for bits, num_blocks in ended if bits and num_blocks for worker, bit in bits_of if bits & bit}
+        return {
+            worker: num_blocks
+            for bits, num_blocks in ended
+            if bits and num_blocks
+            for worker, bit in bits_of
+            if bits & bit
+        }
 
     def _new_bit(self, worker: str) -> int:
         if self._free_bits:
@@ -115,7 +132,9 @@ class PrefixIndex:
         return bit
 
     def _clear_some(self) -> None:
-        """Clear given-up bits from some blocks; after the last one they are free for other workers."""
+        """Clear given-up bits from some blocks; after the last one they are free for
+        other workers.
+        """
         if not self._clearing:
             if not self._retired:
                 return

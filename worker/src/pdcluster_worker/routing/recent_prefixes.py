@@ -17,7 +17,9 @@ MAX_RECENT_BLOCKS = 500_000
 
 
 class RecentPrefixes:
-    """Blocks that were sent to each worker, and when.  Times are seconds of a clock that only goes forward.
+    """Blocks that were sent to each worker, and when.
+
+    Times are seconds of a clock that only goes forward.
 
     >>> recent = RecentPrefixes(seconds=120.0)
     >>> recent.note("d0", [b"a", b"b"], now=0.0)
@@ -28,10 +30,13 @@ class RecentPrefixes:
     {'d1': 1}
     """
 
-    def __init__(self, seconds: float = RECENT_SECONDS, max_blocks: int = MAX_RECENT_BLOCKS) -> None:
+    def __init__(
+        self, seconds: float = RECENT_SECONDS, max_blocks: int = MAX_RECENT_BLOCKS
+    ) -> None:
         self.seconds = seconds
         self._max_blocks = max_blocks
-        self._sent: dict[bytes, dict[str, float]] = {}  # when each block was last sent to each worker
+        # when each block was last sent to each worker
+        self._sent: dict[bytes, dict[str, float]] = {}
         self._dropped: dict[str, float] = {}  # when a worker's cache was last known to be empty
         self._order: deque[tuple[float, bytes, str]] = deque()
 
@@ -44,10 +49,14 @@ class RecentPrefixes:
         for block in hashes:
             self._sent.setdefault(block, {})[worker] = now
             self._order.append((now, block, worker))
-        while self._order and (len(self._order) > self._max_blocks or now - self._order[0][0] > self.seconds):
+        while self._order and (
+            len(self._order) > self._max_blocks or now - self._order[0][0] > self.seconds
+        ):
             self._forget(*self._order.popleft())
 
-    def match_all(self, hashes: Sequence[bytes], now: float, within: float | None = None) -> dict[str, int]:
+    def match_all(
+        self, hashes: Sequence[bytes], now: float, within: float | None = None
+    ) -> dict[str, int]:
         """Leading blocks that were recently sent to each worker; workers with none are left out.
 
         within: seconds that count as late; by default, and at most, all that is kept.
@@ -57,7 +66,11 @@ class RecentPrefixes:
         return {
             worker: num_blocks
             for worker in first
-            if (num_blocks := self._match(worker, hashes, max(since, self._dropped.get(worker, since))))
+            if (
+                num_blocks := self._match(
+                    worker, hashes, max(since, self._dropped.get(worker, since))
+                )
+            )
         }
 
     def _match(self, worker: str, hashes: Sequence[bytes], since: float) -> int:

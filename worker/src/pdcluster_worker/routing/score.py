@@ -27,8 +27,13 @@ class PrefillCandidate:
     transfer_seconds: float = 0.0
 
 
-def choose_prefill(policy: PrefillScorePolicy, candidates: Iterable[PrefillCandidate], tie: Random) -> str:
-    """The key with the lowest cost, as `PrefillScorePolicy` has it.  ValueError without candidates."""
+def choose_prefill(
+    policy: PrefillScorePolicy, candidates: Iterable[PrefillCandidate], tie: Random
+) -> str:
+    """The key with the lowest cost, as `PrefillScorePolicy` has it.
+
+    ValueError without candidates.
+    """
     costs = {
         c.key: policy.load_weight * c.queued_tokens
         - policy.prefix_weight * c.matched_tokens
@@ -39,7 +44,9 @@ def choose_prefill(policy: PrefillScorePolicy, candidates: Iterable[PrefillCandi
 
 
 def _cheapest(costs: Mapping[str, float]) -> list[str]:
-    """All keys of the lowest cost, sorted, so that a draw does not depend on the candidates' order."""
+    """All keys of the lowest cost, sorted, so that a draw does not depend on the
+    candidates' order.
+    """
     if not costs:
         raise ValueError("no candidate to choose from: ask only with at least one worker")
     lowest = min(costs.values())

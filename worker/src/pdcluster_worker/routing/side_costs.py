@@ -1,4 +1,5 @@
-"""Expected cost of a prompt's first token here, and at the prefill workers: the guard of the policy `measured`.
+"""Expected cost of a prompt's first token here, and at the prefill workers: the guard of the policy
+`measured`.
 
 For each side: the prompt tokens that wait there over the rate at which prompts were
 computed recently, the prompt's own, and what first tokens took beside that (the way to
@@ -26,7 +27,9 @@ PROBE_SECONDS = 30.0
 """Without a sample for so long a side gets a probe,"""
 
 PROBE_GAP = 50
-"""but no more than one in so many prompts is one, and one in a sixth of them while the side is not known."""
+"""but no more than one in so many prompts is one, and one in a sixth of them while the side is not
+known.
+"""
 
 _FREE = frozenset({"short", "long", "queue", "decode_load", "slower", "faster"})
 """Reasons of a verdict for which a prompt may as well be a probe: none that bars a side."""
@@ -40,7 +43,9 @@ _LEAST_SECONDS = 1e-6
 
 @dataclass(slots=True)
 class _Sent:
-    """A prompt without a first token.  began, expected: seconds; the latter without `_beside`, None = not known then."""
+    """A prompt without a first token.  began, expected: seconds; the latter without `_beside`, None
+    = not known then.
+    """
 
     tokens: int
     began: float
@@ -49,7 +54,9 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Side:
-    """waiting: prompts of this worker, by request.  settled_at: when one came to a free side, or had its first token."""
+    """waiting: prompts of this worker, by request.  settled_at: when one came to a free side, or
+    had its first token.
+    """
 
     waiting: dict[str, _Sent] = field(default_factory=dict)
     num_samples: int = 0
@@ -95,29 +102,47 @@ class SideCosts:
         self._probed_at: dict[Side, float] = {}
         self._num_since = 0
 
-    def seconds(self, side: Side, tokens: int, now: float, *, others: int = 0, num_workers: int = 1) -> float:
+    def seconds(
+        self, side: Side, tokens: int, now: float, *, others: int = 0, num_workers: int = 1
+    ) -> float:
         """Until the first token of a prompt with so many uncached tokens; 0 = not measured yet.
 
-        others:      prompt tokens that wait there by the reports of all workers, this one's among them.
+        others:      prompt tokens that wait there by the reports of all workers, this one's among
+                     them.
         num_workers: that share them.
         """
         at = self._sides[side]
         return at.expected(at.plain(tokens, others, num_workers, now)) if at.is_known else 0.0
 
-    def known(self, facts: OffloadFacts, now: float, *, others: int = 0, num_workers: int = 1) -> OffloadFacts:
+    def known(
+        self, facts: OffloadFacts, now: float, *, others: int = 0, num_workers: int = 1
+    ) -> OffloadFacts:
         """The facts with what both sides are expected to take; see `seconds`."""
         local = self.seconds("local", facts.uncached_tokens, now)
-        remote = self.seconds("remote", facts.uncached_tokens, now, others=others, num_workers=num_workers)
+        remote = self.seconds(
+            "remote", facts.uncached_tokens, now, others=others, num_workers=num_workers
+        )
         return replace(facts, local_seconds=local, remote_seconds=remote)
 
     def or_probe(self, verdict: Verdict, now: float) -> Verdict:
-        """The verdict, or the other side for a prompt that may as well be a probe and is due as one."""
+        """The verdict, or the other side for a prompt that may as well be a probe and is due as
+        one.
+        """
         unseen: Side = "local" if verdict.is_remote else "remote"
         if verdict.reason in _FREE and self.wants_probe(unseen, now):
             return Verdict(not verdict.is_remote, "probe")
         return verdict
 
-    def sent(self, side: Side, request_id: str, tokens: int, now: float, *, others: int = 0, num_workers: int = 1) -> None:
+    def sent(
+        self,
+        side: Side,
+        request_id: str,
+        tokens: int,
+        now: float,
+        *,
+        others: int = 0,
+        num_workers: int = 1,
+    ) -> None:
         """A prompt waits there from now on; others, num_workers: as `seconds` has them."""
         at = self._sides[side]
         expected = at.plain(tokens, others, num_workers, now) if at.is_known else None
@@ -125,10 +150,18 @@ class SideCosts:
             at.settled_at = now
         at.waiting[request_id] = _Sent(tokens, now, expected)
 
-    def first_token(self, side: Side, request_id: str, computed_tokens: int, prefill_seconds: float | None, now: float) -> None:
+    def first_token(
+        self,
+        side: Side,
+        request_id: str,
+        computed_tokens: int,
+        prefill_seconds: float | None,
+        now: float,
+    ) -> None:
         """Take its first token.
 
-        computed_tokens: of its prompt, those that no prefix cache had.  prefill_seconds: that it was computed for; None = not known.
+        computed_tokens: of its prompt, those that no prefix cache had.  prefill_seconds: that it
+                         was computed for; None = not known.
         """
         at = self._sides[side]
         sent = at.waiting.pop(request_id, None)
@@ -145,7 +178,9 @@ class SideCosts:
             at.waiting.pop(request_id, None)
 
     def wants_probe(self, side: Side, now: float) -> bool:
-        """Return whether that side was last measured so long ago that a prompt goes there to measure it; rarely True."""
+        """Return whether that side was last measured so long ago that a prompt goes there to
+        measure it; rarely True.
+        """
         self._num_since += 1
         at = self._sides[side]
         other = self._sides["remote" if side == "local" else "local"]

@@ -53,7 +53,11 @@ class _Line:
         return self.num_samples >= MIN_SAMPLES
 
     def add(self, tokens: float, seconds: float, now: float) -> None:
-        kept = _KEPT * _KEPT_OF_OLD ** ((now - self.seen_at) / PROBE_SECONDS) if self.num_samples else 0.0
+        kept = (
+            _KEPT * _KEPT_OF_OLD ** ((now - self.seen_at) / PROBE_SECONDS)
+            if self.num_samples
+            else 0.0
+        )
         self.num_samples += 1
         self.seen_at = now
         self._weight = kept * self._weight + 1
@@ -94,7 +98,9 @@ class SloFeedback:
     def finished(self, seconds_per_token: float, now: float) -> None:
         """A request of this worker ended; seconds_per_token: after its first."""
         is_first = now - self._tpot_at > PROBE_SECONDS
-        self._tpot = seconds_per_token if is_first else _KEPT * self._tpot + (1 - _KEPT) * seconds_per_token
+        self._tpot = (
+            seconds_per_token if is_first else _KEPT * self._tpot + (1 - _KEPT) * seconds_per_token
+        )
         self._tpot_at = now
 
     def threshold(self, policy: SloFeedbackPolicy, configured: int, now: float) -> int:
@@ -102,12 +108,19 @@ class SloFeedback:
         low, high = policy.min_threshold, policy.max_threshold
         current = min(max(self._threshold or configured, low), high)
         if now - self._moved_at >= ADJUST_SECONDS:
-            current, self._moved_at = min(max(current * self._direction(policy, current, now), low), high), now
+            current, self._moved_at = (
+                min(max(current * self._direction(policy, current, now), low), high),
+                now,
+            )
         self._threshold = current
         return round(current)
 
-    def threshold_for(self, uncached_tokens: int, policy: SloFeedbackPolicy, configured: int, now: float) -> int:
-        """The threshold for a prompt of that length: the one in force, or one that makes it a probe."""
+    def threshold_for(
+        self, uncached_tokens: int, policy: SloFeedbackPolicy, configured: int, now: float
+    ) -> int:
+        """The threshold for a prompt of that length: the one in force, or one that makes it a
+        probe.
+        """
         threshold = self.threshold(policy, configured, now)
         side: Side = "remote" if uncached_tokens < threshold else "local"
         if uncached_tokens < policy.min_threshold or not self._wants_probe(side, now):
@@ -126,7 +139,10 @@ class SloFeedback:
             return 1.0
         local, remote = self._at(current)
         margin = 1 + policy.margin
-        is_slow = now - self._tpot_at <= PROBE_SECONDS and 1000 * self._tpot > margin * policy.tpot_slo_milliseconds
+        is_slow = (
+            now - self._tpot_at <= PROBE_SECONDS
+            and 1000 * self._tpot > margin * policy.tpot_slo_milliseconds
+        )
         if is_slow and 1000 * remote <= max(policy.ttft_slo_milliseconds, 1000 * local):
             return 1 / STEP
         if margin * remote < local:
@@ -134,7 +150,9 @@ class SloFeedback:
         return STEP if margin * local < remote else 1.0
 
     def _at(self, tokens: float) -> tuple[float, float]:
-        """Seconds of a prompt of that length here and elsewhere; of one length alone, with the other's slope."""
+        """Seconds of a prompt of that length here and elsewhere; of one length alone, with the
+        other's slope.
+        """
         local, remote = self._lines["local"], self._lines["remote"]
         here, there = local.slope(), remote.slope()
         return local.at(tokens, _first(here, there)), remote.at(tokens, _first(there, here))

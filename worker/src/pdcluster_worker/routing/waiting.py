@@ -1,4 +1,5 @@
-"""Requests of a decode worker that wait for a credit, in (priority, arrival) order; lower priority values go first.
+"""Requests of a decode worker that wait for a credit, in (priority, arrival) order; lower priority
+values go first.
 
 It holds request ids and no blocks, and its sizes are this worker's part of the
 prefill queue.  It does not know when a credit comes; that is the ledger's rule
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from itertools import count
 
 ASKING_HEADS = 8
-"""Requests at the head of the queue that ask for credit at the same time; more would only lengthen the queues of the prefill workers."""
+"""Requests at the head of the queue that ask for credit at the same time; more would only lengthen
+the queues of the prefill workers.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,14 @@ DEFAULT_PARSERS = ParserNames()
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500, 503)}
-_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}}}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500, 503)
+}
+_EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}},
+}
 _STREAM = {"text/event-stream": {"schema": _EVENT}}
 
 
@@ -88,7 +94,13 @@ def create_app(
     doors = _Doors(tenant_of, limits, journeys or Journeys())
     app = _new_app(backend, metrics, policy, clock, doors)
     serving = Serving(
-        backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses), model_parsers(parsers, tokenizer.chat_template)
+        backend,
+        tokenizer,
+        metrics,
+        policy,
+        clock,
+        Tenants(clock, backend.num_ingresses),
+        model_parsers(parsers, tokenizer.chat_template),
     )
 
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -107,8 +119,16 @@ def create_app(
     return app
 
 
-def _add_generation(app: FastAPI, path: str, endpoint: Callable[..., Awaitable[Response]], reply: type[BaseModel]) -> None:
-    app.router.add_api_route(path, endpoint, methods=["POST"], responses=_documented(reply), route_class_override=BodyRoute)
+def _add_generation(
+    app: FastAPI, path: str, endpoint: Callable[..., Awaitable[Response]], reply: type[BaseModel]
+) -> None:
+    app.router.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        responses=_documented(reply),
+        route_class_override=BodyRoute,
+    )
 
 
 def create_prefill_app(
@@ -126,7 +146,11 @@ def create_prefill_app(
     app = _new_app(worker, metrics, policy, clock, doors)
 
     async def refuse() -> Response:
-        raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
+        raise RequestError(
+            "this is a prefill worker, which serves no clients: send the request to a decode "
+            "worker",
+            status=404,
+        )
 
     for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS, RESPONSES):
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
@@ -150,7 +174,13 @@ def _new_app(
     clock: Callable[[], float],
     doors: _Doors,
 ) -> FastAPI:
-    app = FastAPI(title="PDCluster worker", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="PDCluster worker",
+        version=__version__,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
     limits = doors.limits or (lambda: limits_of(policy().http_limits))
     rejected = metrics.request_rejected
     app.add_middleware(Head)
@@ -184,13 +214,19 @@ def _add_models(app: FastAPI, worker: WorkerView) -> None:
     async def models() -> ModelList:
         return ModelList(data=[card()])
 
-    @app.get("/v1/models/{model:path}", response_model_exclude_none=True, responses={404: {"model": ErrorReply}})
+    @app.get(
+        "/v1/models/{model:path}",
+        response_model_exclude_none=True,
+        responses={404: {"model": ErrorReply}},
+    )
     async def model(model: str) -> ModelCard:
         check_model(model, worker.model_name)
         return card()
 
     def card() -> ModelCard:
-        return ModelCard(id=worker.model_name, created=created, max_model_len=worker.max_model_len or None)
+        return ModelCard(
+            id=worker.model_name, created=created, max_model_len=worker.max_model_len or None
+        )
 
 
 def _add_state(app: FastAPI, worker: WorkerView, metrics: Metrics) -> None:
@@ -210,9 +246,19 @@ def _add_state(app: FastAPI, worker: WorkerView, metrics: Metrics) -> None:
         known = {name: value for name, value in msgspec.structs.asdict(device).items() if value}
         note = {"note": worker.length_note} if worker.length_note else {}
         length = worker.max_model_len
-        return Version(version=__version__, device=DeviceState(**known), scheduler=worker.scheduler, max_model_len=length, **note)
+        return Version(
+            version=__version__,
+            device=DeviceState(**known),
+            scheduler=worker.scheduler,
+            max_model_len=length,
+            **note,
+        )
 
-    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
     async def prometheus() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 

@@ -61,23 +61,33 @@ class Inbox:
     def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
         """Accept writes of this epoch into these blocks, in this order.
 
-        Raises ValueError when the epoch is malformed or open already, or a block is out of range, repeated or open under another epoch.
+        Raises ValueError when the epoch is malformed or open already, or a block is out of range,
+        repeated or open under another epoch.
         """
         blocks = set(block_ids)
         if len(epoch) != EPOCH_BYTES:
             raise ValueError(f"epoch has {len(epoch)} bytes, not {EPOCH_BYTES}")
-        if len(blocks) != len(block_ids) or not all(0 <= block < self._memory.num_blocks for block in blocks):
-            raise ValueError(f"block ids must be distinct and in 0..{self._memory.num_blocks - 1}: {list(block_ids)}")
+        if len(blocks) != len(block_ids) or not all(
+            0 <= block < self._memory.num_blocks for block in blocks
+        ):
+            raise ValueError(
+                f"block ids must be distinct and in 0..{self._memory.num_blocks - 1}: "
+                f"{list(block_ids)}"
+            )
         with self._lock:
             if epoch in self._epochs:
                 raise ValueError("epoch is open already: every transfer needs its own")
             if taken := blocks & self._open_blocks:
-                raise ValueError(f"blocks {sorted(taken)} are open under another epoch: fence it first")
+                raise ValueError(
+                    f"blocks {sorted(taken)} are open under another epoch: fence it first"
+                )
             self._epochs[epoch] = IncomingEpoch(epoch, tuple(block_ids))
             self._open_blocks |= blocks
 
     def fence(self, epoch: bytes) -> None:
-        """Accept nothing more of this epoch; `Fenced` is emitted here, or by the last `leave` if a copy is under way."""
+        """Accept nothing more of this epoch; `Fenced` is emitted here, or by the last `leave` if a
+        copy is under way.
+        """
         with self._lock:
             receiving = self._epochs.get(epoch)
             if receiving is None:
@@ -87,7 +97,10 @@ class Inbox:
                 self._finish(receiving)
 
     def claim(self, epoch: bytes, heads: range, block_ids: Sequence[int]) -> IncomingSlice | str:
-        """Ask to write these heads of the next blocks of an epoch; each can be claimed once.  Returns why not as a str."""
+        """Ask to write these heads of the next blocks of an epoch; each can be claimed once.
+
+        Returns why not as a str.
+        """
         with self._lock:
             receiving = self._epochs.get(epoch)
             if receiving is None or receiving.is_fenced:
@@ -103,7 +116,9 @@ class Inbox:
             return arriving
 
     def enter(self, arriving: IncomingSlice) -> bool:
-        """Before copying bytes: True if allowed, and then `leave` must follow at once; False once the epoch is fenced."""
+        """Before copying bytes: True if allowed, and then `leave` must follow at once; False once
+        the epoch is fenced.
+        """
         with self._lock:
             if arriving.receiving.is_fenced:
                 return False
@@ -119,7 +134,9 @@ class Inbox:
                 self._finish(receiving)
 
     def complete(self, arriving: IncomingSlice, block_id: int, landing: memoryview) -> bool:
-        """Land the slice of this block, whose bytes have all arrived; False once the epoch is fenced (it then counts as missing)."""
+        """Land the slice of this block, whose bytes have all arrived; False once the epoch is
+        fenced (it then counts as missing).
+        """
         if not self.enter(arriving):
             return False
         heads = arriving.heads
@@ -173,7 +190,9 @@ def _why_not(arriving: IncomingSlice, block_ids: Sequence[int]) -> str:
     """Name the first block that is not the next one of the opened list."""
     receiving, num_claimed = arriving.receiving, arriving.num_claimed
     expected = receiving.block_ids[num_claimed:]
-    index = next(i for i, block in enumerate(block_ids) if i >= len(expected) or expected[i] != block)
+    index = next(
+        i for i, block in enumerate(block_ids) if i >= len(expected) or expected[i] != block
+    )
     block = block_ids[index]
     if block not in receiving.block_ids:
         return f"block {block} is not open under this epoch"

@@ -70,14 +70,19 @@ class SlicePort(Protocol):
         ...
 
     def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
-        """Accept writes into its heads of these blocks.  Once it returns, none is refused as too early."""
+        """Accept writes into its heads of these blocks.
+
+        Once it returns, none is refused as too early.
+        """
         ...
 
     def fence(self, epoch: bytes) -> None:
         """Close the epoch here; Fenced follows."""
         ...
 
-    def write(self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]
+    ) -> None:
         """Queue writes of these heads, of (source block here, target block there)."""
         ...
 
@@ -123,5 +128,8 @@ def routes(held: range, num_heads: int, addresses: Sequence[str]) -> list[tuple[
     Raises ValueError where the peer's ports cannot share the heads evenly.
     """
     taken = zip(shares(num_heads, len(addresses)), addresses, strict=True)
-    common = [(range(max(held.start, heads.start), min(held.stop, heads.stop)), address) for heads, address in taken]
+    common = [
+        (range(max(held.start, heads.start), min(held.stop, heads.stop)), address)
+        for heads, address in taken
+    ]
     return [(heads, address) for heads, address in common if heads]

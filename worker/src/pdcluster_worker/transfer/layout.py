@@ -21,7 +21,9 @@ _MASK = (1 << 64) - 1
 def head_crcs(block: bytes | bytearray | memoryview, num_heads: int) -> tuple[int, ...]:
     """CRC-32 of each head's bytes in (a slice of) one block."""
     size = len(block) // num_heads
-    return tuple(zlib.crc32(block[start : start + size]) for start in range(0, size * num_heads, size))
+    return tuple(
+        zlib.crc32(block[start : start + size]) for start in range(0, size * num_heads, size)
+    )
 
 
 class SliceChecksum:

@@ -22,7 +22,9 @@ from pdcluster_worker.transfer.sliced import SlicedTransport
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A slice of one block that has left its sender (`data` is a copy: the source may change) and has not arrived."""
+    """A slice of one block that has left its sender (`data` is a copy: the source may change) and
+    has not arrived.
+    """
 
     sender: "LocalPort"
     frame: Frame
@@ -48,7 +50,9 @@ class LocalFabric:
     def attach(self, engine_id: str, ports: "list[LocalPort]") -> None:
         """Make an engine reachable.  Raises ValueError if the id is taken."""
         if engine_id in self._ports:
-            raise ValueError(f"engine {engine_id} is attached already: an engine_id is new for every start")
+            raise ValueError(
+                f"engine {engine_id} is attached already: an engine_id is new for every start"
+            )
         self._ports[engine_id] = ports
 
     def detach(self, engine_id: str) -> None:
@@ -68,8 +72,15 @@ class LocalFabric:
         delivery = self._pending.popleft()
         frame, outbox = delivery.frame, delivery.sender.outbox
         first_head = frame.send.part.heads.start
-        receiver = next((port for port in self._ports.get(frame.send.peer[0], ()) if first_head in port.heads), None)
-        refusal = f"no engine {frame.send.peer[0]}" if receiver is None else receiver.accept(frame, delivery.data)
+        receiver = next(
+            (port for port in self._ports.get(frame.send.peer[0], ()) if first_head in port.heads),
+            None,
+        )
+        refusal = (
+            f"no engine {frame.send.peer[0]}"
+            if receiver is None
+            else receiver.accept(frame, delivery.data)
+        )
         if refusal is None:
             outbox.acknowledge(frame)
         else:
@@ -77,7 +88,9 @@ class LocalFabric:
         return True
 
     def drop_next(self) -> bool:
-        """Lose the oldest block: its sender sees a broken connection, later blocks may still arrive; False when nothing is on the way."""
+        """Lose the oldest block: its sender sees a broken connection, later blocks may still
+        arrive; False when nothing is on the way.
+        """
         if not self._pending:
             return False
         delivery = self._pending.popleft()
@@ -115,7 +128,9 @@ class LocalPort:
         """See kv_slice.SlicePort."""
         self._inbox.fence(epoch)
 
-    def write(self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]
+    ) -> None:
         """See kv_slice.SlicePort; the bytes are read before this returns."""
         peer = (engine_id, address)
         self.outbox.write(part, peer, pairs)

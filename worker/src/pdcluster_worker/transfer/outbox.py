@@ -1,4 +1,5 @@
-"""The sending side of one port: what waits to be written, and when a source block is no longer read.
+"""The sending side of one port: what waits to be written, and when a source block is no longer
+read.
 
 Both transports take their work from here, so they share one set of rules:
 writes of a slice keep their order, `SliceSent` follows each acknowledgement,
@@ -21,7 +22,9 @@ PeerAddress = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class OutgoingSlice:
-    """One slice that is being written to a peer.  `reason` is set once it ends by failure or cancel."""
+    """One slice that is being written to a peer.  `reason` is set once it ends by failure or
+    cancel.
+    """
 
     part: KVSlice
     peer: PeerAddress
@@ -81,7 +84,9 @@ class Outbox:
             return any(send.queued for send in self._ready.get(peer, ()))
 
     def take(self, peer: PeerAddress, max_blocks: int) -> Frame | None:
-        """The next frame for this peer, at most `max_blocks` long; its sources are read until `release`."""
+        """The next frame for this peer, at most `max_blocks` long; its sources are read until
+        `release`.
+        """
         with self._lock:
             ready = self._ready.get(peer, deque())
             while ready and not ready[0].queued:  # ended while it waited
@@ -96,10 +101,14 @@ class Outbox:
             send.is_reading = True
             if not send.queued:
                 ready.popleft()
-            return Frame(send, tuple(source for source, _ in pairs), tuple(target for _, target in pairs))
+            return Frame(
+                send, tuple(source for source, _ in pairs), tuple(target for _, target in pairs)
+            )
 
     def release(self, frame: Frame, crcs: Sequence[Sequence[int]] = ()) -> None:
-        """The frame's source blocks are no longer read; `crcs` of its blocks' heads when verification is on."""
+        """The frame's source blocks are no longer read; `crcs` of its blocks' heads when
+        verification is on.
+        """
         with self._lock:
             frame.send.is_reading = False
             frame.send.checksum.extend(crcs)
@@ -120,7 +129,9 @@ class Outbox:
             self._end(frame.send, f"refused: {reason}")
 
     def fail(self, peer: PeerAddress, reason: str) -> None:
-        """The connection to this peer is gone: every slice with work under way there ends; idle ones may go on over the next connection."""
+        """The connection to this peer is gone: every slice with work under way there ends; idle
+        ones may go on over the next connection.
+        """
         with self._lock:
             for send in self._sends.values():
                 if send.peer == peer and send.is_busy:
@@ -128,7 +139,10 @@ class Outbox:
             self._ready.pop(peer, None)
 
     def cancel(self, part: KVSlice) -> None:
-        """End a slice; `SliceEnded` is emitted here, or by `release` if a frame is being read.  Nothing more for one that has ended."""
+        """End a slice; `SliceEnded` is emitted here, or by `release` if a frame is being read.
+
+        Nothing more for one that has ended.
+        """
         with self._lock:
             send = self._sends.get(part)
             if send is None:
@@ -137,7 +151,9 @@ class Outbox:
                 self._end(send, "cancelled")
 
     def forget(self, part: KVSlice) -> None:
-        """Drop the record of a slice that has ended or is fully acknowledged; unknown ones are a no-op."""
+        """Drop the record of a slice that has ended or is fully acknowledged; unknown ones are a
+        no-op.
+        """
         with self._lock:
             self._sends.pop(part, None)
 

@@ -59,10 +59,14 @@ class RankPort:
         """See kv_slice.SlicePort."""
         self._send(rank_line.Fence(epoch))
 
-    def write(self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]
+    ) -> None:
         """See kv_slice.SlicePort."""
         heads = part.heads
-        self._send(rank_line.Write(part.epoch, heads.start, heads.stop, engine_id, address, list(pairs)))
+        self._send(
+            rank_line.Write(part.epoch, heads.start, heads.stop, engine_id, address, list(pairs))
+        )
 
     def forget(self, part: KVSlice) -> None:
         """See kv_slice.SlicePort."""
@@ -107,7 +111,9 @@ class RankPort:
             raise self._gone() from e
 
     def _gone(self) -> EngineBrokenError:
-        return EngineBrokenError(f"the rank of KV heads {self.heads.start} to {self.heads.stop - 1} is gone")
+        return EngineBrokenError(
+            f"the rank of KV heads {self.heads.start} to {self.heads.stop - 1} is gone"
+        )
 
 
 def _event_of(answer: rank_line.Answer) -> SliceEvent | None:
@@ -126,11 +132,15 @@ def _event_of(answer: rank_line.Answer) -> SliceEvent | None:
 def _answer_of(event: SliceEvent) -> rank_line.Answer:
     match event:
         case SliceSent(part=(epoch, heads)):
-            return rank_line.Sent(epoch, heads.start, heads.stop, event.block_ids, event.checksum, event.at)
+            return rank_line.Sent(
+                epoch, heads.start, heads.stop, event.block_ids, event.checksum, event.at
+            )
         case SliceEnded(part=(epoch, heads)):
             return rank_line.Ended(epoch, heads.start, heads.stop, event.reason)
         case Fenced():
-            return rank_line.FencedHere(event.epoch, event.received, event.num_bytes, event.checksum)
+            return rank_line.FencedHere(
+                event.epoch, event.received, event.num_bytes, event.checksum
+            )
 
 
 def serve_in_thread(line: socket.socket, memory: KVMemory) -> None:
@@ -156,7 +166,9 @@ def _listen(line: socket.socket, listen: rank_line.Listen, memory: KVMemory) -> 
     settings = TcpSettings(verify=listen.verify, bandwidth=listen.bandwidth)
     address = listen.host, listen.port
     try:
-        port = TcpPort(memory, listen.engine_id, address, lambda: os.eventfd_write(bell, 1), settings)
+        port = TcpPort(
+            memory, listen.engine_id, address, lambda: os.eventfd_write(bell, 1), settings
+        )
     except WorkerError as e:
         rank_line.send(line, rank_line.Refused(str(e)))
         return

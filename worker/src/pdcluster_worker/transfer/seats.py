@@ -41,7 +41,9 @@ class PortLimits:
 
     def within(self, num_files: int) -> "PortLimits":
         """These, for a process that may have so many connections in all; at least one peer."""
-        return replace(self, max_connections=max(1, min(self.max_connections, num_files - self.max_strangers)))
+        return replace(
+            self, max_connections=max(1, min(self.max_connections, num_files - self.max_strangers))
+        )
 
 
 class Seats(Generic[ConnectionT]):
@@ -62,7 +64,10 @@ class Seats(Generic[ConnectionT]):
         """Give a new connection of this address its seat, or say why there is none."""
         limits = self._limits
         if self._strangers_of[address] >= limits.max_strangers_per_address:
-            return f"{limits.max_strangers_per_address} without a hello are open from its address, the limit of one"
+            return (
+                f"{limits.max_strangers_per_address} without a hello are open from its address, "
+                "the limit of one"
+            )
         if len(self._strangers) >= limits.max_strangers:
             longest = next(iter(self._strangers))
             self.leave(longest)

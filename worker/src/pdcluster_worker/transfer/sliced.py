@@ -50,7 +50,9 @@ class _Sending:
 
 
 class SlicedTransport:
-    """`engine.ports.Transport`.  ports: of all ranks, in the order of their heads.  wake: called when `poll` has something."""
+    """`engine.ports.Transport`.  ports: of all ranks, in the order of their heads.  wake: called
+    when `poll` has something.
+    """
 
     def __init__(self, ports: Sequence[SlicePort], wake: Callable[[], None]) -> None:
         self._ports = ports
@@ -68,13 +70,18 @@ class SlicedTransport:
         return [port.port for port in self._ports]
 
     def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
-        """See ports.Transport; blocks must be written in this order.  Raises ValueError on a block that another epoch has open."""
+        """See ports.Transport; blocks must be written in this order.
+
+        Raises ValueError on a block that another epoch has open.
+        """
         for port in self._ports:
             port.open(epoch, block_ids)
         self._open.add(epoch)
 
     def fence(self, epoch: bytes) -> None:
-        """See ports.Transport; a second fence adds nothing while a port has not answered the first."""
+        """See ports.Transport; a second fence adds nothing while a port has not
+        answered the first.
+        """
         if epoch in self._open:
             self._open.remove(epoch)
             self._fencing[epoch] = []
@@ -85,8 +92,16 @@ class SlicedTransport:
         if epoch not in self._fencing:
             self._add(Fenced(epoch, frozenset(), 0))
 
-    def write(self, epoch: bytes, engine_id: str, addresses: Sequence[str], pairs: Sequence[tuple[int, int]]) -> None:
-        """See ports.Transport; after the epoch has ended blocks are dropped unread: its `SendEnded` speaks for them too."""
+    def write(
+        self,
+        epoch: bytes,
+        engine_id: str,
+        addresses: Sequence[str],
+        pairs: Sequence[tuple[int, int]],
+    ) -> None:
+        """See ports.Transport; after the epoch has ended blocks are dropped unread: its `SendEnded`
+        speaks for them too.
+        """
         peer = engine_id, tuple(addresses)
         sending = self._sendings.get(epoch)
         if sending is None:
@@ -107,7 +122,9 @@ class SlicedTransport:
     def checksum(self, epoch: bytes) -> int | None:
         """See ports.Transport; complete once the last `BlocksSent` has come."""
         sending = self._sendings.get(epoch)
-        return None if sending is None else combined(one.checksum for one in sending.slices.values())
+        return (
+            None if sending is None else combined(one.checksum for one in sending.slices.values())
+        )
 
     def forget(self, epoch: bytes) -> None:
         """See ports.Transport; raises ValueError while writes are unacknowledged."""
@@ -115,7 +132,9 @@ class SlicedTransport:
         if sending is None:
             return
         if sending.sources and not sending.has_ended:
-            raise ValueError("epoch has unacknowledged writes: cancel it and wait for SendEnded first")
+            raise ValueError(
+                "epoch has unacknowledged writes: cancel it and wait for SendEnded first"
+            )
         del self._sendings[epoch]
         for one in sending.slices.values():
             one.port.forget(one.part)
@@ -176,7 +195,9 @@ class SlicedTransport:
         if num_new:
             sending.num_sent += num_new
             sent = tuple(sending.sources.popleft() for _ in range(num_new))
-            self._events.append(BlocksSent(event.part.epoch, sent, num_new * self._block_bytes, event.at))
+            self._events.append(
+                BlocksSent(event.part.epoch, sent, num_new * self._block_bytes, event.at)
+            )
 
     def _ended(self, event: SliceEnded) -> None:
         sending = self._sendings.get(event.part.epoch)

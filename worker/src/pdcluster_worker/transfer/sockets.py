@@ -11,7 +11,9 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 def tune(sock: socket.socket) -> None:
-    """No Nagle delay, large buffers, and a peer whose machine vanished is noticed within about a minute."""
+    """No Nagle delay, large buffers, and a peer whose machine vanished is noticed within about a
+    minute.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -31,5 +33,6 @@ def describe(error: Exception) -> str:
     if isinstance(error, socket.gaierror):  # its errno is not the system's
         return str(error.strerror).lower()
     if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno).lower()  # not error.strerror: the standard library adds to it
+        # not error.strerror: the standard library adds to it
+        return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__

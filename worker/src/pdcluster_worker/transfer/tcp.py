@@ -1,4 +1,6 @@
-"""KV blocks over plain TCP, the default transport: this process's port, and those of the engine's other ranks."""
+"""KV blocks over plain TCP, the default transport: this process's port, and those of the engine's
+other ranks.
+"""
 
 from collections.abc import Callable, Sequence
 

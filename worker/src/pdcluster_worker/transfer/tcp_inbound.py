@@ -1,4 +1,5 @@
-"""One connection to the KV port: its hello, then frames into the blocks that `transfer.inbox` allows.
+"""One connection to the KV port: its hello, then frames into the blocks that `transfer.inbox`
+allows.
 
 Waits in the kernel, never while it holds an epoch and never without an end, so
 neither a stalled peer nor a silent one holds anything for long.  A stranger
@@ -75,11 +76,16 @@ class Inbound:
         block_bytes = self._memory.head_bytes * len(header.heads)
         limit = wire.frame_bytes(self._memory.head_bytes * len(self._memory.heads))
         if header.payload_bytes > limit:
-            raise wire.WireError(f"payload bytes: {header.payload_bytes} is over the limit of {limit}")
+            raise wire.WireError(
+                f"payload bytes: {header.payload_bytes} is over the limit of {limit}"
+            )
         num_blocks = len(header.block_ids)
         if header.payload_bytes != num_blocks * block_bytes:
             self._drain(header.payload_bytes)
-            return f"a block has {block_bytes} bytes, not {header.payload_bytes} for {num_blocks} blocks"
+            return (
+                f"a block has {block_bytes} bytes, not {header.payload_bytes} for {num_blocks} "
+                "blocks"
+            )
         arriving = self._inbox.claim(header.epoch, header.heads, header.block_ids)
         if isinstance(arriving, str):
             self._drain(header.payload_bytes)

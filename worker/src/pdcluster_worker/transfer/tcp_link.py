@@ -26,7 +26,9 @@ from pdcluster_worker.transfer.outbox import Frame, Outbox, PeerAddress
 from pdcluster_worker.transfer.pacing import TokenBucket
 
 WINDOW_FRAMES = 8
-"""Frames that may be sent and not acknowledged: covers a round trip, bounds what a failure has to end."""
+"""Frames that may be sent and not acknowledged: covers a round trip, bounds what a failure has to
+end.
+"""
 
 Message = TypeVar("Message", wire.Reply, wire.Ack)
 
@@ -58,9 +60,13 @@ class Stopped(Exception):  # noqa: N818 - a request, not an error
 
 
 class Link:
-    """Serves one peer's part of the outbox.  `run` once; `wake` and `stop` from any thread until `close`."""
+    """Serves one peer's part of the outbox.  `run` once; `wake` and `stop` from any thread until
+    `close`.
+    """
 
-    def __init__(self, peer: PeerAddress, outbox: Outbox, memory: KVMemory, settings: LinkSettings) -> None:
+    def __init__(
+        self, peer: PeerAddress, outbox: Outbox, memory: KVMemory, settings: LinkSettings
+    ) -> None:
         self.peer = peer
         self._outbox = outbox
         self._memory = memory
@@ -89,9 +95,11 @@ class Link:
         self.wake()
 
     def run(self) -> None:
-        """Serve until the connection has been idle for idle_seconds, or the peer closed an idle one.
+        """Serve until the connection has been idle for idle_seconds, or the peer closed an idle
+        one.
 
-        Raises OSError, WireError or ValueError (address) on a failure, Stopped after `stop`; no source block is read afterwards.
+        Raises OSError, WireError or ValueError (address) on a failure, Stopped after `stop`; no
+        source block is read afterwards.
         """
         try:
             self._num_acked = 0
@@ -110,7 +118,9 @@ class Link:
         deadline = self._clock() + self._settings.connect_seconds
         failure: Exception | None = None
         try:
-            for family, kind, proto, _, address in socket.getaddrinfo(*parse_address(self.peer[1]), type=socket.SOCK_STREAM):
+            for family, kind, proto, _, address in socket.getaddrinfo(
+                *parse_address(self.peer[1]), type=socket.SOCK_STREAM
+            ):
                 with contextlib.ExitStack() as on_failure:
                     sock = on_failure.enter_context(socket.socket(family, kind, proto))
                     try:
@@ -138,7 +148,8 @@ class Link:
     def _introduce(self, sock: socket.socket) -> None:
         deadline = self._clock() + self._settings.connect_seconds
         self._sent_at = self._clock()
-        sock.sendall(wire.encode_hello(wire.KvHello(self.peer[0])))  # far smaller than an empty socket's buffer
+        # far smaller than an empty socket's buffer
+        sock.sendall(wire.encode_hello(wire.KvHello(self.peer[0])))
         while (reply := self._next(sock, wire.decode_reply)) is None:
             self._await(sock, select.POLLIN, deadline)
         if reply.refusal is not None:
@@ -160,7 +171,9 @@ class Link:
             self._wait(sock, events, self._deadline(pause))
 
     def _send(self, sock: socket.socket) -> float:
-        """Send until the socket, the window or the outbox says stop; returns the seconds to wait for bandwidth, 0.0 = none."""
+        """Send until the socket, the window or the outbox says stop; returns the seconds to wait
+        for bandwidth, 0.0 = none.
+        """
         while self._frame is not None or len(self._unacked) < WINDOW_FRAMES:
             if self._frame is None:
                 pause = self._settings.bucket.delay(self._clock())
@@ -204,7 +217,9 @@ class Link:
 
     def _crcs(self, frame: Frame) -> list[tuple[int, ...]]:
         heads = frame.send.part.heads
-        return [head_crcs(self._memory.block(source, heads), len(heads)) for source in frame.sources]
+        return [
+            head_crcs(self._memory.block(source, heads), len(heads)) for source in frame.sources
+        ]
 
     def _read_acks(self, sock: socket.socket) -> None:
         while (ack := self._next(sock, wire.decode_ack)) is not None:
@@ -218,8 +233,13 @@ class Link:
             else:
                 self._outbox.refuse(frame, ack.refusal)
 
-    def _next(self, sock: socket.socket, decode: Callable[[bytes], Message | int]) -> Message | None:
-        """The next message; None when it has not arrived whole.  Raises ConnectionError when the peer has closed."""
+    def _next(
+        self, sock: socket.socket, decode: Callable[[bytes], Message | int]
+    ) -> Message | None:
+        """The next message; None when it has not arrived whole.
+
+        Raises ConnectionError when the peer has closed.
+        """
         while isinstance(message := decode(self._inbound), int):
             try:
                 chunk = sock.recv(message)
@@ -265,7 +285,10 @@ class Link:
                 raise TimeoutError(f"no answer in {self._settings.connect_seconds:g} s")
 
     def _wait(self, sock: socket.socket, events: int, deadline: float) -> bool:
-        """Wait for the socket, a wake-up or the deadline; True if the socket is ready.  Raises Stopped."""
+        """Wait for the socket, a wake-up or the deadline; True if the socket is ready.
+
+        Raises Stopped.
+        """
         poll = select.poll()
         poll.register(sock, events)
         poll.register(self._waiter, select.POLLIN)

@@ -25,7 +25,9 @@ from pdcluster_worker.transfer.tcp_sender import TcpSender
 
 DEFAULT_LIMITS = PortLimits()
 PACED_FRAMES_PER_SECOND = 20
-"""Frames per second under a bandwidth cap: frames shrink to this share of a second, so that the flow is even."""
+"""Frames per second under a bandwidth cap: frames shrink to this share of a second, so that the
+flow is even.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,19 @@ class TcpPort:
         return self._receiver.num_bad_connections
 
     def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
-        """See kv_slice.SlicePort; blocks must be written in this order.  Raises ValueError on a block that another epoch has open."""
+        """See kv_slice.SlicePort; blocks must be written in this order.
+
+        Raises ValueError on a block that another epoch has open.
+        """
         self._inbox.open(epoch, block_ids)
 
     def fence(self, epoch: bytes) -> None:
         """See kv_slice.SlicePort; never waits for a peer: bytes that still arrive are read away."""
         self._inbox.fence(epoch)
 
-    def write(self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]
+    ) -> None:
         """See kv_slice.SlicePort; address is "host:port", an IPv6 host in brackets."""
         self._sender.write(part, (engine_id, address), pairs)
 
@@ -99,7 +106,9 @@ class TcpPort:
         self._outbox.forget(part)
 
     def cancel(self, part: KVSlice) -> None:
-        """See kv_slice.SlicePort; a frame that is half sent is finished first, in its own thread."""
+        """See kv_slice.SlicePort; a frame that is half sent is finished first, in its
+        own thread.
+        """
         self._outbox.cancel(part)
 
     def poll(self) -> list[SliceEvent]:

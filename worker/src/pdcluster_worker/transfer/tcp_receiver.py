@@ -1,4 +1,5 @@
-"""The KV port: listens, and gives each connection a thread (`transfer.tcp_inbound`) while there are seats.
+"""The KV port: listens, and gives each connection a thread (`transfer.tcp_inbound`) while there are
+seats.
 
 Bytes that are not the protocol close that connection alone.  Knows nothing of requests.
 """
@@ -57,7 +58,9 @@ class TcpReceiver:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, break all connections, wait for the threads: no block is written afterwards."""
+        """Stop listening, break all connections, wait for the threads: no block is written
+        afterwards.
+        """
         self._closing.set()
         _shut(self._listener)
         self._thread.join(JOIN_SECONDS)
@@ -74,7 +77,8 @@ class TcpReceiver:
             try:
                 sock, address = self._listener.accept()
             except OSError as e:
-                if not self._closing.is_set():  # out of file descriptors, or the peer was gone before we looked
+                # out of file descriptors, or the peer was gone before we looked
+                if not self._closing.is_set():
                     logger.warning("cannot accept a KV connection: %s", sockets.describe(e))
                     self._closing.wait(_ACCEPT_RETRY_SECONDS)
                 continue
@@ -117,7 +121,12 @@ class TcpReceiver:
         except wire.WireError as e:
             with self._lock:
                 self.num_bad_connections += 1
-            logger.warning("closed a KV connection peer=%s bad_connections=%d: %s", peer, self.num_bad_connections, e)
+            logger.warning(
+                "closed a KV connection peer=%s bad_connections=%d: %s",
+                peer,
+                self.num_bad_connections,
+                e,
+            )
         except ConnectionRefusedError as e:  # ours, after a hello
             self._say_refused(peer, str(e))
         except OSError as e:
@@ -140,11 +149,18 @@ class TcpReceiver:
 def _listen(host: str, port: int) -> socket.socket:
     """Raises ConfigError when the address cannot be bound."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=host == "::")
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(
+            address[:2], family=family, backlog=128, dualstack_ipv6=host == "::"
+        )
     except OSError as e:
         where = join_address(host, port)
-        raise ConfigError(f"KV port {where}: {sockets.describe(e)}: choose another listen.kv, or 0 for any free port") from e
+        raise ConfigError(
+            f"KV port {where}: {sockets.describe(e)}: choose another listen.kv, or 0 for any free "
+            "port"
+        ) from e
 
 
 def _shut(sock: socket.socket) -> None:

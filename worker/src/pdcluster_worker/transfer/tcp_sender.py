@@ -45,7 +45,9 @@ class TcpSender:
                 self._start(peer)
 
     def close(self) -> None:
-        """End all threads, at most about JOIN_SECONDS; no event follows for what they had under way."""
+        """End all threads, at most about JOIN_SECONDS; no event follows for what they had under
+        way.
+        """
         deadline = time.monotonic() + JOIN_SECONDS
         with self._lock:
             links = list(self._links.values())
@@ -56,7 +58,9 @@ class TcpSender:
 
     def _start(self, peer: PeerAddress) -> None:
         link = Link(peer, self._outbox, self._memory, self._settings)
-        thread = threading.Thread(target=self._serve, args=(link,), name=f"kv-to-{peer[1]}", daemon=True)
+        thread = threading.Thread(
+            target=self._serve, args=(link,), name=f"kv-to-{peer[1]}", daemon=True
+        )
         try:
             thread.start()
         except RuntimeError as e:  # no more threads: this peer alone fails
@@ -79,7 +83,12 @@ class TcpSender:
         except Exception as e:
             reason = sockets.describe(e)
             is_expected = isinstance(e, OSError | WireError | ValueError)
-            logger.warning("KV connection failed engine_id=%s address=%s: %s", *link.peer, reason, exc_info=not is_expected)
+            logger.warning(
+                "KV connection failed engine_id=%s address=%s: %s",
+                *link.peer,
+                reason,
+                exc_info=not is_expected,
+            )
         with self._lock:
             if reason is None and self._outbox.has_work(link.peer):
                 return True

@@ -1,9 +1,11 @@
-"""Framing of the KV port, version 2: pure encode and decode, big-endian; no object is ever unpickled.
+"""Framing of the KV port, version 2: pure encode and decode, big-endian; no object is ever
+unpickled.
 
     sender -> receiver   hello    magic, version, engine_id it is meant for        once
     receiver -> sender   reply    magic, version, accepted or why not              once
-    sender -> receiver   header   magic, epoch, heads, payload bytes, block ids    per frame, then the bytes
-    receiver -> sender   ack      magic, epoch, accepted or why not                per frame, in order
+    sender -> receiver   header   magic, epoch, heads, payload bytes, block ids    per frame, then
+    the bytes receiver -> sender   ack      magic, epoch, accepted or why not                per
+    frame, in order
 
 A decoder takes the bytes read so far and returns the message, or how many more
 bytes to read: a reader never takes bytes of what follows.  Every size is checked
@@ -37,7 +39,9 @@ _ACK_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sBH")
 
 
 class WireError(PeerError):
-    """The peer sent bytes that are not this protocol, or broke off within a message: close this connection."""
+    """The peer sent bytes that are not this protocol, or broke off within a message: close this
+    connection.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Comes before a frame's payload: these heads of each block, in the order of `block_ids` (the receiver's ids)."""
+    """Comes before a frame's payload: these heads of each block, in the order of `block_ids` (the
+    receiver's ids).
+    """
 
     epoch: bytes
     heads: range
@@ -117,7 +123,9 @@ def encode_header(header: Header) -> bytes:
     _check("epoch bytes", len(header.epoch), EPOCH_BYTES)
     _check_frame(header.heads, len(header.block_ids), header.payload_bytes)
     ends = header.heads.start, header.heads.stop
-    head = _FRAME_HEAD.pack(_FRAME, header.epoch, *ends, header.payload_bytes, len(header.block_ids))
+    head = _FRAME_HEAD.pack(
+        _FRAME, header.epoch, *ends, header.payload_bytes, len(header.block_ids)
+    )
     return head + _block_ids(len(header.block_ids)).pack(*header.block_ids)
 
 
@@ -177,7 +185,9 @@ def _check_opening(magic: bytes, version: int) -> None:
     if magic != _MAGIC:
         raise WireError(f"not a KV port: the connection opens with {magic!r}")
     if version != VERSION:
-        raise WireError(f"KV protocol version {version} is not {VERSION}: run the same release on both workers")
+        raise WireError(
+            f"KV protocol version {version} is not {VERSION}: run the same release on both workers"
+        )
 
 
 def _block_ids(count: int) -> struct.Struct:

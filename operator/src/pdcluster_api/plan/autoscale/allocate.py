@@ -30,19 +30,28 @@ class Allocation:
     moves:  every worker so far, as (pool, +1 or -1)
     """
 
-    def __init__(self, pools: Sequence[Pool], base: Vector, budget: Budget, band: Band | None = None) -> None:
+    def __init__(
+        self, pools: Sequence[Pool], base: Vector, budget: Budget, band: Band | None = None
+    ) -> None:
         self.sizes = dict(base)
         self.moves: list[tuple[Pool, int]] = []
         self._base = base
         self._band = band or Band()
-        self._cheapest = {role: sorted(mine, key=lambda pool: (pool.price, pool.order)) for role, mine in by_role(pools).items()}
-        self.counts = {role: sum(base[pool.key] for pool in mine) for role, mine in self._cheapest.items()}
+        self._cheapest = {
+            role: sorted(mine, key=lambda pool: (pool.price, pool.order))
+            for role, mine in by_role(pools).items()
+        }
+        self.counts = {
+            role: sum(base[pool.key] for pool in mine) for role, mine in self._cheapest.items()
+        }
         self._caps = self._base_counts = dict(self.counts)
         self.capacity = {role: capacity(role, pools, base) for role in ("prefill", "decode")}
         rooms = {gpu: list(room) for gpu, room in budget.room(pools, base).items()}
         self._rooms = {pool.key: [rooms[gpu] for gpu in budget.limits_of(pool)] for pool in pools}
 
-    def approach(self, recommendations: Mapping[str, int], caps: Mapping[str, int] | None = None) -> None:
+    def approach(
+        self, recommendations: Mapping[str, int], caps: Mapping[str, int] | None = None
+    ) -> None:
         """Go to the recommended sizes, as near as the limits allow.
 
         caps: sizes by role beyond which the band is not followed

@@ -86,7 +86,11 @@ def _problems(budget: Budget, pools: Sequence[Pool], vector: Vector) -> list[Pro
         )
         message = f"{why} the budget ({over}): raise autoscale.budget"
         return [Problem(conditions.BUDGET_TOO_SMALL, message)]
-    short = [f"{pool.name} has {vector[pool.key]} of minReplicas {pool.low}" for pool in pools if vector[pool.key] < pool.low]
+    short = [
+        f"{pool.name} has {vector[pool.key]} of minReplicas {pool.low}"
+        for pool in pools
+        if vector[pool.key] < pool.low
+    ]
     if short:
         message = f"{', '.join(short)}: raise autoscale.budget or lower minReplicas"
         return [Problem(conditions.BUDGET_TOO_SMALL, message)]

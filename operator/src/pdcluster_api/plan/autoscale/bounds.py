@@ -21,7 +21,9 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY_MINUTES = 24 * 60
 
 
-def bounds_of(role: str, pool: PoolSpec, schedules: Iterable[ScheduleSpec], wall: datetime) -> tuple[int, int, str]:
+def bounds_of(
+    role: str, pool: PoolSpec, schedules: Iterable[ScheduleSpec], wall: datetime
+) -> tuple[int, int, str]:
     """(min, max, source of the bounds) of a pool at a time."""
     low, high, source = pool.min_replicas or 0, pool.max_replicas, "minReplicas and maxReplicas"
     for schedule in schedules:
@@ -36,7 +38,10 @@ def conflict(name: str, low: int, high: int) -> Problem | None:
     """Problem of bounds that exclude each other; None = they do not.  name: role/pool."""
     if low <= high:
         return None
-    message = f"{name}: minReplicas is {low} and maxReplicas is {high}: {high} counts; lower minReplicas or raise maxReplicas"
+    message = (
+        f"{name}: minReplicas is {low} and maxReplicas is {high}: {high} counts; lower minReplicas "
+        "or raise maxReplicas"
+    )
     return Problem(conditions.BOUNDS_CONFLICT, message)
 
 
@@ -51,7 +56,9 @@ def is_on(schedule: ScheduleSpec, wall: datetime) -> bool:
     length = (end - start) % _DAY_MINUTES or _DAY_MINUTES
     if start <= minute < start + length:
         return _starts_on(schedule, local)
-    return minute + _DAY_MINUTES < start + length and _starts_on(schedule, local - timedelta(days=1))
+    return minute + _DAY_MINUTES < start + length and _starts_on(
+        schedule, local - timedelta(days=1)
+    )
 
 
 def _starts_on(schedule: ScheduleSpec, local: datetime) -> bool:

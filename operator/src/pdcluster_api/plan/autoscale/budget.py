@@ -26,7 +26,9 @@ class Budget:
     others: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, spec: BudgetSpec, undeclared: Iterable[PoolFacts], pools: Iterable[Pool]) -> "Budget":
+    def of(
+        cls, spec: BudgetSpec, undeclared: Iterable[PoolFacts], pools: Iterable[Pool]
+    ) -> "Budget":
         """Limits of the spec, and the most one object may have where its pools allow more
         together.
         """
@@ -66,7 +68,10 @@ class Budget:
         exceeded.
         """
         asked, held = self.asked(pools, vector), self.held(pools, vector)
-        return {gpu: (max(0, limit - asked[gpu]), max(0, limit - held[gpu])) for gpu, limit in self.limits.items()}
+        return {
+            gpu: (max(0, limit - asked[gpu]), max(0, limit - held[gpu]))
+            for gpu, limit in self.limits.items()
+        }
 
     def keeping(self, pools: Iterable[Pool], raised: Vector, vector: Vector) -> "Budget":
         """The budget less the room that pending raises wait for, so that no other pool takes it."""
@@ -80,7 +85,11 @@ class Budget:
     def over(self, pools: Sequence[Pool], vector: Vector) -> str | None:
         """Limits that are exceeded, as text; None = none is."""
         asked = self.asked(pools, vector)
-        found = [f"{gpu or 'in all'}: {asked[gpu]} of {limit}" for gpu, limit in self.limits.items() if asked[gpu] > limit]
+        found = [
+            f"{gpu or 'in all'}: {asked[gpu]} of {limit}"
+            for gpu, limit in self.limits.items()
+            if asked[gpu] > limit
+        ]
         return ", ".join(found) or None
 
     def used(self, pools: Sequence[Pool], vector: Vector) -> str:
@@ -89,7 +98,10 @@ class Budget:
         """
         held = self.held(pools, vector)
         ending = sum(pool.facts.ending for pool in pools)
-        limits = ", ".join(f"{held[gpu]} of {limit} {gpu or 'accelerators'}" for gpu, limit in sorted(self.limits.items()))
+        limits = ", ".join(
+            f"{held[gpu]} of {limit} {gpu or 'accelerators'}"
+            for gpu, limit in sorted(self.limits.items())
+        )
         is_roll_out = any(len(pool.facts.holdings) > 1 for pool in pools)
         whose = "pods that end or are of another revision" if is_roll_out else "pods that end"
         return f"{limits} are held or asked for" + (f", {ending} by {whose}" if ending else "")

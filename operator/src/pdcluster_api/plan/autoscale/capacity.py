@@ -19,14 +19,18 @@ from pdcluster_api.schema import conditions
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 
 
-def left_alone(pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str, float], now: float) -> Mapping[str, float]:
+def left_alone(
+    pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str, float], now: float
+) -> Mapping[str, float]:
     """Until when each GPU type is left alone, those that pods wait for now included."""
     until = {gpu: at for gpu, at in backoff.items() if now < at <= now + spec.backoff_seconds}
     waiting = [pool.facts.gpu for pool in pools if _num_waiting(pool, spec)]
     return until | dict.fromkeys(waiting, now + spec.backoff_seconds)
 
 
-def at_the_edge(pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str, float], notes: Notes) -> list[Pool]:
+def at_the_edge(
+    pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str, float], notes: Notes
+) -> list[Pool]:
     """The pools with what is short and lost, what is given back, and those closed that may not
     grow.
 
@@ -41,7 +45,10 @@ def at_the_edge(pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str
         tops = min(facts.unschedulable_top, waiting, facts.replicas)
         given = max(0, min(tops, facts.replicas - pool.low, workers[pool.role] - 1))
         workers[pool.role] -= given
-        why = f"{facts.unschedulable} pods have found no node for {facts.unschedulable_seconds:.0f} s: {facts.gpu} has no room"
+        why = (
+            f"{facts.unschedulable} pods have found no node for {facts.unschedulable_seconds:.0f} "
+            f"s: {facts.gpu} has no room"
+        )
         notes.step(rules.CAPACITY, pool.name, (facts.replicas, facts.replicas - given), why)
         lost = max(0, waiting - given) + _num_refused(pool)
         is_open = facts.fault is None and facts.gpu not in backoff
@@ -59,7 +66,9 @@ def _num_refused(pool: Pool) -> int:
     return 0 if facts.fault is None else max(0, facts.replicas - facts.current)
 
 
-def capacity_problems(pools: Sequence[Pool], backoff: Mapping[str, float], missing: Mapping[str, int]) -> Iterator[Problem]:
+def capacity_problems(
+    pools: Sequence[Pool], backoff: Mapping[str, float], missing: Mapping[str, int]
+) -> Iterator[Problem]:
     """CapacityShort for every GPU type with waiting pods, or in back-off while its workers are
     missing.
 

@@ -66,10 +66,15 @@ def decide(
     return Outcome(Decision(replicas, *notes_of, at=clock.wall), memory, changed)
 
 
-def _totals(spec: AutoscaleSpec, facts: Iterable[PoolFacts], windows: Windows, now: float) -> dict[PoolKey, Totals]:
+def _totals(
+    spec: AutoscaleSpec, facts: Iterable[PoolFacts], windows: Windows, now: float
+) -> dict[PoolKey, Totals]:
     seconds = (spec.stale_after + 1) * spec.interval_seconds
     found = ((each, windows.get(each.key, ())) for each in facts)
-    return {each.key: read_pool(each, window, fresh_rounds(window, now, seconds)) for each, window in found}
+    return {
+        each.key: read_pool(each, window, fresh_rounds(window, now, seconds))
+        for each, window in found
+    }
 
 
 def _pools(
@@ -90,10 +95,16 @@ def _pools(
             found.append(Pool(facts_of, order, price, low=min(low, high), high=high, source=source))
             problem = conflict(f"{role}/{each.name}", low, high)
             notes.problems += [] if problem is None else [problem]
-    return [pool for role in spec.roles.computing() for pool in _weighed(role, found, totals, spec.autoscale.tolerance)]
+    return [
+        pool
+        for role in spec.roles.computing()
+        for pool in _weighed(role, found, totals, spec.autoscale.tolerance)
+    ]
 
 
-def _weighed(role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals], tolerance: float) -> list[Pool]:
+def _weighed(
+    role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals], tolerance: float
+) -> list[Pool]:
     mine = [pool for pool in pools if pool.role == role]
     weights = [table_weight(role, pool.facts.gpu) for pool in mine]
     if role == "prefill":
@@ -114,7 +125,10 @@ def _ask(
     seen: totals of pools, memory, now.  Returns the workers by role, and the memory of it.
     """
     totals, memory, now = seen
-    of_role = {role: together(totals.get(pool.key, Totals()) for pool in pools if pool.role == role) for role in spec.roles.computing()}
+    of_role = {
+        role: together(totals.get(pool.key, Totals()) for pool in pools if pool.role == role)
+        for role in spec.roles.computing()
+    }
     is_asleep = not any(base.values())
     recommendations: dict[str, int] = {}
     remembered, sizes, advised = {}, {}, {}
@@ -128,10 +142,19 @@ def _ask(
         before = memory if same else Memory()
         if spec.autoscale.mode == "Advise":
             window, past = spec.autoscale.scale_down.window_seconds, before.advised.get(name, ())
-            workers, advised[name] = stabilize_advice(name, role.asked, workers, window, past=past, now=now, notes=notes)
+            workers, advised[name] = stabilize_advice(
+                name, role.asked, workers, window, past=past, now=now, notes=notes
+            )
         past = before.recommendations.get(name, ())
         workers, remembered[name] = stabilize(
-            name, role.asked, workers, spec.autoscale, past=past, now=now, notes=notes, goes_on=recommended.goes_on
+            name,
+            role.asked,
+            workers,
+            spec.autoscale,
+            past=past,
+            now=now,
+            notes=notes,
+            goes_on=recommended.goes_on,
         )
         sizes[name] = role.asked
         least = 0 if is_asleep else 1
@@ -143,12 +166,19 @@ def _ask(
 
 def _role(name: str, pools: Sequence[Pool], base: Vector) -> Role:
     mine = [pool for pool in pools if pool.role == name]
-    tops = (min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - pool.given_back for pool in mine)
+    tops = (
+        min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - pool.given_back
+        for pool in mine
+    )
     asked, ready = sum(base[pool.key] for pool in mine), num_ready_left(mine, base)
-    return Role(name, asked, ready, sum(max(0, top) for top in tops), sum(pool.lost for pool in mine))
+    return Role(
+        name, asked, ready, sum(max(0, top) for top in tops), sum(pool.lost for pool in mine)
+    )
 
 
-def _recommend(spec: PDClusterSpec, role: Role, own: Totals, ingress: Totals, notes: Notes) -> Recommendation:
+def _recommend(
+    spec: PDClusterSpec, role: Role, own: Totals, ingress: Totals, notes: Notes
+) -> Recommendation:
     signals = signals_of(role.name, own, ingress, spec.autoscale)
     notes.inputs += [signal.input(role.name) for signal in signals]
     if signals:
@@ -159,7 +189,10 @@ def _recommend(spec: PDClusterSpec, role: Role, own: Totals, ingress: Totals, no
     headroom = spec.autoscale.prefill.headroom if role.name == "prefill" else 0.0
     recommended = recommend(role, headroom=headroom, tolerance=spec.autoscale.tolerance)
     if own.failing:
-        message = f"{role.name}: {own.failing} of {own.workers} ready workers give no numbers that can be used; look at their /metrics"
+        message = (
+            f"{role.name}: {own.failing} of {own.workers} ready workers give no numbers that can "
+            "be used; look at their /metrics"
+        )
         notes.problems.append(Problem(conditions.METRICS_MISSING, message))
     notes.steps += recommended.steps
     return recommended

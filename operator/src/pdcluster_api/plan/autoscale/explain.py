@@ -29,7 +29,10 @@ def explained(decision: Decision) -> list[tuple[str, ...]]:
     """
     roles = list(dict.fromkeys(role for role, _ in decision.replicas))
     rows = [row for role in roles for row in _of_role(role, decision)]
-    return [*rows, *(("-", "problem", "", "", f"{each.reason}: {each.message}") for each in decision.problems)]
+    return [
+        *rows,
+        *(("-", "problem", "", "", f"{each.reason}: {each.message}") for each in decision.problems),
+    ]
 
 
 def _of_role(role: str, decision: Decision) -> Iterator[tuple[str, ...]]:
@@ -40,13 +43,20 @@ def _of_role(role: str, decision: Decision) -> Iterator[tuple[str, ...]]:
                 "sees",
                 "",
                 "",
-                f"{each.name} {_number(each.value)}" + ("" if each.limit is None else f", threshold {_number(each.limit)}"),
+                f"{each.name} {_number(each.value)}"
+                + ("" if each.limit is None else f", threshold {_number(each.limit)}"),
             )
     for step in decision.steps:
         if step.subject.partition("/")[0] == role:
             yield step.subject, step.rule, str(step.before), str(step.after), step.why
     sizes = {pool: replicas for (each, pool), replicas in decision.replicas.items() if each == role}
-    yield role, "result", "", str(sum(sizes.values())), ", ".join(f"{pool} {replicas}" for pool, replicas in sizes.items())
+    yield (
+        role,
+        "result",
+        "",
+        str(sum(sizes.values())),
+        ", ".join(f"{pool} {replicas}" for pool, replicas in sizes.items()),
+    )
 
 
 def _number(value: float | None) -> str:
@@ -66,7 +76,9 @@ def summary(decision: Decision) -> str:
         if "/" in step.subject:
             first.setdefault(step.subject, step.before)
             last[step.subject] = step.after
-    return ", ".join(f"{pool} {first[pool]} to {last[pool]}" for pool in first if first[pool] != last[pool])
+    return ", ".join(
+        f"{pool} {first[pool]} to {last[pool]}" for pool in first if first[pool] != last[pool]
+    )
 
 
 def remembered(entries: object, decision: Decision) -> list[dict[str, Any]]:
@@ -80,19 +92,35 @@ def write_record(decision: Decision) -> dict[str, Any]:
     """As one entry of the status.  The time is kept in whole seconds of UTC."""
     return {
         "at": decision.at.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z",
-        "replicas": [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decision.replicas.items()],
+        "replicas": [
+            {"role": role, "pool": pool, "replicas": number}
+            for (role, pool), number in decision.replicas.items()
+        ],
         "inputs": [_input(each) for each in decision.inputs[:MAX_INPUTS]],
         "steps": [
-            {"rule": step.rule, "subject": step.subject, "before": step.before, "after": step.after, "why": shortened(step.why, MAX_TEXT)}
+            {
+                "rule": step.rule,
+                "subject": step.subject,
+                "before": step.before,
+                "after": step.after,
+                "why": shortened(step.why, MAX_TEXT),
+            }
             for step in decision.steps[:MAX_STEPS]
         ],
-        "problems": [{"reason": each.reason, "message": shortened(each.message, MAX_TEXT)} for each in decision.problems[:MAX_PROBLEMS]],
+        "problems": [
+            {"reason": each.reason, "message": shortened(each.message, MAX_TEXT)}
+            for each in decision.problems[:MAX_PROBLEMS]
+        ],
     }
 
 
 def _input(each: Input) -> dict[str, Any]:
     numbers = {"value": each.value, "limit": each.limit}
-    return {"subject": each.subject, "name": each.name, **{name: value for name, value in numbers.items() if value is not None}}
+    return {
+        "subject": each.subject,
+        "name": each.name,
+        **{name: value for name, value in numbers.items() if value is not None},
+    }
 
 
 def read_record(entry: object) -> Decision | None:
@@ -105,9 +133,20 @@ def read_record(entry: object) -> Decision | None:
 
 def _read(entry: Mapping[str, Any]) -> Decision:
     return Decision(
-        {(str(each["role"]), str(each["pool"])): int(each["replicas"]) for each in entry["replicas"]},
-        tuple(Input(each["subject"], each["name"], _float(each, "value"), _float(each, "limit")) for each in entry["inputs"]),
-        tuple(Step(each["rule"], each["subject"], int(each["before"]), int(each["after"]), each["why"]) for each in entry["steps"]),
+        {
+            (str(each["role"]), str(each["pool"])): int(each["replicas"])
+            for each in entry["replicas"]
+        },
+        tuple(
+            Input(each["subject"], each["name"], _float(each, "value"), _float(each, "limit"))
+            for each in entry["inputs"]
+        ),
+        tuple(
+            Step(
+                each["rule"], each["subject"], int(each["before"]), int(each["after"]), each["why"]
+            )
+            for each in entry["steps"]
+        ),
         tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]),
         datetime.fromisoformat(entry["at"]).astimezone(UTC),
     )

@@ -44,7 +44,8 @@ def fit(
     free.approach(recommendations)
     possible = dict(free.counts)
     missing = {
-        role: _note_possible(pools, base, role, (recommended, possible[role]), notes=notes) for role, recommended in recommendations.items()
+        role: _note_possible(pools, base, role, (recommended, possible[role]), notes=notes)
+        for role, recommended in recommendations.items()
     }
     band = Band.of(ratio) if tuple(recommendations) == tuple(_OTHER) else Band()
     caps = _caps(pools, band, free)
@@ -68,7 +69,9 @@ def fit(
     return found.sizes, missing
 
 
-def _note_possible(pools: Sequence[Pool], base: Vector, role: str, sizes: tuple[int, int], *, notes: Notes) -> int:
+def _note_possible(
+    pools: Sequence[Pool], base: Vector, role: str, sizes: tuple[int, int], *, notes: Notes
+) -> int:
     """Note what bounds and capacity leave of a recommendation; returns the workers that no pool
     takes.
 
@@ -80,7 +83,11 @@ def _note_possible(pools: Sequence[Pool], base: Vector, role: str, sizes: tuple[
     bounded = max(min(recommended, most), possible)
     said = ", ".join(f"{pool.name} {pool.bounds_said()}" for pool in mine)
     notes.step(rules.BOUNDS, role, (recommended, bounded), said)
-    closed = (f"{pool.name} ({pool.facts.fault or f'{pool.facts.gpu} was short and is left alone'})" for pool in mine if not pool.is_open)
+    closed = (
+        f"{pool.name} ({pool.facts.fault or f'{pool.facts.gpu} was short and is left alone'})"
+        for pool in mine
+        if not pool.is_open
+    )
     why = f"no room for more: {', '.join(closed)}"
     notes.step(rules.CAPACITY, role, (bounded, possible), why)
     return bounded - possible
@@ -100,17 +107,25 @@ def _caps(pools: Sequence[Pool], band: Band, free: Allocation) -> Mapping[str, i
     }
 
 
-def _note_roles(notes: Notes, rule: str, counts: tuple[Mapping[str, int], Mapping[str, int]], why: str) -> None:
+def _note_roles(
+    notes: Notes, rule: str, counts: tuple[Mapping[str, int], Mapping[str, int]], why: str
+) -> None:
     before, after = counts
     for role in before:
         notes.step(rule, role, (before[role], after[role]), why)
 
 
-def _note_limited(notes: Notes, recommendations: Mapping[str, int], counts: Mapping[str, int]) -> None:
+def _note_limited(
+    notes: Notes, recommendations: Mapping[str, int], counts: Mapping[str, int]
+) -> None:
     """Limits of each role that gets less than recommended.  Want of capacity is another problem."""
     for role, recommended in recommendations.items():
         size = counts[role]
-        cuts = [_LIMITS[step.rule] for step in notes.steps if step.subject == role and step.after < step.before and step.rule in _LIMITS]
+        cuts = [
+            _LIMITS[step.rule]
+            for step in notes.steps
+            if step.subject == role and step.after < step.before and step.rule in _LIMITS
+        ]
         if size < recommended and cuts:
             workers = "1 worker" if size == 1 else f"{size} workers"
             limits = " and ".join(dict.fromkeys(cuts))

@@ -12,7 +12,9 @@ from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role, num_ready_
 from pdcluster_api.schema.workload import PoolKey
 
 
-def given_up(excess: int, among: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> dict[PoolKey, int]:
+def given_up(
+    excess: int, among: Sequence[Pool], pools: Sequence[Pool], vector: Vector
+) -> dict[PoolKey, int]:
     """The vector without `excess` workers, or without as many as these pools may give.
 
     among: pools that may give; pools: all of the cluster

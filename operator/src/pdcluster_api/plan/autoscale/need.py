@@ -53,7 +53,9 @@ class Signal:
     falls: float = 0.0
 
     def is_over(self, tolerance: float = 0.0) -> bool:
-        """Over the scale-up threshold by more than the tolerance, which for a share stays below 1."""
+        """Over the scale-up threshold by more than the tolerance, which for a share
+        stays below 1.
+        """
         threshold = self.up * (1.0 + tolerance)
         if self.is_share:
             threshold = min(threshold, (self.up + 1.0) / 2.0)
@@ -71,7 +73,9 @@ class Signal:
         """Time until a queue is under its threshold, as it falls now; infinite where it does not
         fall.
         """
-        return math.inf if self.falls <= 0.0 else max(0.0, (self.value or 0.0) - self.up) / self.falls
+        return (
+            math.inf if self.falls <= 0.0 else max(0.0, (self.value or 0.0) - self.up) / self.falls
+        )
 
     def said(self) -> str:
         """`engine_busy_ratio 0.93 over 0.8`."""
@@ -81,7 +85,9 @@ class Signal:
 
     def input(self, role: str) -> Input:
         """As a decision keeps it."""
-        return Input(role, self.name, None if self.value is None else round(self.value, 4), round(self.up, 4))
+        return Input(
+            role, self.name, None if self.value is None else round(self.value, 4), round(self.up, 4)
+        )
 
 
 def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
@@ -92,7 +98,10 @@ def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> 
     if own.workers == 0:
         return ()
     if role == "prefill":
-        return (*_prefill(own, ingress, spec.prefill), *_prefill_targets(own, ingress, spec.prefill))
+        return (
+            *_prefill(own, ingress, spec.prefill),
+            *_prefill_targets(own, ingress, spec.prefill),
+        )
     return tuple(_decode(own, spec.decode))
 
 
@@ -104,16 +113,25 @@ def _prefill(own: Totals, ingress: Totals, thresholds: PrefillScalingSpec) -> Se
     )
     found = [
         _queue("prefill_queue_requests", queue, (thresholds.queue_up, thresholds.queue_down), own),
-        _share(name, (own.utilization, own.peak_utilization), (thresholds.utilization_up, thresholds.utilization_down), own.workers),
+        _share(
+            name,
+            (own.utilization, own.peak_utilization),
+            (thresholds.utilization_up, thresholds.utilization_down),
+            own.workers,
+        ),
     ]
     if thresholds.backlog_up_seconds is not None:
         tokens, speed = own.prefill_queue_tokens + ingress.prefill_queue_tokens, own.prefill_speed
         seconds = None if speed is None else tokens / (speed * own.workers)
-        found.append(_latency("prefill_backlog_seconds", seconds, thresholds.backlog_up_seconds, own))
+        found.append(
+            _latency("prefill_backlog_seconds", seconds, thresholds.backlog_up_seconds, own)
+        )
     return found
 
 
-def _prefill_targets(own: Totals, ingress: Totals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
+def _prefill_targets(
+    own: Totals, ingress: Totals, thresholds: PrefillScalingSpec
+) -> Sequence[Signal]:
     if thresholds.ttft_seconds is None:
         return ()
     ttft = mean_latency(ingress.time_to_first_token)
@@ -122,7 +140,18 @@ def _prefill_targets(own: Totals, ingress: Totals, thresholds: PrefillScalingSpe
     if demand is not None:
         said = f"{short(demand)} workers' worth of prompts at {short(own.prefill_speed)} tokens/s"
         number = own.workers
-        found.append(Signal("prefill_demand_workers", demand, float(number), None, demand, said, demand / number, is_load=True))
+        found.append(
+            Signal(
+                "prefill_demand_workers",
+                demand,
+                float(number),
+                None,
+                demand,
+                said,
+                demand / number,
+                is_load=True,
+            )
+        )
     return found
 
 
@@ -146,11 +175,24 @@ def _decode(own: Totals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
         tpot, target = mean_latency(own.time_per_output_token), thresholds.tpot_seconds
         need = 0.0 if tpot is None else decode_need(workers, tpot, target)
         said = _times(workers, tpot, target, need)
-        found.append(Signal("time_per_output_token_seconds", tpot, target, None, need, said, tpot or 0.0, is_load=True))
+        found.append(
+            Signal(
+                "time_per_output_token_seconds",
+                tpot,
+                target,
+                None,
+                need,
+                said,
+                tpot or 0.0,
+                is_load=True,
+            )
+        )
     return found
 
 
-def _queue(name: str, queue: tuple[float, float], thresholds: tuple[int, int], own: Totals) -> Signal:
+def _queue(
+    name: str, queue: tuple[float, float], thresholds: tuple[int, int], own: Totals
+) -> Signal:
     """queue: requests, and how many more in a second."""
     (requests, change), (up, down), settled = queue, thresholds, own.settled
     need, said = settled + requests / up - 1.0, f"{settled} + {short(requests)} / {up} - 1"
@@ -158,12 +200,22 @@ def _queue(name: str, queue: tuple[float, float], thresholds: tuple[int, int], o
         need, said = settled * MAX_GROWTH, f"{settled} x {MAX_GROWTH:g} at most"
     if change < 0.0 and settled + 1.0 < need:
         need, said = settled + 1.0, f"{settled} + 1, it falls by {short(-change)} a second"
-    return Signal(name, requests, float(up), float(down), need, said, requests, falls=max(0.0, -change))
+    return Signal(
+        name, requests, float(up), float(down), need, said, requests, falls=max(0.0, -change)
+    )
 
 
 def _latency(name: str, seconds: float | None, target: float, own: Totals) -> Signal:
     need = 0.0 if seconds is None else own.settled * min(seconds / target, MAX_GROWTH)
-    return Signal(name, seconds, target, None, need, _times(own.settled, seconds, target, need), seconds or 0.0)
+    return Signal(
+        name,
+        seconds,
+        target,
+        None,
+        need,
+        _times(own.settled, seconds, target, need),
+        seconds or 0.0,
+    )
 
 
 def _times(workers: int, seconds: float | None, target: float, need: float) -> str:
@@ -172,7 +224,9 @@ def _times(workers: int, seconds: float | None, target: float, need: float) -> s
     return f"{workers} x {short(seconds)} / {short(target)}"
 
 
-def _share(name: str, measured: tuple[float, float], thresholds: tuple[float, float], workers: int) -> Signal:
+def _share(
+    name: str, measured: tuple[float, float], thresholds: tuple[float, float], workers: int
+) -> Signal:
     """measured: the sum over the workers, and the greatest of one worker."""
     total, peak = measured
     up, down = thresholds

@@ -97,4 +97,7 @@ def num_ready_left(pools: Iterable[Pool], vector: Vector) -> int:
 
 def by_role(pools: Sequence[Pool]) -> dict[str, list[Pool]]:
     """The pools of each role, in their order."""
-    return {role: [pool for pool in pools if pool.role == role] for role in dict.fromkeys(pool.role for pool in pools)}
+    return {
+        role: [pool for pool in pools if pool.role == role]
+        for role in dict.fromkeys(pool.role for pool in pools)
+    }

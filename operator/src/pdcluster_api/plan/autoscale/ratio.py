@@ -45,10 +45,16 @@ def table_weight(role: str, gpu: str) -> float:
 
 
 def _rate(role: str, accelerator: Accelerator) -> int | None:
-    return accelerator.fp8_flops or accelerator.bf16_flops if role == "prefill" else accelerator.bandwidth_bytes
+    return (
+        accelerator.fp8_flops or accelerator.bf16_flops
+        if role == "prefill"
+        else accelerator.bandwidth_bytes
+    )
 
 
-def measured_weights(table: Sequence[float], speeds: Sequence[float | None], tolerance: float) -> list[float]:
+def measured_weights(
+    table: Sequence[float], speeds: Sequence[float | None], tolerance: float
+) -> list[float]:
     """Weights of a role's pools by measured tokens per second per busy worker.
 
     The first pool keeps the weight of the table.  A weight within the tolerance of the
@@ -61,8 +67,14 @@ def measured_weights(table: Sequence[float], speeds: Sequence[float | None], tol
     if len(table) < 2 or any(not speed for speed in speeds):
         return list(table)
     unit = table[0] / (speeds[0] or 1.0)
-    found = [max(old / _MOST_OFF, min(old * _MOST_OFF, (speed or 0.0) * unit)) for old, speed in zip(table, speeds, strict=True)]
-    return [old if abs(new - old) <= tolerance * old else float(f"{new:.2g}") for old, new in zip(table, found, strict=True)]
+    found = [
+        max(old / _MOST_OFF, min(old * _MOST_OFF, (speed or 0.0) * unit))
+        for old, speed in zip(table, speeds, strict=True)
+    ]
+    return [
+        old if abs(new - old) <= tolerance * old else float(f"{new:.2g}")
+        for old, new in zip(table, found, strict=True)
+    ]
 
 
 def capacity(role: str, pools: Iterable[Pool], vector: Vector) -> float:

@@ -16,7 +16,8 @@ TOLERANCE: Final = "tolerance"
 WINDOW: Final = "window"  # how long every decision must have agreed
 MAX_STEP: Final = "maxStep"
 BOUNDS: Final = "bounds"  # min and max of a pool, by schedules where one is on
-NEVER_ALONE: Final = "neverAlone"  # no role serves without the other, or loses its last ready worker
+# no role serves without the other, or loses its last ready worker
+NEVER_ALONE: Final = "neverAlone"
 RATIO: Final = "ratio"
 BUDGET: Final = "budget"  # accelerators in all and by type
 POOL: Final = "pool"  # which pool of a role grows or shrinks
@@ -39,8 +40,8 @@ RULES: Final = (
 )
 
 GRACE_ROUNDS: Final = 3
-"""Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new decode
-worker as many intervals.
+"""Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new
+decode worker as many intervals.
 """
 
 MAX_GROWTH: Final = 2.0
@@ -49,6 +50,6 @@ can be any number of times its threshold.
 """
 
 WORK_OFF_SECONDS: Final = 90.0
-"""A queue that falls under its threshold this soon asks for no worker: its source's three intervals of
-30 s.
+"""A queue that falls under its threshold this soon asks for no worker: its source's three intervals
+of 30 s.
 """

@@ -89,24 +89,43 @@ def recommend(role: Role, *, headroom: float, tolerance: float) -> Recommendatio
     if role.ready == 0:
         return _recommend_without_ready(role)
     if role.silent >= role.workers:
-        return _held(role, rules.METRICS, f"none of {role.ready} ready workers gives numbers that can be used")
+        return _held(
+            role,
+            rules.METRICS,
+            f"none of {role.ready} ready workers gives numbers that can be used",
+        )
     over = [signal for signal in role.signals if signal.is_over(tolerance)]
-    need = _need_of([signal for signal in role.signals if signal.is_load or signal in over], headroom)
+    need = _need_of(
+        [signal for signal in role.signals if signal.is_load or signal in over], headroom
+    )
     lifted = need.with_headroom > (role.asked - role.lost) * (1.0 + tolerance) and headroom > 0.0
     if (over or lifted) and (queue := being_worked_off(role.signals, tolerance)) is not None:
-        seconds = f"it falls by {short(queue.falls)} a second and is under it in {queue.worked_off_seconds():.0f} s"
+        seconds = (
+            f"it falls by {short(queue.falls)} a second and is under it in "
+            f"{queue.worked_off_seconds():.0f} s"
+        )
         return replace(_held(role, rules.NEED, f"{queue.said()}, but {seconds}"), goes_on=True)
     if over or lifted:
         return _growth(role, over, need)
     under = all(signal.is_under() for signal in role.signals)
     if under and role.missing:
-        return _held(role, rules.METRICS, f"{role.missing} ready workers give no numbers that can be used: none is taken away")
+        return _held(
+            role,
+            rules.METRICS,
+            f"{role.missing} ready workers give no numbers that can be used: none is taken away",
+        )
     if under and all(signal.is_under(tolerance) for signal in role.signals):
         return _shrinkage(role, need)
-    near = [signal for signal in role.signals if signal.is_over() or (under and not signal.is_under(tolerance))]
+    near = [
+        signal
+        for signal in role.signals
+        if signal.is_over() or (under and not signal.is_under(tolerance))
+    ]
     if not near:
         return Recommendation(role.asked)
-    return _held(role, rules.TOLERANCE, f"{_said(near)}, but within {tolerance:.0%} of its threshold")
+    return _held(
+        role, rules.TOLERANCE, f"{_said(near)}, but within {tolerance:.0%} of its threshold"
+    )
 
 
 def _recommend_without_ready(role: Role) -> Recommendation:
@@ -115,7 +134,9 @@ def _recommend_without_ready(role: Role) -> Recommendation:
     if role.lost < role.asked:
         return _held(role, rules.PENDING, f"none of {role.asked} workers is ready yet")
     why = f"no worker is ready, and {role.lost} that are asked for will not come"
-    return Recommendation(role.asked + 1, (Step(rules.NEED, role.name, role.asked, role.asked + 1, why),))
+    return Recommendation(
+        role.asked + 1, (Step(rules.NEED, role.name, role.asked, role.asked + 1, why),)
+    )
 
 
 def _growth(role: Role, over: Sequence[Signal], need: _Need) -> Recommendation:
@@ -125,16 +146,37 @@ def _growth(role: Role, over: Sequence[Signal], need: _Need) -> Recommendation:
     lost = f", and {role.lost} that are asked for will not come" if role.lost else ""
     if goal <= role.asked:
         if goal <= role.ready:
-            return _held(role, rules.PENDING, f"{why}: the workers have not had their part for {rules.GRACE_ROUNDS} scrapes{lost}")
-        return _held(role, rules.PENDING, f"{why}: {goal} are needed and {role.asked} are asked for, {role.ready} of them ready{lost}")
+            return _held(
+                role,
+                rules.PENDING,
+                f"{why}: the workers have not had their part for {rules.GRACE_ROUNDS} "
+                f"scrapes{lost}",
+            )
+        return _held(
+            role,
+            rules.PENDING,
+            f"{why}: {goal} are needed and {role.asked} are asked for, {role.ready} of them "
+            f"ready{lost}",
+        )
     steps = []
     if plain > role.asked:
-        says = f"{over[0].said()}: {over[0].sum}" if over == [need.tight] else f"{why}; {need.sum()}"
+        says = (
+            f"{over[0].said()}: {over[0].sum}" if over == [need.tight] else f"{why}; {need.sum()}"
+        )
         steps.append(
-            Step(rules.NEED, role.name, role.asked, plain, f"{says} = {short(need.plain)}, needs {ceil_workers(need.plain)}{lost}")
+            Step(
+                rules.NEED,
+                role.name,
+                role.asked,
+                plain,
+                f"{says} = {short(need.plain)}, needs {ceil_workers(need.plain)}{lost}",
+            )
         )
     if goal > plain:
-        says = f"{goal - plain} above the need: {need.sum()}, x {1.0 + need.headroom:g} = {short(need.with_headroom)}"
+        says = (
+            f"{goal - plain} above the need: {need.sum()}, x {1.0 + need.headroom:g} = "
+            f"{short(need.with_headroom)}"
+        )
         steps.append(Step(rules.HEADROOM, role.name, max(role.asked, plain), goal, says))
     return Recommendation(goal, tuple(steps))
 
@@ -146,13 +188,31 @@ def _shrinkage(role: Role, need: _Need) -> Recommendation:
     if plain >= role.asked:
         return Recommendation(role.asked)
     headroom = f", x {1.0 + need.headroom:g} for headroom" if need.headroom and need.plain else ""
-    unready = "" if role.ready >= role.asked else f"; {role.ready} of {role.asked} are ready, and any of them could go"
-    why = f"{_said(role.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs {need.wanted}{unready}"
+    unready = (
+        ""
+        if role.ready >= role.asked
+        else f"; {role.ready} of {role.asked} are ready, and any of them could go"
+    )
+    why = (
+        f"{_said(role.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs "
+        f"{need.wanted}{unready}"
+    )
     steps = [Step(rules.NEED, role.name, role.asked, plain, why)]
     if goal > plain:
         load = tight.peak * role.workers / (safe - 1)
-        sum_ = f"{short(tight.peak)} x {role.workers} / {safe - 1} = {short(load)} is not under {short(tight.up)}"
-        steps.append(Step(rules.SAFETY, role.name, plain, goal, f"{tight.name} of the busiest worker with fewer than {safe}: {sum_}"))
+        sum_ = (
+            f"{short(tight.peak)} x {role.workers} / {safe - 1} = {short(load)} is not under "
+            f"{short(tight.up)}"
+        )
+        steps.append(
+            Step(
+                rules.SAFETY,
+                role.name,
+                plain,
+                goal,
+                f"{tight.name} of the busiest worker with fewer than {safe}: {sum_}",
+            )
+        )
     return Recommendation(goal, tuple(steps))
 
 
@@ -160,7 +220,8 @@ def safe_workers(signal: Signal, workers: int) -> int:
     """The fewest workers that keep the busiest under its scale-up threshold, if load is spread
     again.
 
-    Dynamo's planner checks for a step from N to N-1 whether peak * N / (N-1) is under the threshold.
+    Dynamo's planner checks for a step from N to N-1 whether peak * N / (N-1) is under the
+    threshold.
     """
     return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)
 

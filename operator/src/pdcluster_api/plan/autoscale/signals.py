@@ -62,15 +62,24 @@ class Totals:
 
     @property
     def prefill_speed(self) -> float | None:
-        """Prompt tokens per second that one worker prefills while it is busy; None = not measured."""
+        """Prompt tokens per second that one worker prefills while it is busy; None =
+        not measured.
+        """
         return _over(self.prefill_token_rate, self.prefill_busy_rate)
 
 
 _MOST = 1e12  # of anything that a worker can count; more is no number of a worker
 _LEAST = 1e-9  # a rate below it is none
-_MOST_RATIO = 1.5  # clocks of two scrapes differ a little; a ratio above it is something else, such as a percentage
+# clocks of two scrapes differ a little; a ratio above it is something else, such as a percentage
+_MOST_RATIO = 1.5
 
-_RATES = ("request_rate", "prompt_token_rate", "prefill_token_rate", "prefill_busy_rate", "generation_token_rate")
+_RATES = (
+    "request_rate",
+    "prompt_token_rate",
+    "prefill_token_rate",
+    "prefill_busy_rate",
+    "generation_token_rate",
+)
 _SUMS = (
     "num_requests_waiting",
     "prefill_queue_requests",
@@ -103,7 +112,9 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], rounds: Sequence[Sampl
     if not rounds:
         totals.missing = totals.failing = facts.ready
         return totals
-    sane = [(sample.at, [worker for worker in sample.workers if _is_sane(worker)]) for sample in rounds]
+    sane = [
+        (sample.at, [worker for worker in sample.workers if _is_sane(worker)]) for sample in rounds
+    ]
     newest = [worker for worker in sane[0][1] if worker.pod not in facts.leaving]
     totals.reporting = len(newest)
     scraped = (*(worker.pod for worker in rounds[0].workers), *rounds[0].stale)
@@ -122,7 +133,9 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], rounds: Sequence[Sampl
             totals.prefill_queue_tokens += worker.prefill_queue_tokens / len(rounds)
     all_workers = [worker for _, workers in there for worker in workers]
     totals.peak_utilization = _peak((worker.pod, _utilization(worker)) for worker in all_workers)
-    totals.peak_kv_cache_usage = _peak((worker.pod, worker.kv_cache_usage_ratio) for worker in all_workers)
+    totals.peak_kv_cache_usage = _peak(
+        (worker.pod, worker.kv_cache_usage_ratio) for worker in all_workers
+    )
     _add_changes(totals, there, leaving)
     _add_rates(totals, newest)
     return totals
@@ -144,13 +157,18 @@ def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sampl
     return sum(worker.pod in before for worker in newest)
 
 
-def _add_changes(totals: Totals, there: Sequence[tuple[float, list[WorkerSample]]], leaving: Sequence[list[WorkerSample]]) -> None:
+def _add_changes(
+    totals: Totals,
+    there: Sequence[tuple[float, list[WorkerSample]]],
+    leaving: Sequence[list[WorkerSample]],
+) -> None:
     """Add the trends of queues of the newest round's workers; one that missed a round adds none.
 
     there: (time, workers that stay) of each round, the newest first; leaving: those that drain
     """
     said: dict[str, list[tuple[float, WorkerSample]]] = {}
-    newer = zip(there[: rules.GRACE_ROUNDS + 1], leaving, strict=False)  # more would show a turn too late
+    # more would show a turn too late
+    newer = zip(there[: rules.GRACE_ROUNDS + 1], leaving, strict=False)
     for (at, workers), drained in newer:
         for worker in (*workers, *drained):
             said.setdefault(worker.pod, []).append((at, worker))
@@ -172,11 +190,19 @@ def _trend(points: Sequence[tuple[float, float]]) -> float:
     half = len(points) // 2
     newer, older = points[:half], points[len(points) - half :]
     seconds = sum(at for at, _ in newer) - sum(at for at, _ in older)
-    return (sum(value for _, value in newer) - sum(value for _, value in older)) / seconds if seconds > 0.0 else 0.0
+    return (
+        (sum(value for _, value in newer) - sum(value for _, value in older)) / seconds
+        if seconds > 0.0
+        else 0.0
+    )
 
 
 def _utilization(worker: WorkerSample) -> float:
-    return worker.engine_busy_ratio if worker.gpu_utilization_ratio is None else worker.gpu_utilization_ratio
+    return (
+        worker.engine_busy_ratio
+        if worker.gpu_utilization_ratio is None
+        else worker.gpu_utilization_ratio
+    )
 
 
 def _is_sane(worker: WorkerSample) -> bool:
@@ -188,7 +214,11 @@ def _is_sane(worker: WorkerSample) -> bool:
         worker.engine_busy_ratio,
         worker.gpu_utilization_ratio or 0.0,
     )
-    ratios = (worker.kv_cache_usage_ratio, worker.engine_busy_ratio, worker.gpu_utilization_ratio or 0.0)
+    ratios = (
+        worker.kv_cache_usage_ratio,
+        worker.engine_busy_ratio,
+        worker.gpu_utilization_ratio or 0.0,
+    )
     return sum(numbers) <= _MOST and min(numbers) >= 0.0 and max(ratios) <= _MOST_RATIO
 
 
@@ -199,9 +229,13 @@ def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
     totals.kv_cache_usage += worker.kv_cache_usage_ratio / num_rounds
     weight = worker.request_rate if _is_known(worker.request_rate) else 0.0
     if _is_known(worker.time_to_first_token_seconds):
-        totals.time_to_first_token.append((worker.time_to_first_token_seconds or 0.0, weight or 0.0))
+        totals.time_to_first_token.append(
+            (worker.time_to_first_token_seconds or 0.0, weight or 0.0)
+        )
     if _is_known(worker.time_per_output_token_seconds):
-        totals.time_per_output_token.append((worker.time_per_output_token_seconds or 0.0, weight or 0.0))
+        totals.time_per_output_token.append(
+            (worker.time_per_output_token_seconds or 0.0, weight or 0.0)
+        )
 
 
 def _add_rates(totals: Totals, workers: Sequence[WorkerSample]) -> None:
@@ -215,7 +249,11 @@ def _is_known(value: float | None) -> bool:
 
 
 def _over(amount: float | None, time: float | None) -> float | None:
-    return amount / time if amount is not None and time is not None and amount > _LEAST and time > _LEAST else None
+    return (
+        amount / time
+        if amount is not None and time is not None and amount > _LEAST and time > _LEAST
+        else None
+    )
 
 
 def together(parts: Iterable[Totals]) -> Totals:
@@ -234,7 +272,9 @@ def together(parts: Iterable[Totals]) -> Totals:
         for name in _SUMS:
             setattr(whole, name, getattr(whole, name) + getattr(part, name))
         for name in _RATES:
-            known = [value for value in (getattr(whole, name), getattr(part, name)) if value is not None]
+            known = [
+                value for value in (getattr(whole, name), getattr(part, name)) if value is not None
+            ]
             setattr(whole, name, sum(known) if known else None)
     return whole
 

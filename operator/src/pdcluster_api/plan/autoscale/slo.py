@@ -1,4 +1,5 @@
-"""Latency targets: the workers that keep them, after the correction factors of Dynamo's SLA planner.
+"""Latency targets: the workers that keep them, after the correction factors of Dynamo's SLA
+planner.
 
 The planner looks up in a profile of the engine what one worker does within a latency.
 There is no profile here: what was measured in the window stands for it.  So the

@@ -96,7 +96,9 @@ def _careful(asked: int, *recommendations: int) -> int:
     return min(recommendations, key=lambda recommended: abs(recommended - asked))
 
 
-def _kept(past: Recommendations, new: tuple[float, int], asked: int, window: float) -> Recommendations:
+def _kept(
+    past: Recommendations, new: tuple[float, int], asked: int, window: float
+) -> Recommendations:
     """Recommendations of the window and one more."""
     now, recommended = new
     if not past:

@@ -1,4 +1,5 @@
-"""Inputs and results of the autoscaler: plain values, filled from scrapes and from what is observed.
+"""Inputs and results of the autoscaler: plain values, filled from scrapes and from what is
+observed.
 
 Times named `at` and `now` are seconds of a clock that never jumps (monotonic);
 only schedules read the wall clock.  Ratios are 0 to 1.
@@ -90,7 +91,8 @@ class Holding:
         place.
         """
         size = max(self.top, replicas) if self.grows else self.top
-        num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)  # asked for many sizes of many pools
+        # asked for many sizes of many pools
+        num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)
         return max(self.current, size + len(self.ordinals) - num_below)
 
 
@@ -146,7 +148,9 @@ class PoolFacts:
         """
         if self.holdings:
             return sum(each.held(replicas) for each in self.holdings)
-        return Holding(self.current, max(self.top, self.replicas + self.ending), (), grows=True).held(replicas)
+        return Holding(
+            self.current, max(self.top, self.replicas + self.ending), (), grows=True
+        ).held(replicas)
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ them.
 """
 
 UNREADY_SECONDS = 600.0
-"""Time for a worker to become ready: most models are loaded in a few minutes, while a volume that cannot be mounted says nothing
-at all.
+"""Time for a worker to become ready: most models are loaded in a few minutes, while a volume that
+cannot be mounted says nothing at all.
 """
 
 
@@ -77,21 +77,38 @@ def plan_budgets(
     before:    present budgets, by name
     """
     states = {state.id: state for state in there}
-    lefts = {pod.name: patience.seconds_left(pod) for state in states.values() for pod in state.pods}
+    lefts = {
+        pod.name: patience.seconds_left(pod) for state in states.values() for pod in state.pods
+    }
     lost = {*commands, *(name for name, left in lefts.items() if left is not None and left <= 0)}
-    return {each.id: min_available(each.replicas, states.get(each.id), lost, before.get(each.id.name)) for each in workloads}
+    return {
+        each.id: min_available(each.replicas, states.get(each.id), lost, before.get(each.id.name))
+        for each in workloads
+    }
 
 
-def next_loss(workloads: Iterable[Workload], there: Iterable[WorkloadState], patience: Patience) -> float | None:
+def next_loss(
+    workloads: Iterable[Workload], there: Iterable[WorkloadState], patience: Patience
+) -> float | None:
     """Seconds until a budget changes by time alone, as another worker is lost; None = it does
     not.
     """
     states = {state.id: state for state in there}
-    pods = (pod for each in workloads if each.id in states for pod in _counted(each.replicas, states[each.id]))
-    return min((left for pod in pods if (left := patience.seconds_left(pod)) is not None and left > 0), default=None)
+    pods = (
+        pod
+        for each in workloads
+        if each.id in states
+        for pod in _counted(each.replicas, states[each.id])
+    )
+    return min(
+        (left for pod in pods if (left := patience.seconds_left(pod)) is not None and left > 0),
+        default=None,
+    )
 
 
-def min_available(size: int, state: WorkloadState | None, lost: Collection[str], before: int | None) -> int:
+def min_available(
+    size: int, state: WorkloadState | None, lost: Collection[str], before: int | None
+) -> int:
     """Number of workers that have to stay ready, of one workload.
 
     lost: pods whose successors, or that themselves, may never be ready: they drain, or had their

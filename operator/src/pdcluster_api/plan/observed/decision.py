@@ -1,4 +1,6 @@
-"""A decision of the autoscaler: replicas of every pool, with the numbers and steps that led to them."""
+"""A decision of the autoscaler: replicas of every pool, with the numbers and steps that led to
+them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -19,7 +19,8 @@ PREFILL: Final = "prefill"  # the one role that answers no HTTP of clients
 def ingress_of(roles: Iterable[str]) -> str | None:
     """The one of these that answers clients: routers where there are any; None = none does.
 
-    >>> ingress_of(["prefill", "decode", "router"]), ingress_of(["prefill", "decode"]), ingress_of(["prefill"])
+    >>> ingress_of(["prefill", "decode", "router"]), ingress_of(["prefill",
+    ...     "decode"]), ingress_of(["prefill"])
     ('router', 'decode', None)
     """
     found = [role for role in roles if role != PREFILL]
@@ -116,7 +117,9 @@ class Workloads:
     """Observed workloads, by role, pool and revision."""
 
     def __init__(self, observed: Observed) -> None:
-        self._by_place = {(state.id.role, state.id.pool, state.id.revision): state for state in observed.workloads}
+        self._by_place = {
+            (state.id.role, state.id.pool, state.id.revision): state for state in observed.workloads
+        }
 
     def of(self, role: str, pool: str, revision: str | None) -> WorkloadState | None:
         """The workload of one pool and revision; None = there is none, or only terminating pods."""
@@ -129,34 +132,59 @@ class Workloads:
 
     def num_pods(self, role: str, pool: str) -> int:
         """Pods of a pool, of all revisions."""
-        return sum(state.current for (each, name, _), state in self._by_place.items() if (each, name) == (role, pool))
+        return sum(
+            state.current
+            for (each, name, _), state in self._by_place.items()
+            if (each, name) == (role, pool)
+        )
 
     def num_answering(self, revision: str | None, role: str | None = None) -> int:
-        """Ready workers of a revision that answer clients; none while routers have no worker to give a request to.
+        """Ready workers of a revision that answer clients; none while routers have no worker to
+        give a request to.
 
         role: of those that the Service leads to; None = the one that answers in that revision
         """
         states = [state for state in self.of_revision(revision) if not state.gone]
         is_decoding = any(state.ready for state in states if state.id.role not in (PREFILL, ROUTER))
         answering = role or self.ingress_role(revision)
-        return sum(state.ready for state in states if state.id.role == answering) if is_decoding else 0
+        return (
+            sum(state.ready for state in states if state.id.role == answering) if is_decoding else 0
+        )
 
     def has_prefill(self, revision: str | None) -> bool:
         """Return whether a prefill worker of a revision is ready."""
-        return any(state.ready for state in self.of_revision(revision) if state.id.role == PREFILL and not state.gone)
+        return any(
+            state.ready
+            for state in self.of_revision(revision)
+            if state.id.role == PREFILL and not state.gone
+        )
 
     def ingress_role(self, revision: str | None) -> str | None:
         """The role of a revision that answers clients; None = it has no such workload."""
-        return ingress_of(state.id.role for state in self.of_revision(revision) if state.id.role != ROUTER or state.desired)
+        return ingress_of(
+            state.id.role
+            for state in self.of_revision(revision)
+            if state.id.role != ROUTER or state.desired
+        )
 
-    def view(self, role: str, pools: Iterable[DeclaredPool], *, target: str | None, serving: str | None) -> RoleView:
+    def view(
+        self, role: str, pools: Iterable[DeclaredPool], *, target: str | None, serving: str | None
+    ) -> RoleView:
         """One role as declared, beside what runs."""
         return RoleView(role, tuple(self._pool(role, pool, target, serving) for pool in pools))
 
-    def _pool(self, role: str, pool: DeclaredPool, target: str | None, serving: str | None) -> PoolView:
+    def _pool(
+        self, role: str, pool: DeclaredPool, target: str | None, serving: str | None
+    ) -> PoolView:
         declared = self.of(role, pool.name, target)
         shown = self.of(role, pool.name, serving) or declared
-        return PoolView(pool, self.num_pods(role, pool.name), target=declared, shown=shown, ending=self._ending(role, pool.name, target))
+        return PoolView(
+            pool,
+            self.num_pods(role, pool.name),
+            target=declared,
+            shown=shown,
+            ending=self._ending(role, pool.name, target),
+        )
 
     def _ending(self, role: str, pool: str, revision: str | None) -> tuple[PodState, ...]:
         state = None if revision is None else self._by_place.get((role, pool, revision))

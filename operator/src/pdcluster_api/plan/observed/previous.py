@@ -50,8 +50,16 @@ class Previous:
     def kept(self) -> Mapping[str, int]:
         """Size of each workload that stays until others take its place, by its name."""
         entries = _mappings(self._status.get("kept"))
-        return {str(entry["name"]): entry["replicas"] for entry in entries if "name" in entry and isinstance(entry.get("replicas"), int)}
+        return {
+            str(entry["name"]): entry["replicas"]
+            for entry in entries
+            if "name" in entry and isinstance(entry.get("replicas"), int)
+        }
 
 
 def _mappings(value: object) -> Sequence[Mapping[str, Any]]:
-    return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, Sequence) else []
+    return (
+        [entry for entry in value if isinstance(entry, Mapping)]
+        if isinstance(value, Sequence)
+        else []
+    )

@@ -160,7 +160,9 @@ class WorkerRecords:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that the API server refused in the last reconcile.  reason: of `schema.conditions`."""
+    """A request that the API server refused in the last reconcile.  reason: of
+    `schema.conditions`.
+    """
 
     object: str
     reason: str

@@ -34,4 +34,6 @@ def is_held(failures: Iterable[Failure], cluster: str) -> bool:
     """
     # Workers find each other by their IPs, not by the names of their headless Service.
     taken = [failure.object for failure in failures if failure.reason == NAME_TAKEN]
-    return any(each.partition(" ")[0] in _NEEDED and each != f"Service {cluster}-workers" for each in taken)
+    return any(
+        each.partition(" ")[0] in _NEEDED and each != f"Service {cluster}-workers" for each in taken
+    )

@@ -77,7 +77,9 @@ def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
         since = found.get("progressedAt")
         if since is not None:
             datetime.fromisoformat(since)
-        deadline, ready, left = (int(found[name]) for name in ("progressDeadlineSeconds", "ready", "left"))
+        deadline, ready, left = (
+            int(found[name]) for name in ("progressDeadlineSeconds", "ready", "left")
+        )
         stalled, given_up = found.get("stalled"), found.get("givenUp") is True
         return Rollout(str(found["revision"]), deadline, ready, left, since, stalled, given_up)
     except (KeyError, TypeError, ValueError):
@@ -120,11 +122,15 @@ def next_rollout(before: Rollout | None, seen: Seen, now: str) -> Rollout | None
         seen.revision,
         seen.deadline,
     )
-    if before is not None and is_given_up(before, seen.revision, seen.deadline, is_beside=seen.is_beside):
+    if before is not None and is_given_up(
+        before, seen.revision, seen.deadline, is_beside=seen.is_beside
+    ):
         return before
     if seen.is_done or not (before or seen.is_under_way):
         return None
-    fresh = Rollout(seen.revision, seen.deadline, seen.ready, seen.left, None if seen.is_held else now)
+    fresh = Rollout(
+        seen.revision, seen.deadline, seen.ready, seen.left, None if seen.is_held else now
+    )
     if before is None or not is_same or before.since is None or before.given_up or seen.is_held:
         return fresh
     if seen.ready > before.ready or seen.left < before.left:

@@ -48,7 +48,9 @@ class Step:
     waits_for: Left | None = None
 
 
-def current_revision(observed: Observed, target: str | None = None, *, is_target_ready: bool = True) -> str | None:
+def current_revision(
+    observed: Observed, target: str | None = None, *, is_target_ready: bool = True
+) -> str | None:
     """The revision that serves until this reconcile, by the Service, else by the last status; or
     None.
 
@@ -56,12 +58,25 @@ def current_revision(observed: Observed, target: str | None = None, *, is_target
             over
     """
     said, decided = observed.service_revision, Previous(observed.status).text("servingRevision")
-    order = (decided, said) if _was_edited(observed, said, decided, target, is_target_ready=is_target_ready) else (said, decided)
-    known = {state.id.revision for state in observed.workloads} | {record.revision for record in observed.records}
+    order = (
+        (decided, said)
+        if _was_edited(observed, said, decided, target, is_target_ready=is_target_ready)
+        else (said, decided)
+    )
+    known = {state.id.revision for state in observed.workloads} | {
+        record.revision for record in observed.records
+    }
     return next((revision for revision in order if revision in known), None)
 
 
-def _was_edited(observed: Observed, said: str | None, decided: str | None, target: str | None, *, is_target_ready: bool) -> bool:
+def _was_edited(
+    observed: Observed,
+    said: str | None,
+    decided: str | None,
+    target: str | None,
+    *,
+    is_target_ready: bool,
+) -> bool:
     """Return whether the Service was edited by hand while the serving revision of the status is
     there.
 
@@ -74,10 +89,14 @@ def _was_edited(observed: Observed, said: str | None, decided: str | None, targe
         return False
     if said == target:
         return not is_target_ready
-    return decided != target or not any(state.ready for state in living if state.id.revision == said)
+    return decided != target or not any(
+        state.ready for state in living if state.id.revision == said
+    )
 
 
-def next_step(strategy: Strategy, target: str, observed: Observed, *, is_target_ready: bool) -> Step:
+def next_step(
+    strategy: Strategy, target: str, observed: Observed, *, is_target_ready: bool
+) -> Step:
     """The next step towards the target.  is_target_ready: its workers can take over."""
     current = current_revision(observed, target, is_target_ready=is_target_ready)
     if current == target:
@@ -87,8 +106,12 @@ def next_step(strategy: Strategy, target: str, observed: Observed, *, is_target_
     return _blue_green(target, current, observed, is_target_ready=is_target_ready)
 
 
-def _blue_green(target: str, current: str | None, observed: Observed, *, is_target_ready: bool) -> Step:
-    kept = {state.id for state in observed.workloads if state.id.revision == current and not state.gone}
+def _blue_green(
+    target: str, current: str | None, observed: Observed, *, is_target_ready: bool
+) -> Step:
+    kept = {
+        state.id for state in observed.workloads if state.id.revision == current and not state.gone
+    }
     kept |= {record for record in observed.records if record.revision == current}
     if current is None or not kept:  # nothing answers now, so nothing is lost by switching
         return Step(serving=target)
@@ -99,7 +122,9 @@ def _recreate(target: str, observed: Observed) -> Step:
     left = left_of(target, observed)
     if left is None:
         return Step(serving=target)
-    serves_already = any(state.id.revision == target and not state.gone for state in observed.workloads)
+    serves_already = any(
+        state.id.revision == target and not state.gone for state in observed.workloads
+    )
     before = observed.service_revision or observed.status.get("servingRevision") or target
     return Step(serving=target if serves_already else before, waits_for=left)
 

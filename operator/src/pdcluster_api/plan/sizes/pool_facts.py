@@ -55,7 +55,11 @@ class Seen:
 
 def is_unschedulable(pod: PodState) -> bool:
     """Return whether no node takes a pod."""
-    return pod.problem is not None and pod.problem.reason == conditions.UNSCHEDULABLE and not pod.terminating
+    return (
+        pod.problem is not None
+        and pod.problem.reason == conditions.UNSCHEDULABLE
+        and not pod.terminating
+    )
 
 
 def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
@@ -63,12 +67,24 @@ def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
 
     Workloads of the declared revision count for pools without any of the serving revision.
     """
-    there, kept, holdings = Workloads(observed), Previous(observed.status).kept(), _holdings(asked, observed)
+    there, kept, holdings = (
+        Workloads(observed),
+        Previous(observed.status).kept(),
+        _holdings(asked, observed),
+    )
     found = []
     for size in asked.sizes:
-        state = there.of(*size.key, observed.service_revision) or there.of(*size.key, asked.revision)
-        before = 0 if state is None or state.id.revision == asked.revision else kept.get(state.id.name, 0)
-        facts = _facts(size, state, max(size.wanted, before), _num_held(observed.workloads, size.key), seen)
+        state = there.of(*size.key, observed.service_revision) or there.of(
+            *size.key, asked.revision
+        )
+        before = (
+            0
+            if state is None or state.id.revision == asked.revision
+            else kept.get(state.id.name, 0)
+        )
+        facts = _facts(
+            size, state, max(size.wanted, before), _num_held(observed.workloads, size.key), seen
+        )
         found.append(replace(facts, holdings=holdings.pop((size.key, size.pool.gpu), ())))
     return [*found, *_undeclared(holdings)]
 
@@ -84,9 +100,14 @@ def _holdings(asked: Asked, observed: Observed) -> dict[Place, tuple[Holding, ..
     found: dict[Place, tuple[Holding, ...]] = {}
     for each in sorted({*planned, *states}):
         key, state, size = (each.role, each.pool), states.get(each), planned.get(each, 0)
-        grows = each in planned and key in declared and not (asked.is_given_up and each.revision == asked.revision)
+        grows = (
+            each in planned
+            and key in declared
+            and not (asked.is_given_up and each.revision == asked.revision)
+        )
         of, own = types.get(key, ""), (state.gpu if state else "") or types.get(key, "")
-        if own != of and state is not None and state.gone:  # one of the declared type comes in its place
+        # one of the declared type comes in its place
+        if own != of and state is not None and state.gone:
             found[key, of] = (*found.get((key, of), ()), _holding(None, size, grows=grows))
             size, grows = 0, False
         found[key, own] = (*found.get((key, own), ()), _holding(state, size, grows=grows))
@@ -100,7 +121,9 @@ def _holding(state: WorkloadState | None, planned: int, *, grows: bool) -> Holdi
     return Holding(state.current, top, tuple(sorted(ordinal_of(pod) for pod in state.pods)), grows)
 
 
-def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: int, seen: Seen) -> PoolFacts:
+def _facts(
+    size: PoolSize, state: WorkloadState | None, serving: int, num_held: int, seen: Seen
+) -> PoolFacts:
     """Facts of one pool.  serving: ordinals below it serve, `size.wanted` or more."""
     role, pool = size.key
     if state is None:
@@ -120,16 +143,22 @@ def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: 
         unschedulable=len(waiting),
         unschedulable_top=_num_top({ordinal_of(pod) for pod in waiting}, size.wanted),
         unschedulable_seconds=max((seen.waits.get(pod.name, 0.0) for pod in waiting), default=0.0),
-        fault=None if state.fault is None or state.current >= state.desired else state.fault.message,
+        fault=None
+        if state.fault is None or state.current >= state.desired
+        else state.fault.message,
         leaving=frozenset(pod.name for pod in leaving),
         top=state.desired,
-        unready_top=size.wanted - 1 - max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size.wanted), default=-1),
+        unready_top=size.wanted
+        - 1
+        - max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size.wanted), default=-1),
     )
 
 
 def _num_top(ordinals: Collection[int], replicas: int) -> int:
     """Number of the highest ordinals that are among these, without a gap."""
-    return next((number for number in range(replicas) if replicas - 1 - number not in ordinals), replicas)
+    return next(
+        (number for number in range(replicas) if replicas - 1 - number not in ordinals), replicas
+    )
 
 
 def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
@@ -142,4 +171,6 @@ def _undeclared(holdings: Mapping[Place, Sequence[Holding]]) -> Iterable[PoolFac
     for ((role, pool), gpu), each in sorted(holdings.items()):
         number = sum(holding.held(0) for holding in each)
         if number:
-            yield PoolFacts(role, f"{pool} of {gpu or 'an unknown type'}", gpu, 0, number, 0, ending=number)
+            yield PoolFacts(
+                role, f"{pool} of {gpu or 'an unknown type'}", gpu, 0, number, 0, ending=number
+            )

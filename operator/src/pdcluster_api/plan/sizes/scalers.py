@@ -59,14 +59,23 @@ class PoolSize:
         return f"all pools have {MAX_WORKERS} at most together"
 
 
-def pool_sizes(spec: PDClusterSpec, scalers: Iterable[ScalerState], before: Mapping[PoolKey, int]) -> tuple[PoolSize, ...]:
+def pool_sizes(
+    spec: PDClusterSpec, scalers: Iterable[ScalerState], before: Mapping[PoolKey, int]
+) -> tuple[PoolSize, ...]:
     """The size of every declared pool, in the spec's order.
 
     before: replicas that were wanted until now, by pool; they seed a scaler that is not there
     """
     known = {(scaler.role, scaler.pool): scaler for scaler in scalers}
-    pools = [(role, pool) for role, declared in spec.roles.present().items() for pool in declared.pools]
-    return together([_size(role, pool, known.get((role, pool.name)), before.get((role, pool.name))) for role, pool in pools])
+    pools = [
+        (role, pool) for role, declared in spec.roles.present().items() for pool in declared.pools
+    ]
+    return together(
+        [
+            _size(role, pool, known.get((role, pool.name)), before.get((role, pool.name)))
+            for role, pool in pools
+        ]
+    )
 
 
 def together(sizes: Sequence[PoolSize]) -> tuple[PoolSize, ...]:
@@ -81,7 +90,10 @@ def together(sizes: Sequence[PoolSize]) -> tuple[PoolSize, ...]:
     if sum(size.wanted for size in sizes) <= MAX_WORKERS:
         return tuple(sizes)
     levels = range(MAX_WORKERS + 1)
-    level = bisect_right(levels, MAX_WORKERS, key=lambda each: sum(cut(size, each) for size in sizes)) - 1
+    level = (
+        bisect_right(levels, MAX_WORKERS, key=lambda each: sum(cut(size, each) for size in sizes))
+        - 1
+    )
     return tuple(replace(size, wanted=cut(size, level)) for size in sizes)
 
 
@@ -90,10 +102,15 @@ def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, before: int | N
         seed = clamp(pool.replicas if before is None else before, pool)
         return PoolSize(role, pool, wanted=seed, asked=seed, request=seed)
     if scaler.seen == pool.replicas:
-        return PoolSize(role, pool, wanted=clamp(scaler.replicas, pool), asked=scaler.replicas, request=None)
-    # Without its mark a change of `replicas` cannot be known: the scale stays, and the mark is written again.
+        return PoolSize(
+            role, pool, wanted=clamp(scaler.replicas, pool), asked=scaler.replicas, request=None
+        )
+    # Without its mark a change of `replicas` cannot be known: the scale stays, and the mark is
+    # written again.
     asked = scaler.replicas if scaler.seen is None else pool.replicas
-    return PoolSize(role, pool, wanted=clamp(asked, pool), asked=asked, request=min(asked, MAX_REPLICAS))
+    return PoolSize(
+        role, pool, wanted=clamp(asked, pool), asked=asked, request=min(asked, MAX_REPLICAS)
+    )
 
 
 def clamp(replicas: int, pool: PoolSpec) -> int:
@@ -102,19 +119,35 @@ def clamp(replicas: int, pool: PoolSpec) -> int:
     return max(min(replicas, high), pool.min_replicas or 0)
 
 
-def plan_scaler(cluster: str, size: PoolSize, shown: WorkloadState | None, serving: str) -> ScalerPlan:
+def plan_scaler(
+    cluster: str, size: PoolSize, shown: WorkloadState | None, serving: str
+) -> ScalerPlan:
     """The scaler of a pool.
 
     shown: the workload of its status, else that of the revision `serving`.
     """
     revision = serving if shown is None else shown.id.revision
-    status: dict[str, Any] = {"replicas": 0 if shown is None else shown.current, "selector": _selector(cluster, size, revision)}
-    return ScalerPlan(role=size.role, pool=size.pool.name, seen=size.pool.replicas, request=size.request, status=status)
+    status: dict[str, Any] = {
+        "replicas": 0 if shown is None else shown.current,
+        "selector": _selector(cluster, size, revision),
+    }
+    return ScalerPlan(
+        role=size.role,
+        pool=size.pool.name,
+        seen=size.pool.replicas,
+        request=size.request,
+        status=status,
+    )
 
 
 def _selector(cluster: str, size: PoolSize, revision: str) -> str:
     """A label selector as text, for HPA; of one revision, so that a roll out counts no worker
     twice.
     """
-    wanted = {labels.CLUSTER: cluster, labels.ROLE: size.role, labels.POOL: size.pool.name, labels.REVISION: revision}
+    wanted = {
+        labels.CLUSTER: cluster,
+        labels.ROLE: size.role,
+        labels.POOL: size.pool.name,
+        labels.REVISION: revision,
+    }
     return ",".join(f"{key}={value}" for key, value in wanted.items())

@@ -1,1 +1,3 @@
-"""The status of a PDCluster: conditions, numbers, and the events for changes between two of them."""
+"""The status of a PDCluster: conditions, numbers, and the events for changes between
+two of them.
+"""

@@ -128,7 +128,9 @@ def _false(reason: str, messages: Sequence[str]) -> Condition:
 
 
 def _unknown(message: str) -> Condition:
-    return Condition(_TYPE, is_true=False, is_unknown=True, reason=words.DEVICE_NOT_SAID, message=message)
+    return Condition(
+        _TYPE, is_true=False, is_unknown=True, reason=words.DEVICE_NOT_SAID, message=message
+    )
 
 
 def _as_it_was(previous: Previous) -> Condition | None:

@@ -34,7 +34,10 @@ def recorded(status: Mapping[str, Any], mode: str) -> dict[PoolKey, int] | None:
     if not isinstance(found, Mapping) or found.get("mode") != mode:
         return None
     try:
-        sizes = {(str(each["role"]), str(each["pool"])): int(each["replicas"]) for each in found["replicas"]}
+        sizes = {
+            (str(each["role"]), str(each["pool"])): int(each["replicas"])
+            for each in found["replicas"]
+        }
         return {key: min(max(0, size), MAX_REPLICAS) for key, size in sizes.items()}
     except (KeyError, TypeError, ValueError):
         return None
@@ -43,19 +46,30 @@ def recorded(status: Mapping[str, Any], mode: str) -> dict[PoolKey, int] | None:
 def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
     """Return whether the decision of this reconcile differs from the record."""
     decided = observed.decision
-    return decided is not None and spec.mode != OFF and dict(decided.replicas) != recorded(observed.status, spec.mode)
+    return (
+        decided is not None
+        and spec.mode != OFF
+        and dict(decided.replicas) != recorded(observed.status, spec.mode)
+    )
 
 
 def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
     """Return whether a reconcile with this decision would write another status."""
-    found = {condition.type: shortened(condition.message, MAX_MESSAGE) for condition in autoscale_conditions(spec, observed)}
+    found = {
+        condition.type: shortened(condition.message, MAX_MESSAGE)
+        for condition in autoscale_conditions(spec, observed)
+    }
     before = Previous(observed.status)
     return is_new(spec, observed) or found != {
-        kind: before.condition(kind).get("message") for kind in words.AUTOSCALING if before.is_true(kind)
+        kind: before.condition(kind).get("message")
+        for kind in words.AUTOSCALING
+        if before.is_true(kind)
     }
 
 
-def autoscaled(spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observed) -> tuple[PoolSize, ...]:
+def autoscaled(
+    spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observed
+) -> tuple[PoolSize, ...]:
     """Size of every pool: by this decision, else by the record; as it was if neither has the
     pool.
     """
@@ -65,11 +79,20 @@ def autoscaled(spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observe
     if observed.decision is not None:
         known = dict(observed.decision.replicas)
     scalers = _by_pool(observed.scalers)
-    return together([size if size.key not in known else _following(size, known[size.key], scalers.get(size.key)) for size in sizes])
+    return together(
+        [
+            size
+            if size.key not in known
+            else _following(size, known[size.key], scalers.get(size.key))
+            for size in sizes
+        ]
+    )
 
 
 def _following(size: PoolSize, replicas: int, scaler: ScalerState | None) -> PoolSize:
-    is_written = scaler is not None and scaler.replicas == replicas and scaler.seen == size.pool.replicas
+    is_written = (
+        scaler is not None and scaler.replicas == replicas and scaler.seen == size.pool.replicas
+    )
     return replace(size, wanted=replicas, asked=replicas, request=None if is_written else replicas)
 
 
@@ -84,9 +107,18 @@ def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any
     if decided is None or not is_new(spec, observed):
         return {FIELD: before} if before else {}
     entries = before.get("lastDecisions") if isinstance(before, Mapping) else None
-    sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decided.replicas.items()]
+    sizes = [
+        {"role": role, "pool": pool, "replicas": number}
+        for (role, pool), number in decided.replicas.items()
+    ]
     newest, *older = remembered(entries, decided)
-    return {FIELD: {"mode": spec.mode, "replicas": sizes, "lastDecisions": [{"mode": spec.mode, **newest}, *older]}}
+    return {
+        FIELD: {
+            "mode": spec.mode,
+            "replicas": sizes,
+            "lastDecisions": [{"mode": spec.mode, **newest}, *older],
+        }
+    }
 
 
 def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Condition]:
@@ -98,7 +130,9 @@ def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Co
     previous, decided = Previous(observed.status), observed.decision
     for kind in words.AUTOSCALING:
         if decided is None:
-            messages = [str(previous.condition(kind).get("message", ""))] if previous.is_true(kind) else []
+            messages = (
+                [str(previous.condition(kind).get("message", ""))] if previous.is_true(kind) else []
+            )
         else:
             messages = [problem.message for problem in decided.problems if problem.reason == kind]
         if messages:
@@ -123,7 +157,9 @@ def _newest(status: Mapping[str, Any]) -> Any:
     return entries[0] if isinstance(entries, Sequence) and entries else None
 
 
-def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observed) -> Iterator[Event]:
+def overridden(
+    spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observed
+) -> Iterator[Event]:
     """Events for scales by others, which do not count."""
     known = recorded(observed.status, ON) if spec.mode == ON else None
     if known is None or is_new(spec, observed):
@@ -135,12 +171,19 @@ def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observe
         if scaler is None or size.key not in known:
             continue
         state = there.of(*size.key, observed.service_revision)
-        is_behind = state is not None and state.desired == scaler.replicas  # no request: both have yet to follow the record
+        # no request: both have yet to follow the record
+        is_behind = state is not None and state.desired == scaler.replicas
         if scaler.replicas != size.wanted and scaler.writer is not None and not is_behind:
-            text = f"{name}: {scaler.writer} asked for {scaler.replicas} workers; the autoscaler alone decides, and keeps {size.wanted}"
+            text = (
+                f"{name}: {scaler.writer} asked for {scaler.replicas} workers; the autoscaler "
+                f"alone decides, and keeps {size.wanted}"
+            )
             yield Event(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
         elif scaler.seen not in (None, size.pool.replicas):
-            text = f"{name}: replicas is now {size.pool.replicas} in the spec; the autoscaler alone decides, and keeps {size.wanted}"
+            text = (
+                f"{name}: replicas is now {size.pool.replicas} in the spec; the autoscaler alone "
+                f"decides, and keeps {size.wanted}"
+            )
             yield Event(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
 
 

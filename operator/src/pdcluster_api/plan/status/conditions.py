@@ -86,7 +86,11 @@ class Facts:
 
 def condition_tree(facts: Facts) -> tuple[Condition, ...]:
     """Every condition, in the order in which the status holds them."""
-    below = (discovery_condition(facts.observed.discovery), *(_role(view, facts) for view in facts.roles), _ingress(facts))
+    below = (
+        discovery_condition(facts.observed.discovery),
+        *(_role(view, facts) for view in facts.roles),
+        _ingress(facts),
+    )
     ready = _ready(below, facts)
     return (ready, _serving(facts), *below, *progress_of(ready))
 
@@ -101,7 +105,9 @@ def progress_of(ready: Condition) -> tuple[Condition, ...]:
 
 def discovery_answers(discovery: DiscoveryState) -> bool:
     """Condition of discovery: etcd answers, and most members of a managed one are ready."""
-    return discovery.error is None and (not discovery.managed or discovery.ready >= discovery.wanted // 2 + 1)
+    return discovery.error is None and (
+        not discovery.managed or discovery.ready >= discovery.wanted // 2 + 1
+    )
 
 
 def discovery_condition(discovery: DiscoveryState) -> Condition:
@@ -113,10 +119,16 @@ def discovery_condition(discovery: DiscoveryState) -> Condition:
         message = "; ".join(part for part in (members, said, answers) if part)
         return Condition(words.DISCOVERY_READY, is_true=False, reason=reason, message=message)
     if discovery.error is not None:
-        message = f"{discovery.error}; workers that know each other go on, new ones wait until it answers"
-        return Condition(words.DISCOVERY_READY, is_true=False, reason=words.ETCD_UNREACHABLE, message=message)
+        message = (
+            f"{discovery.error}; workers that know each other go on, new ones wait until it answers"
+        )
+        return Condition(
+            words.DISCOVERY_READY, is_true=False, reason=words.ETCD_UNREACHABLE, message=message
+        )
     message = members if discovery.managed else "etcd answers"
-    return Condition(words.DISCOVERY_READY, is_true=True, reason=words.ETCD_ANSWERS, message=message)
+    return Condition(
+        words.DISCOVERY_READY, is_true=True, reason=words.ETCD_ANSWERS, message=message
+    )
 
 
 def _role(view: RoleView, facts: Facts) -> Condition:
@@ -125,17 +137,26 @@ def _role(view: RoleView, facts: Facts) -> Condition:
     notes = [*draining, *(pool.declared.note for pool in view.pools if pool.declared.note)]
     if view.is_ready:  # with workers that are too many: they serve, or finish what they have
         reason = words.SCALING if draining else words.AS_DECLARED
-        return Condition(kind, is_true=True, reason=reason, message="; ".join([_numbers(view), *notes]))
+        return Condition(
+            kind, is_true=True, reason=reason, message="; ".join([_numbers(view), *notes])
+        )
     problem = None if facts.is_given_up else worst_problem(view)
     reason, message = problem or _on_the_way(view, facts)
-    return Condition(kind, is_true=False, reason=reason, message="; ".join([message, *_still_there(view, facts), *notes]))
+    return Condition(
+        kind,
+        is_true=False,
+        reason=reason,
+        message="; ".join([message, *_still_there(view, facts), *notes]),
+    )
 
 
 def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
     """Pods beyond the desired workers, and the reason for them."""
     ending = sorted(view.ending, key=lambda pod: pod.name)
     if ending:
-        yield f"{ending[0]} is still ending" + (f" (and {len(ending) - 1} more)" if len(ending) > 1 else "")
+        yield f"{ending[0]} is still ending" + (
+            f" (and {len(ending) - 1} more)" if len(ending) > 1 else ""
+        )
     for workload in facts.leaving:
         if workload.role == view.name:
             yield f"pool {workload.pool}, which is no longer declared, stays until they are"
@@ -149,7 +170,9 @@ def _on_the_way(view: RoleView, facts: Facts) -> Problem:
         return Problem(words.ROLLING_OUT, waiting(facts.waits_for))
     if facts.is_rolling:
         return Problem(words.ROLLING_OUT, _numbers(view))
-    return Problem(words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view))
+    return Problem(
+        words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view)
+    )
 
 
 def lacks(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
@@ -157,7 +180,11 @@ def lacks(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
     said = f"discovery: {discovery_condition(discovery).message}"
     etcd = () if discovery_answers(discovery) else (said,)
     lacking = [view for view in views if not view.is_ready]
-    found = [(rank(problem[0]), f"{view.name}: {problem[1]}") for view in lacking if (problem := worst_problem(view))]
+    found = [
+        (rank(problem[0]), f"{view.name}: {problem[1]}")
+        for view in lacking
+        if (problem := worst_problem(view))
+    ]
     others = [min(found)[1]] if found else [f"{view.name}: {_numbers(view)}" for view in lacking]
     return "; ".join([*etcd, *others])
 
@@ -171,7 +198,10 @@ def waiting(left: Left) -> str:
 def _is_scaling(view: RoleView, previous: Previous) -> bool:
     """Return whether a pool got another size, now or before, and has not been ready since."""
     before = previous.pools()
-    changed = any(before.get((view.name, pool.declared.name), ("", pool.wanted))[1] != pool.wanted for pool in view.pools)
+    changed = any(
+        before.get((view.name, pool.declared.name), ("", pool.wanted))[1] != pool.wanted
+        for pool in view.pools
+    )
     return changed or previous.reason(words.ROLE_READY[view.name]) == words.SCALING
 
 
@@ -190,18 +220,35 @@ def _ingress(facts: Facts) -> Condition:
         return Condition(words.INGRESS_READY, is_true=False, reason=reason, message=message)
     selected = facts.observed.service_revision
     if selected is None:
-        return Condition(words.INGRESS_READY, is_true=False, reason=words.STARTING, message="the Service is being made")
+        return Condition(
+            words.INGRESS_READY,
+            is_true=False,
+            reason=words.STARTING,
+            message="the Service is being made",
+        )
     if facts.num_answering:
-        return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=f"the Service leads to {_workers(facts)}")
+        return Condition(
+            words.INGRESS_READY,
+            is_true=True,
+            reason=words.AS_DECLARED,
+            message=f"the Service leads to {_workers(facts)}",
+        )
     if selected == facts.target and not _num_declared(facts):
         message = f"the Service is there; no {_decoding(facts)} worker is declared"
-        return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=message)
+        return Condition(
+            words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=message
+        )
     message = f"the Service leads to no ready {facts.ingress_role} worker{_or_none_behind(facts)}"
-    return Condition(words.INGRESS_READY, is_true=False, reason=words.NOT_ANSWERING, message=message)
+    return Condition(
+        words.INGRESS_READY, is_true=False, reason=words.NOT_ANSWERING, message=message
+    )
 
 
 def _workers(facts: Facts) -> str:
-    return f"{facts.num_answering} ready {facts.ingress_role} worker{'' if facts.num_answering == 1 else 's'}"
+    return (
+        f"{facts.num_answering} ready {facts.ingress_role} "
+        f"worker{'' if facts.num_answering == 1 else 's'}"
+    )
 
 
 def _num_declared(facts: Facts) -> int:
@@ -209,25 +256,48 @@ def _num_declared(facts: Facts) -> int:
 
 
 def _decoding(facts: Facts) -> str:
-    """The role without which nothing is answered: that of the ingress, or the one behind routers."""
-    behind = next((view.name for view in facts.roles if view.name in ("decode", "mixed")), facts.ingress_role)
+    """The role without which nothing is answered: that of the ingress, or the one
+    behind routers.
+    """
+    behind = next(
+        (view.name for view in facts.roles if view.name in ("decode", "mixed")), facts.ingress_role
+    )
     return behind if facts.ingress_role == ROUTER else facts.ingress_role
 
 
 def _or_none_behind(facts: Facts) -> str:
-    return f", or no {_decoding(facts)} worker behind routers is ready" if facts.ingress_role == ROUTER else ""
+    return (
+        f", or no {_decoding(facts)} worker behind routers is ready"
+        if facts.ingress_role == ROUTER
+        else ""
+    )
 
 
 def _serving(facts: Facts) -> Condition:
     if not facts.num_answering:
-        message = f"no {facts.ingress_role} worker behind the Service is ready{_or_none_behind(facts)}: requests are not answered"
+        message = (
+            f"no {facts.ingress_role} worker behind the Service is ready{_or_none_behind(facts)}: "
+            "requests are not answered"
+        )
         return Condition(words.SERVING, is_true=False, reason=words.NOT_ANSWERING, message=message)
     key_fault = facts.observed.key_fault
-    # Only the declared revision's workers ask for the keys of this Secret; one that cannot be read may hold some.
-    if key_fault is not None and key_fault[0] == words.CONFIGURATION_REFUSED and facts.observed.service_revision == facts.target:
+    # Only the declared revision's workers ask for the keys of this Secret; one that cannot be read
+    # may hold some.
+    if (
+        key_fault is not None
+        and key_fault[0] == words.CONFIGURATION_REFUSED
+        and facts.observed.service_revision == facts.target
+    ):
         return Condition(words.SERVING, is_true=False, reason=key_fault[0], message=key_fault[1])
-    alone = "" if facts.has_prefill or _decoding(facts) == "mixed" else "; no prefill worker is ready, so they prefill themselves"
-    message = f"requests are answered by {_workers(facts)} of revision {facts.observed.service_revision}{alone}"
+    alone = (
+        ""
+        if facts.has_prefill or _decoding(facts) == "mixed"
+        else "; no prefill worker is ready, so they prefill themselves"
+    )
+    message = (
+        f"requests are answered by {_workers(facts)} of revision "
+        f"{facts.observed.service_revision}{alone}"
+    )
     return Condition(words.SERVING, is_true=True, reason=words.ANSWERING, message=message)
 
 
@@ -236,17 +306,32 @@ def _ready(below: Sequence[Condition], facts: Facts) -> Condition:
         reason, message = _worst_failure(facts.observed.failures)
         return Condition(words.READY, is_true=False, reason=reason, message=message)
     if facts.stalled is not None:
-        return Condition(words.READY, is_true=False, reason=words.PROGRESS_DEADLINE_EXCEEDED, message=_stalled(facts, facts.stalled))
-    # What serves during a roll out is about to go: that it does not answer is no reason why the new revision is not there.
+        return Condition(
+            words.READY,
+            is_true=False,
+            reason=words.PROGRESS_DEADLINE_EXCEEDED,
+            message=_stalled(facts, facts.stalled),
+        )
+    # What serves during a roll out is about to go: that it does not answer is no reason why the new
+    # revision is not there.
     follows = words.NOT_ANSWERING if facts.is_rolling else None
-    bad = [condition for condition in below if not condition.is_true and condition.reason != follows]
+    bad = [
+        condition for condition in below if not condition.is_true and condition.reason != follows
+    ]
     if bad:
         reason, message = _cause(min(bad, key=lambda condition: rank(condition.reason)), facts)
         return Condition(words.READY, is_true=False, reason=reason, message=message)
     if facts.is_rolling:
         waits = "its workers take over" if facts.waits_for is None else waiting(facts.waits_for)
-        return Condition(words.READY, is_true=False, reason=words.ROLLING_OUT, message=f"roll out to revision {facts.target}: {waits}")
-    message = ", ".join(f"{view.name} {view.num_target_ready}/{view.wanted}" for view in facts.roles)
+        return Condition(
+            words.READY,
+            is_true=False,
+            reason=words.ROLLING_OUT,
+            message=f"roll out to revision {facts.target}: {waits}",
+        )
+    message = ", ".join(
+        f"{view.name} {view.num_target_ready}/{view.wanted}" for view in facts.roles
+    )
     return Condition(words.READY, is_true=True, reason=words.AS_DECLARED, message=message)
 
 
@@ -255,11 +340,17 @@ def _stalled(facts: Facts, cause: str) -> str:
 
     cause: as it was found at the deadline; the pods that showed it may be gone
     """
-    what = f"no more workers of revision {facts.target} have become ready within rollout.progressDeadlineSeconds ({facts.deadline} s)"
+    what = (
+        f"no more workers of revision {facts.target} have become ready within "
+        f"rollout.progressDeadlineSeconds ({facts.deadline} s)"
+    )
     if not facts.is_given_up:
         return f"{what}: {cause}; nothing is scaled down: {_nothing_to_go_back_to(facts)}"
     serves = f" and revision {facts.current} goes on serving" if facts.num_answering else ""
-    fix = "fix that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, or apply the previous file"
+    fix = (
+        "fix that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, "
+        "or apply the previous file"
+    )
     return f"{what}: {cause}; it {facts.scaled_to_0}{serves}; {fix}"
 
 
@@ -279,12 +370,21 @@ def _cause(worst: Condition, facts: Facts) -> Problem:
     message = f"{worst.type.removesuffix('Ready').lower()}: {worst.message}"
     if not facts.is_rolling:
         return Problem(worst.reason, message)
-    serves = f"; revision {facts.current} goes on serving" if facts.num_answering and facts.current else ""
+    serves = (
+        f"; revision {facts.current} goes on serving"
+        if facts.num_answering and facts.current
+        else ""
+    )
     on_the_way = worst.reason in (words.STARTING, words.SCALING)
-    return Problem(words.ROLLING_OUT if on_the_way else worst.reason, f"roll out to revision {facts.target}: {message}{serves}")
+    return Problem(
+        words.ROLLING_OUT if on_the_way else worst.reason,
+        f"roll out to revision {facts.target}: {message}{serves}",
+    )
 
 
 def _worst_failure(failures: Sequence[Failure]) -> Problem:
-    first = min(failures, key=lambda failure: (rank(failure.reason), failure.object, failure.message))
+    first = min(
+        failures, key=lambda failure: (rank(failure.reason), failure.object, failure.message)
+    )
     others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return Problem(first.reason, f"{first.object}: {first.message}{others}")

@@ -65,11 +65,17 @@ class _Pair:
 
 def said_by(worker_records: WorkerRecords, workloads: Iterable[WorkloadState]) -> Said:
     """Records of one revision's pods, without those of terminating pods."""
-    pods = [pod for state in workloads if not state.gone for pod in state.pods if not pod.terminating]
+    pods = [
+        pod for state in workloads if not state.gone for pod in state.pods if not pod.terminating
+    ]
     prefill = [pod for pod in pods if pod.workload.role == PREFILL]
     said = worker_records.disaggregation
     return Said(
-        decode={pod.name: said[pod.name] for pod in pods if pod.workload.role != PREFILL and pod.name in said},
+        decode={
+            pod.name: said[pod.name]
+            for pod in pods
+            if pod.workload.role != PREFILL and pod.name in said
+        },
         prefill={pod.name: said[pod.name] for pod in prefill if pod.name in said},
         prefill_pods=frozenset(pod.name for pod in prefill),
         num_prefill_ready=sum(pod.ready for pod in prefill),
@@ -114,22 +120,36 @@ def readable_rate(bytes_per_second: float) -> str:
     return f"{bytes_per_second:.3g} B/s"
 
 
-def _condition(said: Said, pairs: Sequence[_Pair], num_refused: int, status: Status, threshold: int) -> Condition:
+def _condition(
+    said: Said, pairs: Sequence[_Pair], num_refused: int, status: Status, threshold: int
+) -> Condition:
     kind = words.DISAGGREGATING
     if pairs:
-        return Condition(kind, is_true=False, reason=words.PAIR_REFUSED, message=_of_pairs(pairs, num_refused))
+        return Condition(
+            kind, is_true=False, reason=words.PAIR_REFUSED, message=_of_pairs(pairs, num_refused)
+        )
     num_long, num_remote = _counts(said.decode.values())
     if num_remote:
         return Condition(kind, is_true=True, reason=words.OFFLOADING, message=_of_share(status))
     if num_long < FEW_PROMPTS:
-        text = f"too few prompts of {threshold} tokens or more (routing.offload.prefillLengthThreshold) to tell"
-        return Condition(kind, is_true=False, reason=words.NO_LONG_PROMPTS, message=text, is_unknown=True)
+        text = (
+            f"too few prompts of {threshold} tokens or more "
+            "(routing.offload.prefillLengthThreshold) to tell"
+        )
+        return Condition(
+            kind, is_true=False, reason=words.NO_LONG_PROMPTS, message=text, is_unknown=True
+        )
     if not said.num_prefill_ready:
-        text = "no prefill worker is ready, so decode workers prefill long prompts themselves: see PrefillReady"
+        text = (
+            "no prefill worker is ready, so decode workers prefill long prompts themselves: see "
+            "PrefillReady"
+        )
         return Condition(kind, is_true=False, reason=words.NO_PREFILL_WORKER, message=text)
     text = (
-        "prefill workers are ready, and none of the last long prompts went there: see why remote prefills fail or find no credit "
-        "in the decode workers' logs, whether ports 9000 and 9100 are open between them, and routing.offload.prefillQueueMax"
+        "prefill workers are ready, and none of the last long prompts went there: see why remote "
+        "prefills fail or find no credit "
+        "in the decode workers' logs, whether ports 9000 and 9100 are open between them, and "
+        "routing.offload.prefillQueueMax"
     )
     return Condition(kind, is_true=False, reason=words.NOT_OFFLOADING, message=text)
 
@@ -146,7 +166,10 @@ def _of_pairs(pairs: Sequence[_Pair], num_refused: int) -> str:
 def _of_share(status: Status) -> str:
     rate = status.get("bytesPerSecond")
     at = f" at about {readable_rate(rate)}" if isinstance(rate, int) else ""
-    return f"about {status['remoteShare']} of long prompts are prefilled by prefill workers, over {status['transport']}{at}"
+    return (
+        f"about {status['remoteShare']} of long prompts are prefilled by prefill workers, over "
+        f"{status['transport']}{at}"
+    )
 
 
 def _refused(said: Said) -> tuple[list[_Pair], int]:
@@ -184,10 +207,17 @@ def _share(said: Said, before: Status) -> str | None:
     return f"{steps * _STEP_PERCENT}%"
 
 
-def _status(said: Said, pairs: Sequence[_Pair], num_refused: int, share: str | None, before: Status) -> Status:
-    transports = sorted({each.transport for each in (*said.decode.values(), *said.prefill.values())})
+def _status(
+    said: Said, pairs: Sequence[_Pair], num_refused: int, share: str | None, before: Status
+) -> Status:
+    transports = sorted(
+        {each.transport for each in (*said.decode.values(), *said.prefill.values())}
+    )
     rate = _rate(said, before)
-    named = [{"decode": pair.decode, "prefill": pair.prefill, "reason": pair.reason} for pair in pairs[:MAX_PAIRS]]
+    named = [
+        {"decode": pair.decode, "prefill": pair.prefill, "reason": pair.reason}
+        for pair in pairs[:MAX_PAIRS]
+    ]
     return {
         **({"transport": ",".join(transports)} if transports else {}),
         **({} if share is None else {"remoteShare": share}),
@@ -207,7 +237,11 @@ def _rate(said: Said, before: Status) -> int | None:
 
 def _percent(text: object) -> int | None:
     digits = text.removesuffix("%") if isinstance(text, str) else ""
-    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= len("100") else None
+    return (
+        int(digits)
+        if digits.isascii() and digits.isdecimal() and len(digits) <= len("100")
+        else None
+    )
 
 
 def _before(previous: Previous) -> Status:

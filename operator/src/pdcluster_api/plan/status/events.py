@@ -35,17 +35,27 @@ def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Event, 
 
 def cut_short(pods: Sequence[str]) -> tuple[Event, ...]:
     """Events of workers that were removed before they had drained."""
-    said = "had not drained when rollout.drainTimeoutSeconds was over; its requests end with it, or within rollout.gracePeriodSeconds"
+    said = (
+        "had not drained when rollout.drainTimeoutSeconds was over; its requests end with it, or "
+        "within rollout.gracePeriodSeconds"
+    )
     return tuple(Event(words.DRAIN_CUT, f"pod {pod} {said}", warning=True) for pod in pods)
 
 
 def _rollout(old: Previous, new: Previous) -> Iterator[Event]:
-    target, serving, served = new.text("revision"), new.text("servingRevision"), old.text("servingRevision")
+    target, serving, served = (
+        new.text("revision"),
+        new.text("servingRevision"),
+        old.text("servingRevision"),
+    )
     if old.text("revision") not in (None, target):
         if served not in (None, target):
             yield Event(words.ROLLOUT_STARTED, f"revision {target} is to replace {served}")
         elif serving == served:
-            yield Event(words.ROLLOUT_DROPPED, f"revision {old.text('revision')} is dropped; {served} goes on serving")
+            yield Event(
+                words.ROLLOUT_DROPPED,
+                f"revision {old.text('revision')} is dropped; {served} goes on serving",
+            )
     if served not in (None, serving):
         yield Event(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
 
@@ -89,7 +99,9 @@ def _serving(old: Previous, new: Previous) -> Iterator[Event]:
         return
     condition = new.condition(words.SERVING)
     if condition:
-        yield Event(condition["reason"], condition["message"], warning=not new.is_true(words.SERVING))
+        yield Event(
+            condition["reason"], condition["message"], warning=not new.is_true(words.SERVING)
+        )
 
 
 def _accelerators(old: Previous, new: Previous) -> Iterator[Event]:

@@ -33,7 +33,10 @@ def number_fields(views: Sequence[RoleView]) -> Status:
     """Workers by role and pool, and the columns of `kubectl get`; mixed workers stand in the one
     of decode.
     """
-    columns = {("decode" if view.name == "mixed" else view.name): f"{view.ready}/{view.wanted}" for view in views}
+    columns = {
+        ("decode" if view.name == "mixed" else view.name): f"{view.ready}/{view.wanted}"
+        for view in views
+    }
     return {**columns, "roles": [_role(view) for view in views]}
 
 
@@ -43,7 +46,9 @@ def kept_field(kept: Iterable[Workload]) -> Status:
     return {"kept": entries} if entries else {}
 
 
-def dated(found: Iterable[Condition], previous: Previous, *, generation: int, now: str) -> list[Status]:
+def dated(
+    found: Iterable[Condition], previous: Previous, *, generation: int, now: str
+) -> list[Status]:
     """Conditions of the API.  now: RFC 3339, the time of those whose status changes."""
     return [
         {
@@ -64,7 +69,12 @@ def _since(condition: Condition, before: Mapping[str, Any], now: str) -> str:
 
 
 def _role(view: RoleView) -> Status:
-    return {"name": view.name, "desired": view.wanted, "ready": view.ready, "pools": [_pool(pool) for pool in view.pools]}
+    return {
+        "name": view.name,
+        "desired": view.wanted,
+        "ready": view.ready,
+        "pools": [_pool(pool) for pool in view.pools],
+    }
 
 
 def _pool(pool: PoolView) -> Status:

@@ -20,7 +20,10 @@ from pdcluster_api.plan.status.events import events
 from pdcluster_api.plan.status.fields import Status, dated, number_fields
 from pdcluster_api.schema import conditions as words
 
-NOTHING_IS_REVERTED = "what runs goes on, and drift of edited or deleted objects is not reverted until this is corrected"
+NOTHING_IS_REVERTED = (
+    "what runs goes on, and drift of edited or deleted objects is not reverted until this is "
+    "corrected"
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refus
     return Refusal(status, events(observed.status, status))
 
 
-def _still_true(previous: Previous, observed: Observed, there: Workloads, views: tuple[RoleView, ...]) -> Iterator[Condition]:
+def _still_true(
+    previous: Previous, observed: Observed, there: Workloads, views: tuple[RoleView, ...]
+) -> Iterator[Condition]:
     """The conditions below Ready that were there before, as they are now.
 
     Neither etcd nor the Secret of API keys is read, since which ones is unknown: their problems
@@ -66,7 +71,9 @@ def _still_true(previous: Previous, observed: Observed, there: Workloads, views:
         target=previous.text("revision"),
         current=current_revision(observed),
         waits_for=None,
-        ingress_role=observed.service_role or there.ingress_role(observed.service_revision) or "decode",
+        ingress_role=observed.service_role
+        or there.ingress_role(observed.service_revision)
+        or "decode",
         num_answering=there.num_answering(observed.service_revision, observed.service_role),
         has_prefill=there.has_prefill(observed.service_revision),
     )
@@ -74,7 +81,9 @@ def _still_true(previous: Previous, observed: Observed, there: Workloads, views:
         before = previous.condition(condition.type)
         if condition.type == words.DISCOVERY_READY and before:
             yield _again(before)
-        elif condition.type == words.SERVING or (before and condition.type not in (words.STALLED, words.RECONCILING)):
+        elif condition.type == words.SERVING or (
+            before and condition.type not in (words.STALLED, words.RECONCILING)
+        ):
             yield condition
 
 
@@ -82,15 +91,26 @@ def _key_fault(previous: Previous) -> Problem | None:
     """Problem of the Secret of API keys: the only one of the ingress that needs a user."""
     ingress = previous.condition(words.INGRESS_READY)
     reason = str(ingress.get("reason", ""))
-    return Problem(reason, str(ingress.get("message", ""))) if reason in words.NEEDS_ACTION else None
+    return (
+        Problem(reason, str(ingress.get("message", ""))) if reason in words.NEEDS_ACTION else None
+    )
 
 
 def _again(before: Mapping[str, object]) -> Condition:
-    return Condition(str(before["type"]), before.get("status") == "True", str(before.get("reason", "")), str(before.get("message", "")))
+    return Condition(
+        str(before["type"]),
+        before.get("status") == "True",
+        str(before.get("reason", "")),
+        str(before.get("message", "")),
+    )
 
 
 def _views(previous: Previous, there: Workloads, current: str | None) -> Iterator[RoleView]:
-    known = [(role, pool, gpu, desired) for (role, pool), (gpu, desired) in previous.pools().items() if role in words.ROLE_READY]
+    known = [
+        (role, pool, gpu, desired)
+        for (role, pool), (gpu, desired) in previous.pools().items()
+        if role in words.ROLE_READY
+    ]
     for role, pools in groupby(known, key=lambda entry: entry[0]):
         declared = []
         for _, pool, gpu, desired in pools:

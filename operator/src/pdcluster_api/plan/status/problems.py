@@ -66,8 +66,14 @@ def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
         return
     if pool.target.fault is not None and pool.target.current < pool.wanted:
         reason, message = pool.target.fault
-        yield pool.target.id.name, reason, f"pool {pool.declared.name}: {message}", pool.wanted - pool.target.current
+        yield (
+            pool.target.id.name,
+            reason,
+            f"pool {pool.declared.name}: {message}",
+            pool.wanted - pool.target.current,
+        )
     for pod in pool.target.pods:
-        is_leaving = pod.terminating or ordinal_of(pod) >= pool.wanted  # a draining pod is not ready, which is no problem
+        # a draining pod is not ready, which is no problem
+        is_leaving = pod.terminating or ordinal_of(pod) >= pool.wanted
         if pod.problem is not None and not pod.ready and not is_leaving:
             yield pod.name, *pod.problem, 1

@@ -22,8 +22,14 @@ def serving_replicas(cluster: PDCluster, plan: ClusterPlan) -> dict[str, int]:
 
 
 def _declared(cluster: PDCluster) -> list[tuple[str, int]]:
-    return [(role, pool.replicas) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]
+    return [
+        (role, pool.replicas)
+        for role, spec in cluster.spec.roles.present().items()
+        for pool in spec.pools
+    ]
 
 
 def _planned(plan: ClusterPlan) -> list[tuple[str, int]]:
-    return [(each.id.role, each.replicas) for each in plan.workloads if each.id.revision == plan.serving]
+    return [
+        (each.id.role, each.replicas) for each in plan.workloads if each.id.revision == plan.serving
+    ]

@@ -1,4 +1,5 @@
-"""Pools of pods as StatefulSets keep them, on nodes that hold so many of a type, and what their workers show under a load.
+"""Pools of pods as StatefulSets keep them, on nodes that hold so many of a type, and what their
+workers show under a load.
 
 Naive on purpose: every pod is an entry by ordinal, nothing is summed up ahead.
 A decision is carried out in the worst order: new pods at once, before any old one has gone.
@@ -13,7 +14,8 @@ from pdcluster_api.schema.workload import PoolKey
 from tests.operator.pdcluster_api.plan.autoscale.worlds import IDLE
 
 WAITING, STARTING, READY, ENDING = "waiting", "starting", "ready", "ending"
-QUEUE_RATE = 0.5  # requests in a second that one worker serves, and that one worker too few leaves in the queue
+# requests in a second that one worker serves, and that one worker too few leaves in the queue
+QUEUE_RATE = 0.5
 LONGEST_QUEUE = 300.0
 
 
@@ -52,8 +54,15 @@ class SimulatedPool:
         return max((ordinal + 1 for ordinal in self.pods), default=0)
 
     def facts(self, now: float) -> PoolFacts:
-        ending = [ordinal for ordinal, pod in self.pods.items() if pod.state == ENDING or ordinal >= self.replicas]
-        waiting, ready = ([each for each in self.having(state) if each not in ending] for state in (WAITING, READY))
+        ending = [
+            ordinal
+            for ordinal, pod in self.pods.items()
+            if pod.state == ENDING or ordinal >= self.replicas
+        ]
+        waiting, ready = (
+            [each for each in self.having(state) if each not in ending]
+            for state in (WAITING, READY)
+        )
         top = 0
         while self.replicas - 1 - top in waiting:
             top += 1
@@ -73,7 +82,9 @@ class SimulatedPool:
             unschedulable_top=top,
             unready_top=unready,
             leaving=frozenset(self.pod_name(ordinal) for ordinal in ending),
-            unschedulable_seconds=max((now - self.pods[each].since for each in waiting), default=0.0),
+            unschedulable_seconds=max(
+                (now - self.pods[each].since for each in waiting), default=0.0
+            ),
         )
 
 
@@ -81,7 +92,8 @@ class SimulatedPool:
 class SimulatedCluster:
     """All pools.
 
-    nodes: pods that fit of each type; load: work of each role in busy workers; queues: requests that wait; now: seconds
+    nodes: pods that fit of each type; load: work of each role in busy workers; queues: requests
+           that wait; now: seconds
     noise: of each scrape of each worker, a share
     """
 
@@ -129,7 +141,12 @@ class SimulatedCluster:
                     pool.pods[ordinal].state = STARTING
 
     def num_on_nodes(self, gpu: str) -> int:
-        return sum(pod.state != WAITING for pool in self.pools if pool.gpu == gpu for pod in pool.pods.values())
+        return sum(
+            pod.state != WAITING
+            for pool in self.pools
+            if pool.gpu == gpu
+            for pod in pool.pods.values()
+        )
 
     def start(self) -> None:
         for pod in self._pods():
@@ -177,17 +194,38 @@ class SimulatedCluster:
     def _sample(self, pool: SimulatedPool, worker: WorkerSample) -> Sample:
         """Those that drain say that they are full, which counts for nothing."""
         ready, ending = pool.having(READY), pool.having(ENDING)
-        fresh = [replace(self._noisy(worker), pod=pool.pod_name(each)) for each in ready if not pool.pods[each].stale]
+        fresh = [
+            replace(self._noisy(worker), pod=pool.pod_name(each))
+            for each in ready
+            if not pool.pods[each].stale
+        ]
         full = [
-            replace(IDLE, pod=pool.pod_name(each), num_requests_waiting=100.0, kv_cache_usage_ratio=1.0, engine_busy_ratio=1.0)
+            replace(
+                IDLE,
+                pod=pool.pod_name(each),
+                num_requests_waiting=100.0,
+                kv_cache_usage_ratio=1.0,
+                engine_busy_ratio=1.0,
+            )
             for each in ending
         ]
-        return Sample(self.now, (*fresh, *full), tuple(pool.pod_name(each) for each in ready if pool.pods[each].stale))
+        return Sample(
+            self.now,
+            (*fresh, *full),
+            tuple(pool.pod_name(each) for each in ready if pool.pods[each].stale),
+        )
 
     def _noisy(self, worker: WorkerSample) -> WorkerSample:
         share, queue = (1.0 + self.chance.uniform(-self.noise, self.noise) for _ in range(2))
         busy = min(1.0, worker.engine_busy_ratio * share)
-        waiting, requests = worker.num_requests_waiting * queue, worker.prefill_queue_requests * queue
+        waiting, requests = (
+            worker.num_requests_waiting * queue,
+            worker.prefill_queue_requests * queue,
+        )
         return replace(
-            worker, engine_busy_ratio=busy, kv_cache_usage_ratio=busy, num_requests_waiting=waiting, prefill_queue_requests=requests
+            worker,
+            engine_busy_ratio=busy,
+            kv_cache_usage_ratio=busy,
+            num_requests_waiting=waiting,
+            prefill_queue_requests=requests,
         )

@@ -22,20 +22,36 @@ PLENTY = {"prefill": 100, "decode": 100}
 def pool(name: str, size: int, **fields: Any) -> Pool:
     """A pool by `role/name`, all of its workers ready.  fields: of Pool, or of its facts."""
     role, _, of = name.partition("/")
-    facts = {key: fields.pop(key) for key in ("gpu", "ending", "unschedulable_top") if key in fields}
+    facts = {
+        key: fields.pop(key) for key in ("gpu", "ending", "unschedulable_top") if key in fields
+    }
     ready = size - facts.get("unschedulable_top", 0)
     number = size + facts.get("ending", 0)
     return Pool(
-        PoolFacts(role, of, **{"gpu": "H100", "replicas": size, "current": number, "ready": ready, **facts}), **{"order": 0, **fields}
+        PoolFacts(
+            role,
+            of,
+            **{"gpu": "H100", "replicas": size, "current": number, "ready": ready, **facts},
+        ),
+        **{"order": 0, **fields},
     )
 
 
 def allocated(
-    *pools: Pool, to: Mapping[str, int], band: Band | None = None, caps: Mapping[str, int] | None = None, **limits: int
+    *pools: Pool,
+    to: Mapping[str, int],
+    band: Band | None = None,
+    caps: Mapping[str, int] | None = None,
+    **limits: int,
 ) -> Allocation:
     """The loop from the sizes that pools have.  limits: by GPU type, `total` of all together."""
     base = {each.key: each.facts.replicas for each in pools}
-    found = Allocation(pools, base, Budget({ALL if gpu == "total" else gpu: number for gpu, number in limits.items()}), band)
+    found = Allocation(
+        pools,
+        base,
+        Budget({ALL if gpu == "total" else gpu: number for gpu, number in limits.items()}),
+        band,
+    )
     found.approach(to, PLENTY if caps is None else caps)
     return found
 
@@ -49,20 +65,32 @@ DEAR = pool("prefill/dear", 2, price=3.0, order=1)
 
 
 def test_a_role_grows_in_its_cheapest_pool_until_that_is_full_then_in_the_next():
-    assert moves(DEAR, CHEAP, to={"prefill": 7}) == ["prefill/cheap +1", "prefill/cheap +1", "prefill/dear +1"]
+    assert moves(DEAR, CHEAP, to={"prefill": 7}) == [
+        "prefill/cheap +1",
+        "prefill/cheap +1",
+        "prefill/dear +1",
+    ]
 
 
 def test_a_role_shrinks_in_its_dearest_pool_to_its_minimum_then_in_the_next():
     least = replace(DEAR, low=1)
 
-    assert moves(CHEAP, least, to={"prefill": 1}) == ["prefill/dear -1", "prefill/cheap -1", "prefill/cheap -1"]
+    assert moves(CHEAP, least, to={"prefill": 1}) == [
+        "prefill/dear -1",
+        "prefill/cheap -1",
+        "prefill/cheap -1",
+    ]
     assert moves(replace(CHEAP, low=2), least, to={"prefill": 1}) == ["prefill/dear -1"]
 
 
 def test_workers_that_no_node_takes_go_first():
     waits = pool("prefill/cheap", 3, price=1.0, unschedulable_top=2)
 
-    assert moves(waits, DEAR, to={"prefill": 2}) == ["prefill/cheap -1", "prefill/cheap -1", "prefill/dear -1"]
+    assert moves(waits, DEAR, to={"prefill": 2}) == [
+        "prefill/cheap -1",
+        "prefill/cheap -1",
+        "prefill/dear -1",
+    ]
 
 
 def test_a_pool_without_capacity_is_passed_over():
@@ -73,29 +101,47 @@ def test_a_pool_without_capacity_is_passed_over():
 def test_the_role_that_misses_the_greater_part_has_the_next_turn():
     prefill, decode = pool("prefill/x", 4), pool("decode/x", 4)
 
-    assert moves(prefill, decode, to={"prefill": 6, "decode": 5}) == ["prefill/x +1", "decode/x +1", "prefill/x +1"]
+    assert moves(prefill, decode, to={"prefill": 6, "decode": 5}) == [
+        "prefill/x +1",
+        "decode/x +1",
+        "prefill/x +1",
+    ]
     assert moves(prefill, decode, to={"prefill": 6, "decode": 5}, total=9) == ["prefill/x +1"]
 
 
 def test_a_type_that_is_used_up_leaves_the_rest_of_the_budget_to_others():
     prefill, decode = pool("prefill/x", 1), pool("decode/x", 1, gpu="B300")
 
-    assert moves(prefill, decode, to={"prefill": 3, "decode": 3}, H100=2, total=5) == ["prefill/x +1", "decode/x +1", "decode/x +1"]
+    assert moves(prefill, decode, to={"prefill": 3, "decode": 3}, H100=2, total=5) == [
+        "prefill/x +1",
+        "decode/x +1",
+        "decode/x +1",
+    ]
 
 
 def test_a_pod_that_drains_is_taken_back_in_the_dearer_pool_when_the_budget_is_full():
     drains = pool("prefill/dear", 2, price=3.0, ending=1)
 
     assert moves(CHEAP, drains, to={"prefill": 6}, total=5) == ["prefill/dear +1"]
-    assert moves(CHEAP, drains, to={"prefill": 6}, total=6) == ["prefill/cheap +1", "prefill/dear +1"]
+    assert moves(CHEAP, drains, to={"prefill": 6}, total=6) == [
+        "prefill/cheap +1",
+        "prefill/dear +1",
+    ]
 
 
 def test_a_role_is_followed_into_the_band():
     prefill, decode = pool("prefill/x", 2), pool("decode/x", 4)
     half = Band(least=0.5)
 
-    assert moves(prefill, decode, to={"prefill": 2, "decode": 5}, band=half) == ["decode/x +1", "prefill/x +1"]
-    assert moves(prefill, decode, to={"prefill": 2, "decode": 6}, band=half) == ["decode/x +1", "prefill/x +1", "decode/x +1"]
+    assert moves(prefill, decode, to={"prefill": 2, "decode": 5}, band=half) == [
+        "decode/x +1",
+        "prefill/x +1",
+    ]
+    assert moves(prefill, decode, to={"prefill": 2, "decode": 6}, band=half) == [
+        "decode/x +1",
+        "prefill/x +1",
+        "decode/x +1",
+    ]
 
 
 def test_a_worker_that_cannot_be_followed_is_not_taken():
@@ -103,35 +149,77 @@ def test_a_worker_that_cannot_be_followed_is_not_taken():
     half = Band(least=0.5)
 
     assert moves(prefill, decode, to={"prefill": 2, "decode": 5}, band=half) == []
-    assert moves(replace(prefill, high=9), decode, to={"prefill": 2, "decode": 5}, band=half, total=7) == []
-    assert moves(replace(prefill, high=9), decode, to={"prefill": 2, "decode": 5}, band=half, caps={"prefill": 2}) == []
+    assert (
+        moves(replace(prefill, high=9), decode, to={"prefill": 2, "decode": 5}, band=half, total=7)
+        == []
+    )
+    assert (
+        moves(
+            replace(prefill, high=9),
+            decode,
+            to={"prefill": 2, "decode": 5},
+            band=half,
+            caps={"prefill": 2},
+        )
+        == []
+    )
 
 
 def test_a_worker_that_the_band_needs_is_not_given_up():
     prefill, decode = pool("prefill/x", 4), pool("decode/x", 4)
 
-    assert moves(prefill, decode, to={"prefill": 3, "decode": 4}, band=Band(least=1.0)) == ["prefill/x -1", "prefill/x +1"]
-    assert moves(prefill, decode, to={"prefill": 3, "decode": 3}, band=Band(least=1.0)) == ["prefill/x -1", "decode/x -1"]
+    assert moves(prefill, decode, to={"prefill": 3, "decode": 4}, band=Band(least=1.0)) == [
+        "prefill/x -1",
+        "prefill/x +1",
+    ]
+    assert moves(prefill, decode, to={"prefill": 3, "decode": 3}, band=Band(least=1.0)) == [
+        "prefill/x -1",
+        "decode/x -1",
+    ]
 
 
 def test_what_is_taken_back_is_what_was_given_up():
     """And not a worker of a cheaper pool, which would make two pods move for nothing."""
     decode = pool("decode/x", 4)
 
-    assert moves(CHEAP, DEAR, decode, to={"prefill": 3, "decode": 4}, band=Band(least=1.0)) == ["prefill/dear -1", "prefill/dear +1"]
+    assert moves(CHEAP, DEAR, decode, to={"prefill": 3, "decode": 4}, band=Band(least=1.0)) == [
+        "prefill/dear -1",
+        "prefill/dear +1",
+    ]
 
 
 def test_a_band_of_one_value_is_met_by_somewhat_greater_sizes():
     prefill, decode = pool("prefill/x", 1), pool("decode/x", 3)
 
-    assert moves(prefill, decode, to={"prefill": 1, "decode": 3}, band=Band(0.5, 0.5)) == ["prefill/x +1", "decode/x +1"]
+    assert moves(prefill, decode, to={"prefill": 1, "decode": 3}, band=Band(0.5, 0.5)) == [
+        "prefill/x +1",
+        "decode/x +1",
+    ]
 
 
 def test_no_fleet_climbs_for_a_band_that_whole_workers_cannot_meet():
-    """2 x 2.27 over 4 is 1.14, over 5 0.91: one more decode worker is nearer, and all else only more."""
-    prefill, decode, one = pool("prefill/x", 2, weight=2.2738757), pool("decode/x", 4), Band(1.0, 1.0)
-    first = allocated(prefill, decode, to={"prefill": 2, "decode": 4}, band=one, caps={"prefill": 10, "decode": 13})
-    again = allocated(prefill, pool("decode/x", 5), to={"prefill": 2, "decode": 5}, band=one, caps={"prefill": 11, "decode": 14})
+    """2 x 2.27 over 4 is 1.14, over 5 0.91: one more decode worker is nearer, and all else only
+    more.
+    """
+    prefill, decode, one = (
+        pool("prefill/x", 2, weight=2.2738757),
+        pool("decode/x", 4),
+        Band(1.0, 1.0),
+    )
+    first = allocated(
+        prefill,
+        decode,
+        to={"prefill": 2, "decode": 4},
+        band=one,
+        caps={"prefill": 10, "decode": 13},
+    )
+    again = allocated(
+        prefill,
+        pool("decode/x", 5),
+        to={"prefill": 2, "decode": 5},
+        band=one,
+        caps={"prefill": 11, "decode": 14},
+    )
 
     assert (first.counts, first.distance() > 0.0) == ({"prefill": 2, "decode": 5}, True)
     assert again.moves == []
@@ -140,12 +228,20 @@ def test_no_fleet_climbs_for_a_band_that_whole_workers_cannot_meet():
 def test_a_band_that_bounds_forbid_is_kept_as_nearly_as_can_be():
     prefill, decode = pool("prefill/x", 2, high=3), pool("decode/x", 10)
 
-    assert moves(prefill, decode, to={"prefill": 2, "decode": 10}, band=Band(least=0.5)) == ["prefill/x +1"]
-    assert moves(prefill, decode, to={"prefill": 2, "decode": 12}, band=Band(least=0.5)) == ["prefill/x +1"]
+    assert moves(prefill, decode, to={"prefill": 2, "decode": 10}, band=Band(least=0.5)) == [
+        "prefill/x +1"
+    ]
+    assert moves(prefill, decode, to={"prefill": 2, "decode": 12}, band=Band(least=0.5)) == [
+        "prefill/x +1"
+    ]
 
 
-def walked(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], down_to: int, up_to: int) -> list[Vector]:
-    """All vectors of a role from the smallest size to the greatest, by the rule of its pools in words."""
+def walked(
+    pools: Sequence[Pool], base: Vector, room: Mapping[str, int], down_to: int, up_to: int
+) -> list[Vector]:
+    """All vectors of a role from the smallest size to the greatest, by the rule of its pools in
+    words.
+    """
     here = {pool.key: base[pool.key] for pool in pools}
     below, vector = list[Vector](), here
     dearest = sorted(pools, key=lambda pool: (pool.price, pool.order), reverse=True)
@@ -156,7 +252,11 @@ def walked(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], down_to
             below.insert(0, vector)
     above, vector, left = list[Vector](), here, dict(room)
     for pool in sorted(pools, key=lambda pool: (pool.price, pool.order)):
-        while sum(vector.values()) < up_to and pool.is_open and pool.clamp(vector[pool.key] + 1) == vector[pool.key] + 1:
+        while (
+            sum(vector.values()) < up_to
+            and pool.is_open
+            and pool.clamp(vector[pool.key] + 1) == vector[pool.key] + 1
+        ):
             more = pool.facts.held(vector[pool.key] + 1) - pool.facts.held(vector[pool.key])
             if more and more > left.get(pool.facts.gpu, more):
                 break
@@ -168,7 +268,9 @@ def walked(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], down_to
 
 @settings(deadline=None)
 @given(pools=drawn_pools(), data=st.data())
-def test_a_role_gives_takes_back_and_takes_worker_by_worker(pools: list[Pool], data: st.DataObject) -> None:
+def test_a_role_gives_takes_back_and_takes_worker_by_worker(
+    pools: list[Pool], data: st.DataObject
+) -> None:
     mine = [replace(pool, high=pool.high + 1) for pool in pools if pool.role == "decode"]
     base = {pool.key: pool.facts.replicas for pool in mine}
     room = data.draw(st.dictionaries(st.sampled_from(["H100", "cpu"]), FEW))
@@ -195,7 +297,14 @@ def pairs(draw: st.DrawFn) -> tuple[list[Pool], dict[str, int], Band]:
         for order in range(draw(st.integers(1, 2))):
             size = draw(st.integers(0, 4))
             weight = draw(st.sampled_from([1.0, 1.5, 2.25]))
-            pools.append(replace(pool(f"{role}/p{order}", size), order=order, weight=weight, high=size + draw(st.integers(0, 3))))
+            pools.append(
+                replace(
+                    pool(f"{role}/p{order}", size),
+                    order=order,
+                    weight=weight,
+                    high=size + draw(st.integers(0, 3)),
+                )
+            )
         mine = [each for each in pools if each.role == role]
         size = sum(each.facts.replicas for each in mine)
         recommendations[role] = draw(st.integers(max(0, size - 2), sum(each.high for each in mine)))
@@ -205,7 +314,9 @@ def pairs(draw: st.DrawFn) -> tuple[list[Pool], dict[str, int], Band]:
 
 @settings(deadline=None)
 @given(drawn=pairs(), more=st.integers(0, 10))
-def test_the_band_is_met_where_it_can_be_and_then_the_least_is_missed(drawn: tuple[list[Pool], dict[str, int], Band], more: int) -> None:
+def test_the_band_is_met_where_it_can_be_and_then_the_least_is_missed(
+    drawn: tuple[list[Pool], dict[str, int], Band], more: int
+) -> None:
     """Beside a look at every pair of sizes from the smaller of recommended and present ones on."""
     pools, recommendations, band = drawn
     base = {each.key: each.facts.replicas for each in pools}
@@ -219,8 +330,14 @@ def test_the_band_is_met_where_it_can_be_and_then_the_least_is_missed(drawn: tup
         return band.distance(*(capacity(role, pools, vector) for role in ("prefill", "decode")))
 
     def unmet(vector: Mapping[PoolKey, int]) -> float:
-        counts = {role: sum(size for (of, _), size in vector.items() if of == role) for role in recommendations}
-        return max((recommended - counts[role]) / max(1, recommended) for role, recommended in recommendations.items())
+        counts = {
+            role: sum(size for (of, _), size in vector.items() if of == role)
+            for role in recommendations
+        }
+        return max(
+            (recommended - counts[role]) / max(1, recommended)
+            for role, recommended in recommendations.items()
+        )
 
     every = [{**one, **other} for one, other in product(vectors["prefill"], vectors["decode"])]
     possible = [vector for vector in every if Budget().held(pools, vector)[ALL] <= total]
@@ -230,4 +347,6 @@ def test_the_band_is_met_where_it_can_be_and_then_the_least_is_missed(drawn: tup
     assert (found.distance() == 0.0) == (min(map(distance, possible)) == 0.0)
     assert found.distance() <= distance(base)
     if found.distance() == 0.0:
-        assert max(0.0, unmet(found.sizes)) == max(0.0, min(unmet(vector) for vector in possible if distance(vector) == 0.0))
+        assert max(0.0, unmet(found.sizes)) == max(
+            0.0, min(unmet(vector) for vector in possible if distance(vector) == 0.0)
+        )

@@ -31,7 +31,9 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
 def schedule(start: str, end: str, **fields: Any) -> ScheduleSpec:
     if not fields.keys() & {"minReplicas", "maxReplicas"}:
         fields["maxReplicas"] = 9
-    return ScheduleSpec.model_validate({"name": "s", "role": "decode", "pool": "x", "start": start, "end": end, **fields})
+    return ScheduleSpec.model_validate(
+        {"name": "s", "role": "decode", "pool": "x", "start": start, "end": end, **fields}
+    )
 
 
 def utc(day: int, hour: int, minute: int = 0, month: int = 3) -> datetime:
@@ -47,7 +49,8 @@ def utc(day: int, hour: int, minute: int = 0, month: int = 3) -> datetime:
         (schedule("22:00", "06:00"), utc(4, 23), True),
         (schedule("22:00", "06:00"), utc(4, 5, 59), True),
         (schedule("22:00", "06:00"), utc(4, 6), False),
-        (schedule("22:00", "06:00", days=["Fri"]), utc(7, 3), True),  # Saturday morning of a Friday's night
+        # Saturday morning of a Friday's night
+        (schedule("22:00", "06:00", days=["Fri"]), utc(7, 3), True),
         (schedule("22:00", "06:00", days=["Fri"]), utc(6, 3), False),
         (schedule("08:00", "18:00", days=["Mon", "Tue"]), utc(4, 9), False),
         (schedule("08:00", "08:00", days=["Wed"]), utc(4, 12), True),  # the whole day
@@ -55,10 +58,14 @@ def utc(day: int, hour: int, minute: int = 0, month: int = 3) -> datetime:
         (schedule("08:00", "08:00", days=["Wed"]), utc(5, 8), False),
         (schedule("09:00", "18:00", timeZone="Asia/Seoul"), utc(4, 0), True),
         (schedule("09:00", "18:00", timeZone="Asia/Seoul"), utc(4, 9), False),
-        (schedule("09:00", "18:00", timeZone="Europe/Berlin"), utc(27, 8), True),  # the last Friday of winter time
-        (schedule("09:00", "18:00", timeZone="Europe/Berlin"), utc(30, 7), True),  # the first Monday of summer time
-        (schedule("02:15", "02:45", timeZone="Europe/Berlin"), utc(29, 1, 20), False),  # an hour that is not there
-        (schedule("02:15", "02:45", timeZone="Europe/Berlin"), utc(25, 0, 20, month=10), True),  # an hour that is there twice
+        # the last Friday of winter time
+        (schedule("09:00", "18:00", timeZone="Europe/Berlin"), utc(27, 8), True),
+        # the first Monday of summer time
+        (schedule("09:00", "18:00", timeZone="Europe/Berlin"), utc(30, 7), True),
+        # an hour that is not there
+        (schedule("02:15", "02:45", timeZone="Europe/Berlin"), utc(29, 1, 20), False),
+        # an hour that is there twice
+        (schedule("02:15", "02:45", timeZone="Europe/Berlin"), utc(25, 0, 20, month=10), True),
         (schedule("02:15", "02:45", timeZone="Europe/Berlin"), utc(25, 1, 20, month=10), True),
     ],
 )
@@ -69,11 +76,18 @@ def test_a_schedule_is_on_by_the_clock_of_its_zone(given: ScheduleSpec, wall: da
 def test_of_several_schedules_the_last_that_gives_a_bound_counts():
     declared = make_spec(decode=[pool(4, minReplicas=1, maxReplicas=9)]).roles.decode
     assert declared is not None
-    both = [schedule("00:00", "00:00", minReplicas=3, maxReplicas=5), schedule("12:00", "13:00", name="noon", minReplicas=4)]
+    both = [
+        schedule("00:00", "00:00", minReplicas=3, maxReplicas=5),
+        schedule("12:00", "13:00", name="noon", minReplicas=4),
+    ]
 
     assert bounds_of("decode", declared.pools[0], both, utc(4, 12)) == (4, 5, "schedule noon")
     assert bounds_of("decode", declared.pools[0], both, utc(4, 13)) == (3, 5, "schedule s")
-    assert bounds_of("prefill", declared.pools[0], both, utc(4, 12)) == (1, 9, "minReplicas and maxReplicas")
+    assert bounds_of("prefill", declared.pools[0], both, utc(4, 12)) == (
+        1,
+        9,
+        "minReplicas and maxReplicas",
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +119,18 @@ def test_a_role_grows_to_its_max_and_shrinks_to_its_min():
 
 
 def test_a_schedule_moves_a_pool_at_once():
-    spec = make_spec(schedules=[{"name": "day", "role": "decode", "pool": "x", "start": "08:00", "end": "18:00", "minReplicas": 6}])
+    spec = make_spec(
+        schedules=[
+            {
+                "name": "day",
+                "role": "decode",
+                "pool": "x",
+                "start": "08:00",
+                "end": "18:00",
+                "minReplicas": 6,
+            }
+        ]
+    )
     facts = facts_of(spec)
 
     day = run(spec, facts, windows_of(facts), wall=utc(4, 12))
@@ -118,7 +143,16 @@ def test_a_schedule_moves_a_pool_at_once():
 def test_of_bounds_that_exclude_each_other_max_wins_and_it_is_said():
     spec = make_spec(
         decode=[pool(3, maxReplicas=3)],
-        schedules=[{"name": "day", "role": "decode", "pool": "x", "start": "00:00", "end": "00:00", "minReplicas": 8}],
+        schedules=[
+            {
+                "name": "day",
+                "role": "decode",
+                "pool": "x",
+                "start": "00:00",
+                "end": "00:00",
+                "minReplicas": 8,
+            }
+        ],
     )
 
     outcome = see(spec)
@@ -151,14 +185,25 @@ def test_no_role_serves_without_the_other():
 def test_the_last_ready_worker_of_a_role_stays_while_another_pool_takes_over_by_schedule():
     """At eight the pool of the night goes to 0, and that of the day has yet to start."""
     hours = {"role": "decode", "start": "08:00", "end": "20:00"}
-    schedules = [{"name": "day", "pool": "day", "minReplicas": 4, **hours}, {"name": "night", "pool": "night", "maxReplicas": 0, **hours}]
+    schedules = [
+        {"name": "day", "pool": "day", "minReplicas": 4, **hours},
+        {"name": "night", "pool": "night", "maxReplicas": 0, **hours},
+    ]
     decode = [pool(4, "night", maxReplicas=8), pool(0, "day", maxReplicas=8)]
-    spec = make_spec(decode=decode, schedules=schedules, scaleDown={"windowSeconds": 0, "maxStep": 0})
+    spec = make_spec(
+        decode=decode, schedules=schedules, scaleDown={"windowSeconds": 0, "maxStep": 0}
+    )
     night, day = ("decode", "night"), ("decode", "day")
 
     begun = see(spec)
-    waiting = see(spec, facts_of(spec, decode_night={"replicas": 1}, decode_day={"replicas": 4, "ready": 0}), decode=IDLE)
-    done = see(spec, facts_of(spec, decode_night={"replicas": 1}, decode_day={"replicas": 4, "ready": 1}))
+    waiting = see(
+        spec,
+        facts_of(spec, decode_night={"replicas": 1}, decode_day={"replicas": 4, "ready": 0}),
+        decode=IDLE,
+    )
+    done = see(
+        spec, facts_of(spec, decode_night={"replicas": 1}, decode_day={"replicas": 4, "ready": 1})
+    )
 
     assert begun.decision.replicas == {P: 4, night: 1, day: 4}
     assert rules_of(begun, "decode/night") == [rules.BOUNDS, rules.NEVER_ALONE]
@@ -169,7 +214,9 @@ def test_the_last_ready_worker_of_a_role_stays_while_another_pool_takes_over_by_
 
 
 @pytest.mark.parametrize(("unready_top", "size"), [(0, 4), (2, 2), (3, 1)])
-def test_a_lowered_maximum_waits_for_the_one_ready_worker_where_it_may_be_among_those_that_go(unready_top: int, size: int):
+def test_a_lowered_maximum_waits_for_the_one_ready_worker_where_it_may_be_among_those_that_go(
+    unready_top: int, size: int
+):
     spec = make_spec(decode=[pool(1, maxReplicas=1)])
     facts = facts_of(spec, decode={"replicas": 4, "ready": 1, "unready_top": unready_top})
 

@@ -1,4 +1,6 @@
-"""The budget of accelerators: growth that does not fit waits, what exceeds it goes, and pods that end count."""
+"""The budget of accelerators: growth that does not fit waits, what exceeds it goes, and pods that
+end count.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -40,7 +42,11 @@ def test_growth_stays_within_the_total():
 def test_room_that_is_short_is_shared_by_what_each_role_misses():
     spec = make_spec(budget={"total": 10})
 
-    outcome = see(spec, prefill=replace(CALM, prefill_queue_requests=20.0), decode=replace(CALM, num_requests_waiting=20.0))
+    outcome = see(
+        spec,
+        prefill=replace(CALM, prefill_queue_requests=20.0),
+        decode=replace(CALM, num_requests_waiting=20.0),
+    )
 
     assert outcome.decision.replicas == {P: 5, D: 5}
 
@@ -51,7 +57,9 @@ def test_pods_that_end_hold_their_accelerators():
     gone = facts_of(spec, prefill={"replicas": 3})
 
     assert see(spec, ending, decode=FULL).decision.replicas == {P: 3, D: 4}
-    assert "1 by pods that end" in step_of(see(spec, ending, decode=FULL), rules.BUDGET, "decode").why
+    assert (
+        "1 by pods that end" in step_of(see(spec, ending, decode=FULL), rules.BUDGET, "decode").why
+    )
     assert see(spec, gone, decode=FULL).decision.replicas == {P: 3, D: 5}
 
 
@@ -64,7 +72,9 @@ def test_a_pod_that_drains_can_be_taken_back_within_a_full_budget():
 
 def test_a_full_budget_takes_back_a_pod_that_drains_in_the_dearer_pool():
     pools = [pool(1, "cheap", gpu="H100"), pool(2, "dear", gpu="B200")]
-    spec = make_spec(prefill=pools, decode=[pool(4, gpu="B300")], budget={"total": 8}, cost={"B200": 5.0})
+    spec = make_spec(
+        prefill=pools, decode=[pool(4, gpu="B300")], budget={"total": 8}, cost={"B200": 5.0}
+    )
     dear = PoolFacts("prefill", "dear", "B200", replicas=2, current=3, ready=2, ending=1)
     facts = [dear if each.key == dear.key else each for each in facts_of(spec)]
 
@@ -83,7 +93,9 @@ def test_what_one_role_gives_up_is_used_when_it_is_gone():
 
 def test_a_type_has_its_own_budget_and_the_next_pool_takes_over():
     spec = make_spec(
-        prefill=[pool(4, "b200", gpu="B200"), pool(0, "h100", gpu="H100")], decode=[pool(4, gpu="B300")], budget={"perGpu": {"B200": 4}}
+        prefill=[pool(4, "b200", gpu="B200"), pool(0, "h100", gpu="H100")],
+        decode=[pool(4, gpu="B300")],
+        budget={"perGpu": {"B200": 4}},
     )
 
     outcome = see(spec, prefill=HUNGRY)
@@ -112,7 +124,11 @@ def test_a_role_alone_on_a_full_type_says_so():
 def test_a_role_keeps_its_last_worker_while_the_one_in_its_place_waits_for_room():
     prefill = [pool(1, "a", minReplicas=1), pool(3, "b", gpu="cpu")]
     spec = make_spec(prefill=prefill, decode=[pool(1, gpu="B300")], budget={"total": 2})
-    facts = facts_of(spec, prefill_a={"replicas": 0}, prefill_b={"replicas": 1, "current": 3, "ready": 1, "ending": 2})
+    facts = facts_of(
+        spec,
+        prefill_a={"replicas": 0},
+        prefill_b={"replicas": 1, "current": 3, "ready": 1, "ending": 2},
+    )
 
     outcome = see(spec, facts)
 
@@ -131,12 +147,15 @@ def test_a_minimum_that_its_type_forbids_takes_nothing_from_others():
 
 def test_a_raised_minimum_waits_for_pods_that_still_end():
     spec = make_spec(decode=[pool(4, minReplicas=4)], budget={"total": 8})
-    ending = facts_of(spec, prefill={"replicas": 4, "current": 6, "ready": 4, "ending": 2}, decode={"replicas": 2})
+    ending = facts_of(
+        spec, prefill={"replicas": 4, "current": 6, "ready": 4, "ending": 2}, decode={"replicas": 2}
+    )
     gone = facts_of(spec, decode={"replicas": 2})
 
     assert see(spec, ending).decision.replicas == {P: 4, D: 2}
     assert "it waits for room" in step_of(see(spec, ending), rules.BUDGET, "decode/x").why
-    assert see(spec, ending, prefill=HUNGRY).decision.replicas == {P: 4, D: 2}  # no other pool takes the room
+    # no other pool takes the room
+    assert see(spec, ending, prefill=HUNGRY).decision.replicas == {P: 4, D: 2}
     assert "decode/x has 2 of minReplicas 4" in see(spec, ending).decision.problems[0].message
     assert see(spec, gone).decision.replicas == {P: 4, D: 4}
 
@@ -145,7 +164,11 @@ def test_a_raised_minimum_takes_back_pods_that_drain_while_another_waits_for_roo
     """They hold their accelerators already, so that nothing has to end before."""
     prefill = [pool(4), pool(1, "b", minReplicas=1)]
     spec = make_spec(prefill=prefill, decode=[pool(4, minReplicas=4)], budget={"total": 8})
-    facts = facts_of(spec, prefill_b={"replicas": 0, "current": 1, "ready": 0, "ending": 1}, decode={"replicas": 3})
+    facts = facts_of(
+        spec,
+        prefill_b={"replicas": 0, "current": 1, "ready": 0, "ending": 1},
+        decode={"replicas": 3},
+    )
 
     assert see(spec, facts).decision.replicas == {P: 3, ("prefill", "b"): 1, D: 3}
 
@@ -155,11 +178,17 @@ def test_a_pod_that_the_budget_of_its_type_does_not_take_back_leaves_growth_to_t
     spec = make_spec(prefill=[pool(2, gpu="B200")], decode=decode, budget={"perGpu": {"cpu": 2}})
     facts = facts_of(spec, decode_a={"replicas": 2, "current": 3, "ready": 2, "ending": 1})
 
-    assert see(spec, facts, decode=FULL).decision.replicas == {P: 2, ("decode", "a"): 2, ("decode", "b"): 3}
+    assert see(spec, facts, decode=FULL).decision.replicas == {
+        P: 2,
+        ("decode", "a"): 2,
+        ("decode", "b"): 3,
+    }
 
 
 def test_a_budget_that_was_lowered_takes_workers_at_once():
-    spec = make_spec(prefill=[pool(4, minReplicas=4)], decode=[pool(8, minReplicas=2)], budget={"total": 9})
+    spec = make_spec(
+        prefill=[pool(4, minReplicas=4)], decode=[pool(8, minReplicas=2)], budget={"total": 9}
+    )
 
     outcome = see(spec)
 
@@ -168,7 +197,9 @@ def test_a_budget_that_was_lowered_takes_workers_at_once():
 
 
 def test_a_budget_below_the_minima_keeps_a_worker_of_each_role_and_is_said():
-    spec = make_spec(prefill=[pool(2, minReplicas=2)], decode=[pool(2, minReplicas=2)], budget={"total": 2})
+    spec = make_spec(
+        prefill=[pool(2, minReplicas=2)], decode=[pool(2, minReplicas=2)], budget={"total": 2}
+    )
     least = make_spec(prefill=[pool(2)], decode=[pool(2)], budget={"total": 1})
 
     assert see(spec).decision.replicas == {P: 1, D: 1}
@@ -206,7 +237,11 @@ def test_a_mixed_role_keeps_to_the_budget():
 def test_one_pool_that_gives_leaves_the_dearest_last_in_line():
     spec = make_spec(prefill=[pool(4)], decode=[pool(3, "a"), pool(3, "b")], budget={"total": 9})
 
-    assert agreed(spec, prefill=CALM).decision.replicas == {P: 3, ("decode", "a"): 3, ("decode", "b"): 3}
+    assert agreed(spec, prefill=CALM).decision.replicas == {
+        P: 3,
+        ("decode", "a"): 3,
+        ("decode", "b"): 3,
+    }
 
 
 def test_a_lost_pod_comes_again_beside_the_one_above_it_that_still_ends():
@@ -221,12 +256,19 @@ def test_a_lost_pod_below_one_that_drains_is_counted_while_its_statefulset_asks_
     facts = facts_of(spec, prefill={"replicas": 1, "current": 2, "ready": 1, "ending": 1, "top": 3})
 
     assert see(spec, facts, prefill=HUNGRY, decode=FULL).decision.replicas == {P: 2, D: 3}
-    assert see(make_spec(prefill=[pool(1)], decode=[pool(3)], budget={"total": 5}), facts, decode=FULL).decision.replicas == {P: 1, D: 3}
+    assert see(
+        make_spec(prefill=[pool(1)], decode=[pool(3)], budget={"total": 5}), facts, decode=FULL
+    ).decision.replicas == {P: 1, D: 3}
 
 
 def test_the_band_comes_before_the_budget_of_a_type():
     """Steps of the band come first, then what the budget allows of them."""
-    spec = make_spec(prefill=[pool(2, gpu="B200")], decode=[pool(4)], ratio={"min": 1.0}, budget={"perGpu": {"B200": 2}})
+    spec = make_spec(
+        prefill=[pool(2, gpu="B200")],
+        decode=[pool(4)],
+        ratio={"min": 1.0},
+        budget={"perGpu": {"B200": 2}},
+    )
 
     outcome = see(spec, decode=replace(CALM, num_requests_waiting=20.0))
 
@@ -244,7 +286,9 @@ def test_the_band_comes_before_the_budget_of_a_type():
         ([pool(4, maxReplicas=5)], {"budget": {"total": 8}}, "maxReplicas and autoscale.budget"),
     ],
 )
-def test_a_limit_that_keeps_a_role_from_what_it_needs_is_said(pools: list[dict[str, Any]], settings: dict[str, Any], limits: str):
+def test_a_limit_that_keeps_a_role_from_what_it_needs_is_said(
+    pools: list[dict[str, Any]], settings: dict[str, Any], limits: str
+):
     spec = make_spec(decode=pools, **settings)
 
     for queue in (20.0, 30.0, 300.0):
@@ -261,7 +305,9 @@ def test_a_role_for_which_there_is_no_budget_at_all_says_so():
     outcome = see(spec)
 
     assert outcome.decision.replicas == {P: 0, D: 4}
-    assert [each.message for each in outcome.decision.problems] == ["prefill needs more than its 0 workers: held by autoscale.budget"]
+    assert [each.message for each in outcome.decision.problems] == [
+        "prefill needs more than its 0 workers: held by autoscale.budget"
+    ]
 
 
 def test_a_lowered_budget_takes_workers_that_start_and_not_the_last_that_is_ready():
@@ -287,4 +333,7 @@ def test_a_budget_is_exceeded_while_the_one_ready_worker_is_the_last_to_have_com
     outcome = see(spec, facts_of(spec, decode={"replicas": 3, "ready": 1}))
 
     assert outcome.decision.replicas == {P: 1, D: 3}
-    assert "waits until another is ready, over the budget (in all: 4 of 2)" in outcome.decision.problems[0].message
+    assert (
+        "waits until another is ready, over the budget (in all: 4 of 2)"
+        in outcome.decision.problems[0].message
+    )

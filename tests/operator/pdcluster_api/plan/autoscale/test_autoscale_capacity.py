@@ -1,4 +1,6 @@
-"""The edge of capacity: pods that no node takes, pods that cannot be created, and which pool is asked instead."""
+"""The edge of capacity: pods that no node takes, pods that cannot be created, and which pool is
+asked instead.
+"""
 
 from dataclasses import replace
 
@@ -24,7 +26,10 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
 
 FULL = replace(CALM, kv_cache_usage_ratio=0.9)
 B200, H100 = ("prefill", "b200"), ("prefill", "h100")
-TWO = [pool(4, "b200", gpu="B200", minReplicas=1, maxReplicas=8), pool(2, "h100", gpu="H100", minReplicas=0, maxReplicas=8)]
+TWO = [
+    pool(4, "b200", gpu="B200", minReplicas=1, maxReplicas=8),
+    pool(2, "h100", gpu="H100", minReplicas=0, maxReplicas=8),
+]
 HUNGRY = replace(CALM, engine_busy_ratio=0.95)
 
 
@@ -95,7 +100,8 @@ def test_what_is_short_is_what_is_needed_and_not_only_what_waits():
     outcome = see(spec, facts, prefill=replace(CALM, prefill_queue_requests=16.0))
 
     assert reasons(outcome) == ["CapacityShort"]
-    assert outcome.decision.problems[0].message.startswith("B200 is short of 3 workers")  # 6 are needed, 3 serve
+    # 6 are needed, 3 serve
+    assert outcome.decision.problems[0].message.startswith("B200 is short of 3 workers")
 
 
 def test_what_both_roles_miss_of_a_type_adds_up():
@@ -105,7 +111,9 @@ def test_what_both_roles_miss_of_a_type_adds_up():
 
     outcome = run(spec, facts, windows_of(facts, prefill=HUNGRY, decode=FULL), memory)
 
-    assert [each.message.partition(";")[0] for each in outcome.decision.problems] == ["H100 is short of 2 workers that no node takes"]
+    assert [each.message.partition(";")[0] for each in outcome.decision.problems] == [
+        "H100 is short of 2 workers that no node takes"
+    ]
 
 
 def test_a_type_without_room_is_left_alone_by_both_roles():
@@ -126,7 +134,8 @@ def test_a_waiting_pod_in_the_middle_costs_no_healthy_neighbour():
     hungry = see(spec, facts, prefill=replace(CALM, engine_busy_ratio=1.0))
 
     assert calm.decision.replicas[B200] == hungry.decision.replicas[B200] == 4
-    assert hungry.decision.replicas[H100] == 4  # 5 ready ones need 7: the one that is lost is asked for once more
+    # 5 ready ones need 7: the one that is lost is asked for once more
+    assert hungry.decision.replicas[H100] == 4
     assert reasons(calm) == ["CapacityShort"]
 
 
@@ -160,7 +169,10 @@ def test_a_role_whose_only_type_has_no_room_starts_on_another():
 
 def test_pods_that_cannot_be_created_make_the_other_pool_grow():
     spec = make_spec(prefill=TWO)
-    facts = facts_of(spec, prefill_b200={"replicas": 4, "current": 2, "ready": 2, "fault": "exceeded quota: gpus"})
+    facts = facts_of(
+        spec,
+        prefill_b200={"replicas": 4, "current": 2, "ready": 2, "fault": "exceeded quota: gpus"},
+    )
 
     outcome = see(spec, facts, prefill=replace(CALM, engine_busy_ratio=1.0))
 

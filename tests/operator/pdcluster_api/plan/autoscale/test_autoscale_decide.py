@@ -1,4 +1,6 @@
-"""A decision stands whatever the facts, the windows and the memory hold, and gives the same again."""
+"""A decision stands whatever the facts, the windows and the memory hold, and gives
+the same again.
+"""
 
 import math
 from dataclasses import replace
@@ -23,7 +25,9 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
 )
 
 COUNTS = st.integers(0, 12)
-NUMBERS = st.one_of(st.floats(0.0, 2.0), st.sampled_from([math.nan, math.inf, -1.0, 1e300, 1e11, 1e-300]))
+NUMBERS = st.one_of(
+    st.floats(0.0, 2.0), st.sampled_from([math.nan, math.inf, -1.0, 1e300, 1e11, 1e-300])
+)
 MAYBE = st.one_of(st.none(), NUMBERS)
 TIMES = st.floats(NOW - 700.0, NOW + 20.0)
 
@@ -47,12 +51,20 @@ def facts(role: str, name: str) -> st.SearchStrategy[PoolFacts]:
 
 
 WORKERS = st.builds(WorkerSample, st.sampled_from("abc"), *[NUMBERS] * 6, *[MAYBE] * 8)
-SAMPLES = st.builds(Sample, TIMES, st.lists(WORKERS, max_size=3).map(tuple), st.sampled_from([(), ("d",)]))
-WINDOW = st.lists(SAMPLES, max_size=4).map(lambda found: sorted(found, key=lambda sample: sample.at))
-RECOMMENDATIONS = st.lists(st.tuples(TIMES, COUNTS), max_size=4).map(lambda found: tuple(sorted(found)))
+SAMPLES = st.builds(
+    Sample, TIMES, st.lists(WORKERS, max_size=3).map(tuple), st.sampled_from([(), ("d",)])
+)
+WINDOW = st.lists(SAMPLES, max_size=4).map(
+    lambda found: sorted(found, key=lambda sample: sample.at)
+)
+RECOMMENDATIONS = st.lists(st.tuples(TIMES, COUNTS), max_size=4).map(
+    lambda found: tuple(sorted(found))
+)
 MEMORIES = st.builds(
     Memory,
-    recommendations=st.dictionaries(st.sampled_from(["prefill", "decode", "mixed"]), RECOMMENDATIONS),
+    recommendations=st.dictionaries(
+        st.sampled_from(["prefill", "decode", "mixed"]), RECOMMENDATIONS
+    ),
     sizes=st.dictionaries(st.sampled_from(["prefill", "decode"]), COUNTS),
     backoff=st.dictionaries(st.sampled_from(["H100", "gone"]), TIMES),
 )
@@ -62,18 +74,26 @@ SPEC = make_spec(
     decode=[pool(4, minReplicas=1, maxReplicas=9)],
     ratio={"min": 0.5, "max": 1.5},
     budget={"total": 14},
-    lines={"prefill": {"ttftSeconds": 0.5, "backlogUpSeconds": 1.0, "headroom": 0.2}, "decode": {"tpotSeconds": 0.05}},
+    lines={
+        "prefill": {"ttftSeconds": 0.5, "backlogUpSeconds": 1.0, "headroom": 0.2},
+        "decode": {"tpotSeconds": 0.05},
+    },
 )
 
 
 @settings(max_examples=100, deadline=None)
 @given(EVERY, st.dictionaries(st.sampled_from([P, D]), WINDOW), MEMORIES)
-def test_nothing_that_is_read_breaks_a_decision(found: tuple[PoolFacts, ...], windows: dict[tuple[str, str], list[Sample]], memory: Memory):
+def test_nothing_that_is_read_breaks_a_decision(
+    found: tuple[PoolFacts, ...], windows: dict[tuple[str, str], list[Sample]], memory: Memory
+):
     outcome = run(SPEC, found, windows, memory)
 
     assert outcome.decision.replicas.keys() == {P, D}
     assert all(size >= 1 for size in outcome.decision.replicas.values())
-    said = [*(step.why for step in outcome.decision.steps), *(problem.message for problem in outcome.decision.problems)]
+    said = [
+        *(step.why for step in outcome.decision.steps),
+        *(problem.message for problem in outcome.decision.problems),
+    ]
     if not any("waits until another is ready" in each for each in said):
         assert max(outcome.decision.replicas.values()) <= 9
         assert sum(outcome.decision.replicas.values()) <= 14
@@ -97,7 +117,10 @@ def test_an_operator_that_restarts_in_the_middle_goes_on_from_the_record():
 
 
 def test_the_mode_does_not_change_a_decision():
-    found = [see(make_spec(mode=mode), decode=replace(CALM, kv_cache_usage_ratio=0.9)).decision for mode in ("Off", "Advise", "On")]
+    found = [
+        see(make_spec(mode=mode), decode=replace(CALM, kv_cache_usage_ratio=0.9)).decision
+        for mode in ("Off", "Advise", "On")
+    ]
 
     assert found[0] == found[1] == found[2]
 
@@ -121,4 +144,6 @@ def test_only_schedules_read_the_wall_clock():
     found = facts_of(spec)
 
     other = run(spec, found, windows_of(found), wall=NOON.replace(year=1999))
-    assert run(spec, found, windows_of(found)) == replace(other, decision=replace(other.decision, at=NOON))
+    assert run(spec, found, windows_of(found)) == replace(
+        other, decision=replace(other.decision, at=NOON)
+    )

@@ -8,7 +8,11 @@ import pytest
 from pdcluster_api.plan.autoscale import explain, need, ratio, signals, slo
 
 
-@pytest.mark.parametrize("module", [explain, need, ratio, signals, slo], ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "module",
+    [explain, need, ratio, signals, slo],
+    ids=lambda module: module.__name__.rpartition(".")[2],
+)
 def test_examples_hold(module: ModuleType):
     result = doctest.testmod(module)
     assert result.attempted > 0

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.autoscale import explain
-from pdcluster_api.plan.autoscale.explain import COLUMNS, explained, read_record, remembered, summary, write_record
+from pdcluster_api.plan.autoscale.explain import (
+    COLUMNS,
+    explained,
+    read_record,
+    remembered,
+    summary,
+    write_record,
+)
 from pdcluster_api.plan.observed.decision import Decision, Input, Step
 from pdcluster_api.plan.observed.problem import Problem
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, facts_of, make_spec, pool, see
@@ -24,13 +31,23 @@ def grown() -> Any:
 def test_rows_lead_from_numbers_to_replicas():
     outcome = grown()
 
-    rows = explained(replace(outcome.decision, problems=(Problem("CapacityShort", "B200 is short of 2 workers"),)))
+    rows = explained(
+        replace(
+            outcome.decision, problems=(Problem("CapacityShort", "B200 is short of 2 workers"),)
+        )
+    )
 
     assert {len(row) for row in rows} == {len(COLUMNS)}
     text = "\n".join("  ".join(row) for row in rows)
     assert "decode  sees      num_requests_waiting 80, threshold 16" in text
     assert "decode  need  4  8  num_requests_waiting 80 over 16" in text
-    assert [row[1] for row in rows if row[0].startswith("decode")] == [*["sees"] * 4, "need", "budget", "pool", "result"]
+    assert [row[1] for row in rows if row[0].startswith("decode")] == [
+        *["sees"] * 4,
+        "need",
+        "budget",
+        "pool",
+        "result",
+    ]
     assert ("decode", "result", "", "5", "x 5") in rows
     assert rows[-1][-1] == "CapacityShort: B200 is short of 2 workers"
 
@@ -83,6 +100,16 @@ def test_the_newest_decision_stands_first_and_what_cannot_be_read_is_dropped():
     assert remembered([{"at": "yesterday"}, *entries], first)[1:] == entries
 
 
-@pytest.mark.parametrize("entry", [None, "x", 3, {}, {"at": "2026-03-04T12:00:05Z"}, {**write_record(Decision({}, at=AT)), "steps": [{}]}])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        "x",
+        3,
+        {},
+        {"at": "2026-03-04T12:00:05Z"},
+        {**write_record(Decision({}, at=AT)), "steps": [{}]},
+    ],
+)
 def test_what_somebody_else_wrote_is_no_record(entry: object):
     assert read_record(entry) is None

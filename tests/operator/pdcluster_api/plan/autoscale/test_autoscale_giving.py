@@ -1,4 +1,6 @@
-"""Workers that are given up where too many are asked for, against the rule in words for each worker."""
+"""Workers that are given up where too many are asked for, against the rule in words for each
+worker.
+"""
 
 from collections.abc import Sequence
 
@@ -10,14 +12,25 @@ from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role, num_ready_
 from tests.operator.pdcluster_api.plan.autoscale.pools_drawn import FEW, drawn_pools
 
 
-def one_by_one(excess: int, among: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> dict[tuple[str, str], int]:
+def one_by_one(
+    excess: int, among: Sequence[Pool], pools: Sequence[Pool], vector: Vector
+) -> dict[tuple[str, str], int]:
     """As `given_up`: among all that may give the first by the rule gives one, and so on."""
     left = dict(vector)
     for _ in range(excess):
         able = set()
         for mine in by_role(pools).values():
-            is_last, is_last_ready = sum(left[pool.key] for pool in mine) <= 1, num_ready_left(mine, left) == 1
-            able |= {pool.key for pool in mine if left[pool.key] and not is_last and not (is_last_ready and costs_ready(pool, left))}
+            is_last, is_last_ready = (
+                sum(left[pool.key] for pool in mine) <= 1,
+                num_ready_left(mine, left) == 1,
+            )
+            able |= {
+                pool.key
+                for pool in mine
+                if left[pool.key]
+                and not is_last
+                and not (is_last_ready and costs_ready(pool, left))
+            }
         donors = [pool for pool in among if pool.key in able]
         if not donors:
             break
@@ -36,7 +49,9 @@ def order(pool: Pool, left: Vector) -> tuple[bool, bool, int, int, float, int]:
 
 @settings(deadline=None)
 @given(pools=drawn_pools(), data=st.data())
-def test_what_is_given_up_is_what_is_given_one_by_one(pools: list[Pool], data: st.DataObject) -> None:
+def test_what_is_given_up_is_what_is_given_one_by_one(
+    pools: list[Pool], data: st.DataObject
+) -> None:
     vector = {pool.key: data.draw(FEW) for pool in pools}
     among = [pool for pool in pools if data.draw(st.booleans())]
     excess = data.draw(st.integers(-2, 40))

@@ -1,4 +1,5 @@
-"""A random walk over load, limits, failing pods, capacity and workers that give no numbers, each decision carried out on simulated pools.
+"""A random walk over load, limits, failing pods, capacity and workers that give no numbers, each
+decision carried out on simulated pools.
 
 Checked on every decision, and again on the pods that exist as it is carried out
 in its worst order and as pods start and end: min and max; the budget, in all and
@@ -21,8 +22,21 @@ from pdcluster_api.plan.autoscale.ratio import Band
 from pdcluster_api.plan.autoscale.values import Memory, Outcome, PoolFacts
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.workload import PoolKey
-from tests.operator.pdcluster_api.plan.autoscale.simulated_pools import READY, WAITING, Pod, SimulatedCluster, SimulatedPool
-from tests.operator.pdcluster_api.plan.autoscale.worlds import base_of, make_spec, pool, reasons, rules_of, run
+from tests.operator.pdcluster_api.plan.autoscale.simulated_pools import (
+    READY,
+    WAITING,
+    Pod,
+    SimulatedCluster,
+    SimulatedPool,
+)
+from tests.operator.pdcluster_api.plan.autoscale.worlds import (
+    base_of,
+    make_spec,
+    pool,
+    reasons,
+    rules_of,
+    run,
+)
 
 GPUS = ("H100", "cpu")  # of equal weight, so that the model may count workers
 ROLES = ("prefill", "decode")
@@ -36,7 +50,15 @@ def pools(draw: st.DrawFn) -> list[dict[str, Any]]:
     found = []
     for index in range(draw(st.integers(1, 2))):
         low = draw(st.integers(0, 1))
-        found.append(pool(draw(st.integers(1, 4)), f"p{index}", gpu=GPUS[index], minReplicas=low, maxReplicas=HIGH))
+        found.append(
+            pool(
+                draw(st.integers(1, 4)),
+                f"p{index}",
+                gpu=GPUS[index],
+                minReplicas=low,
+                maxReplicas=HIGH,
+            )
+        )
     return found
 
 
@@ -44,24 +66,35 @@ def pools(draw: st.DrawFn) -> list[dict[str, Any]]:
 def budgets(draw: st.DrawFn, declared: list[dict[str, Any]]) -> dict[str, Any]:
     """None, or what the pools have and some more; of one type, too."""
     room = draw(st.sampled_from([None, 0, 1, 4]))
-    found: dict[str, Any] = {} if room is None else {"total": sum(each["replicas"] for each in declared) + room}
+    found: dict[str, Any] = (
+        {} if room is None else {"total": sum(each["replicas"] for each in declared) + room}
+    )
     gpu, more = draw(st.sampled_from(GPUS)), draw(st.sampled_from([None, 0, 2]))
     if more is not None:
-        found["perGpu"] = {gpu: max(1, sum(each["replicas"] for each in declared if each["gpu"] == gpu) + more)}
+        found["perGpu"] = {
+            gpu: max(1, sum(each["replicas"] for each in declared if each["gpu"] == gpu) + more)
+        }
     return found
 
 
 @st.composite
 def specs(draw: st.DrawFn) -> PDClusterSpec:
     prefill, decode = draw(pools()), draw(pools())
-    ratio = draw(st.sampled_from([{}, {"min": 0.5}, {"max": 1.0}, {"min": 0.5, "max": 1.5}, {"min": 1.0, "max": 1.0}]))
+    ratio = draw(
+        st.sampled_from(
+            [{}, {"min": 0.5}, {"max": 1.0}, {"min": 0.5, "max": 1.5}, {"min": 1.0, "max": 1.0}]
+        )
+    )
     return make_spec(
         intervalSeconds=int(INTERVAL),
         prefill=prefill,
         decode=decode,
         ratio=ratio,
         budget=draw(budgets([*prefill, *decode])),
-        scaleDown={"windowSeconds": draw(st.sampled_from([0, 30, 300])), "maxStep": draw(st.sampled_from([0, 1, 2]))},
+        scaleDown={
+            "windowSeconds": draw(st.sampled_from([0, 30, 300])),
+            "maxStep": draw(st.sampled_from([0, 1, 2])),
+        },
         lines={"prefill": {"headroom": draw(st.sampled_from([0.0, 0.3]))}},
         cost={"H100": draw(st.sampled_from([0.5, 2.0]))},
     )
@@ -69,26 +102,42 @@ def specs(draw: st.DrawFn) -> PDClusterSpec:
 
 def with_budget(spec: PDClusterSpec, **limits: Any) -> PDClusterSpec:
     budget = spec.autoscale.budget.model_copy(update=limits)
-    return spec.model_copy(update={"autoscale": spec.autoscale.model_copy(update={"budget": budget})})
+    return spec.model_copy(
+        update={"autoscale": spec.autoscale.model_copy(update={"budget": budget})}
+    )
 
 
 def with_bounds(spec: PDClusterSpec, key: PoolKey, *, low: int, high: int) -> PDClusterSpec:
     role, name = key
     bounds = {"min_replicas": low, "max_replicas": high}
     of_role = spec.roles.present()[role]
-    pools = [each.model_copy(update=bounds) if each.name == name else each for each in of_role.pools]
-    return spec.model_copy(update={"roles": spec.roles.model_copy(update={role: of_role.model_copy(update={"pools": pools})})})
+    pools = [
+        each.model_copy(update=bounds) if each.name == name else each for each in of_role.pools
+    ]
+    return spec.model_copy(
+        update={
+            "roles": spec.roles.model_copy(
+                update={role: of_role.model_copy(update={"pools": pools})}
+            )
+        }
+    )
 
 
 class AutoscaleMachine(RuleBasedStateMachine):
-    """One cluster and its autoscaler.  since: by role, from when on its size and the autoscaler's memory are as they are"""
+    """One cluster and its autoscaler.  since: by role, from when on its size and the autoscaler's
+    memory are as they are
+    """
 
     @initialize(spec=specs())
     def begin(self, spec: PDClusterSpec) -> None:
         self.spec, self.memory, self.is_calm = spec, Memory(), False
-        declared = [(role, each) for role, of_role in spec.roles.present().items() for each in of_role.pools]
+        declared = [
+            (role, each) for role, of_role in spec.roles.present().items() for each in of_role.pools
+        ]
         sets = [SimulatedPool(role, each.name, each.gpu, each.replicas) for role, each in declared]
-        self.there = SimulatedCluster(sets, dict.fromkeys(GPUS, PLENTY), {"prefill": 1.0, "decode": 1.0})
+        self.there = SimulatedCluster(
+            sets, dict.fromkeys(GPUS, PLENTY), {"prefill": 1.0, "decode": 1.0}
+        )
         self.since = dict.fromkeys(ROLES, 0.0)
         self.allowed: dict[str | None, int] = {}
         self.there.carry_out({each.key: each.replicas for each in sets})
@@ -103,7 +152,9 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
     @rule(role=st.sampled_from(ROLES))
     def move_the_load_over(self, role: str) -> None:
-        """All load to one role, long enough for the other to give workers up while pods that end hold their places."""
+        """All load to one role, long enough for the other to give workers up while pods that end
+        hold their places.
+        """
         self.there.load = {"prefill": 0.0, "decode": 0.0, role: 9.0}
         self.decide(330)
 
@@ -143,12 +194,17 @@ class AutoscaleMachine(RuleBasedStateMachine):
         self.allow_what_there_is()
 
     def allow_what_there_is(self) -> None:
-        """A limit that was lowered, or a hand that scaled: from then on there may only be less, as far as it is over a limit."""
+        """A limit that was lowered, or a hand that scaled: from then on there may only be less, as
+        far as it is over a limit.
+        """
         self.allowed = {gpu: max(self.allowed.get(gpu, 0), self.held(gpu)) for gpu in (None, *GPUS)}
 
     def held(self, gpu: str | None) -> int:
         pools = [each for each in self.there.pools if gpu in (None, each.gpu)]
-        return sum(max(each.top, len(each.pods), each.replicas + each.facts(self.there.now).ending) for each in pools)
+        return sum(
+            max(each.top, len(each.pods), each.replicas + each.facts(self.there.now).ending)
+            for each in pools
+        )
 
     @rule(data=st.data())
     def stop_answering(self, data: st.DataObject) -> None:
@@ -205,7 +261,10 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
     def carry_out(self, outcome: Outcome) -> None:
         self.allowed = {gpu: min(number, self.held(gpu)) for gpu, number in self.allowed.items()}
-        ready = {role: sum(len(self.serving(each)) for each in self.there.pools if each.role == role) for role in ROLES}
+        ready = {
+            role: sum(len(self.serving(each)) for each in self.there.pools if each.role == role)
+            for role in ROLES
+        }
         self.there.carry_out(outcome.decision.replicas)
         for role, before in ready.items():
             assert before == 0 or self.there.ready_of(role) > 0, outcome.decision
@@ -214,7 +273,9 @@ class AutoscaleMachine(RuleBasedStateMachine):
     def budget_is_kept(self) -> None:
         budget = self.spec.autoscale.budget
         for gpu, limit in {None: budget.total, **budget.per_gpu}.items():
-            assert limit is None or self.there.num_pods(gpu) <= max(limit, self.allowed.get(gpu, 0)), (gpu, limit)
+            assert limit is None or self.there.num_pods(gpu) <= max(
+                limit, self.allowed.get(gpu, 0)
+            ), (gpu, limit)
 
     @invariant()
     def both_roles_are_asked_for(self) -> None:
@@ -223,32 +284,55 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
     def check(self, outcome: Outcome, base: dict[PoolKey, int]) -> None:
         replicas = outcome.decision.replicas
-        declared = {(role, each.name): each for role, of_role in self.spec.roles.present().items() for each in of_role.pools}
+        declared = {
+            (role, each.name): each
+            for role, of_role in self.spec.roles.present().items()
+            for each in of_role.pools
+        }
         for key, size in replicas.items():
-            assert size <= (declared[key].max_replicas or 0) or "neverAlone" in rules_of(outcome, "/".join(key))
+            assert size <= (declared[key].max_replicas or 0) or "neverAlone" in rules_of(
+                outcome, "/".join(key)
+            )
             assert size >= (declared[key].min_replicas or 0) or "BudgetTooSmall" in reasons(outcome)
         for role in ROLES:
             self.check_held_is_explained(outcome, role)
         self.check_ratio(outcome, base)
 
     def check_held_is_explained(self, outcome: Outcome, role: str) -> None:
-        """Above its threshold a role has grown or has the reason; a limit is reported in a condition."""
+        """Above its threshold a role has grown or has the reason; a limit is reported in a
+        condition.
+        """
         shares = {each.name: each for each in outcome.decision.inputs if each.subject == role}
         name = "engine_busy_ratio" if role == "prefill" else "kv_cache_usage_ratio"
         if name in shares and (shares[name].value or 0.0) > (shares[name].limit or 1.0):
             assert rules_of(outcome, role), outcome.decision
-        cut = [step for step in outcome.decision.steps if step.subject == role and step.after < step.before]
-        if {step.rule for step in cut} & {"bounds", "budget", "capacity"} and cut[-1].after < cut[0].before:
-            assert {"ScalingLimited", "CapacityShort", "RatioConstraintViolated"} & set(reasons(outcome)), outcome.decision
+        cut = [
+            step
+            for step in outcome.decision.steps
+            if step.subject == role and step.after < step.before
+        ]
+        if {step.rule for step in cut} & {"bounds", "budget", "capacity"} and cut[-1].after < cut[
+            0
+        ].before:
+            assert {"ScalingLimited", "CapacityShort", "RatioConstraintViolated"} & set(
+                reasons(outcome)
+            ), outcome.decision
 
-    def check_pace(self, outcome: Outcome, facts: list[PoolFacts], base: dict[PoolKey, int]) -> None:
+    def check_pace(
+        self, outcome: Outcome, facts: list[PoolFacts], base: dict[PoolKey, int]
+    ) -> None:
         down = self.spec.autoscale.scale_down
         for role in ROLES:
             before, after = (sum_of(sizes, role) for sizes in (base, outcome.decision.replicas))
             if before != sum(each.replicas for each in facts if each.role == role):
                 self.since[role] = self.there.now  # capacity or a limit took some: another size
             if after < before:
-                assert not any(pod.stale for each in self.there.pools if each.role == role for pod in self.serving(each))
+                assert not any(
+                    pod.stale
+                    for each in self.there.pools
+                    if each.role == role
+                    for pod in self.serving(each)
+                )
                 assert self.there.now - self.since[role] >= down.window_seconds
                 assert before - after <= (down.max_step or HIGH * 2)
             if after != before:
@@ -268,10 +352,19 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
     def could_grow_into(self, band: Band, base: dict[PoolKey, int], memory: Memory) -> bool:
         """Return whether any growth from `base` would meet the band, tried out one by one."""
-        highs = {(role, each.name): each.max_replicas or 0 for role, of in self.spec.roles.present().items() for each in of.pools}
-        tops = [base[each.key] if each.gpu in memory.backoff else max(base[each.key], highs[each.key]) for each in self.there.pools]
+        highs = {
+            (role, each.name): each.max_replicas or 0
+            for role, of in self.spec.roles.present().items()
+            for each in of.pools
+        }
+        tops = [
+            base[each.key] if each.gpu in memory.backoff else max(base[each.key], highs[each.key])
+            for each in self.there.pools
+        ]
         keys = [each.key for each in self.there.pools]
-        for sizes in product(*(range(base[key], top + 1) for key, top in zip(keys, tops, strict=True))):
+        for sizes in product(
+            *(range(base[key], top + 1) for key, top in zip(keys, tops, strict=True))
+        ):
             if distance(band, dict(zip(keys, sizes, strict=True))) == 0.0 and self.fits(sizes):
                 return True
         return False
@@ -284,9 +377,22 @@ class AutoscaleMachine(RuleBasedStateMachine):
     def fits(self, sizes: tuple[int, ...]) -> bool:
         budget = self.spec.autoscale.budget
         for gpu, limit in {None: budget.total, **budget.per_gpu}.items():
-            pairs = [(each, size) for each, size in zip(self.there.pools, sizes, strict=True) if gpu in (None, each.gpu)]
-            held = sum(max(each.top, len(each.pods), each.replicas + each.facts(self.there.now).ending, size) for each, size in pairs)
-            held += sum(max(0, self.low_of(each.key) - size) for each, size in pairs)  # what a raised minReplicas waits for is not free
+            pairs = [
+                (each, size)
+                for each, size in zip(self.there.pools, sizes, strict=True)
+                if gpu in (None, each.gpu)
+            ]
+            held = sum(
+                max(
+                    each.top,
+                    len(each.pods),
+                    each.replicas + each.facts(self.there.now).ending,
+                    size,
+                )
+                for each, size in pairs
+            )
+            # what a raised minReplicas waits for is not free
+            held += sum(max(0, self.low_of(each.key) - size) for each, size in pairs)
             if limit is not None and held > limit:
                 return False
         return True
@@ -333,5 +439,7 @@ def turns(sizes: list[int]) -> int:
     return sum((one > 0) != (other > 0) for one, other in pairwise(moves))
 
 
-AutoscaleMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+AutoscaleMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None
+)
 TestAutoscale = AutoscaleMachine.TestCase

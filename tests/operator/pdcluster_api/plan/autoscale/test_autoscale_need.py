@@ -24,7 +24,10 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     windows_of,
 )
 
-O4 = {"prefill": [pool(4, minReplicas=4, maxReplicas=12)], "decode": [pool(8, minReplicas=8, maxReplicas=24)]}
+O4 = {
+    "prefill": [pool(4, minReplicas=4, maxReplicas=12)],
+    "decode": [pool(8, minReplicas=8, maxReplicas=24)],
+}
 
 
 def calm(**fields: Any) -> Any:
@@ -43,8 +46,10 @@ def idle(**fields: Any) -> Any:
         ({"gpu_utilization_ratio": 0.9}, {}, [P]),
         ({}, {"num_requests_waiting": 3.0}, [D]),  # 24 wait, threshold 16
         ({}, {"kv_cache_usage_ratio": 0.9}, [D]),
-        ({}, {"prefill_queue_requests": 1.5}, [P]),  # the queue stands where requests wait for a credit: at decode workers
-        ({"num_requests_waiting": 100.0}, {"engine_busy_ratio": 1.0}, []),  # no signals of those roles
+        # the queue stands where requests wait for a credit: at decode workers
+        ({}, {"prefill_queue_requests": 1.5}, [P]),
+        # no signals of those roles
+        ({"num_requests_waiting": 100.0}, {"engine_busy_ratio": 1.0}, []),
         (
             {"prefill_queue_requests": 1.75},
             {"kv_cache_usage_ratio": 0.7, "num_requests_waiting": 1.75},
@@ -52,12 +57,16 @@ def idle(**fields: Any) -> Any:
         ),  # under every scale-up threshold, over one to scale down
     ],
 )
-def test_a_role_grows_over_any_line_of_the_source_document(prefill: dict[str, float], decode: dict[str, float], grows: list[Any]):
+def test_a_role_grows_over_any_line_of_the_source_document(
+    prefill: dict[str, float], decode: dict[str, float], grows: list[Any]
+):
     spec = make_spec(**O4)
 
     outcome = see(spec, prefill=calm(**prefill), decode=calm(**decode))
 
-    assert [key for key, replicas in outcome.decision.replicas.items() if replicas > {P: 4, D: 8}[key]] == grows
+    assert [
+        key for key, replicas in outcome.decision.replicas.items() if replicas > {P: 4, D: 8}[key]
+    ] == grows
 
 
 @pytest.mark.parametrize(
@@ -77,12 +86,19 @@ def test_prefill_shrinks_only_under_all_its_lines(prefill: dict[str, float], shr
     assert outcome.decision.replicas[P] == (5 if shrinks else 6)
 
 
-@pytest.mark.parametrize(("kv", "waiting", "shrinks"), [(0.2, 0.25, True), (0.4, 0.0, False), (0.2, 1.0, False)])
+@pytest.mark.parametrize(
+    ("kv", "waiting", "shrinks"), [(0.2, 0.25, True), (0.4, 0.0, False), (0.2, 1.0, False)]
+)
 def test_decode_shrinks_only_under_all_its_lines(kv: float, waiting: float, shrinks: bool):
     spec = make_spec(**O4)
     facts = facts_of(spec, decode={"replicas": 10})
 
-    outcome = agreed(spec, facts, prefill=CALM, decode=idle(kv_cache_usage_ratio=kv, num_requests_waiting=waiting))
+    outcome = agreed(
+        spec,
+        facts,
+        prefill=CALM,
+        decode=idle(kv_cache_usage_ratio=kv, num_requests_waiting=waiting),
+    )
 
     assert outcome.decision.replicas[D] == (9 if shrinks else 10)
 
@@ -94,9 +110,16 @@ def test_a_share_asks_for_the_workers_at_which_it_is_at_its_line():
     assert "kv_cache_usage_ratio 0.9 over 0.75" in step_of(outcome, rules.NEED, "decode").why
 
 
-@pytest.mark.parametrize(("queue", "size"), [(8.0, 4), (12.0, 5), (16.0, 5), (17.0, 6), (24.0, 6), (4000.0, 8)])
-def test_a_queue_asks_for_a_worker_for_every_line_above_its_line_and_for_twice_the_workers_at_most(queue: float, size: int):
-    assert see(make_spec(), prefill=calm(prefill_queue_requests=queue / 4)).decision.replicas[P] == size
+@pytest.mark.parametrize(
+    ("queue", "size"), [(8.0, 4), (12.0, 5), (16.0, 5), (17.0, 6), (24.0, 6), (4000.0, 8)]
+)
+def test_a_queue_asks_for_a_worker_for_every_line_above_its_line_and_for_twice_the_workers_at_most(
+    queue: float, size: int
+):
+    assert (
+        see(make_spec(), prefill=calm(prefill_queue_requests=queue / 4)).decision.replicas[P]
+        == size
+    )
 
 
 def test_a_queue_moves_many_workers_no_farther_than_few():
@@ -106,7 +129,9 @@ def test_a_queue_moves_many_workers_no_farther_than_few():
 
 
 def falling(per_second: float, role: str = "prefill", **now: float) -> Any:
-    """Four workers of each role whose queue was longer by so much a second; all of the rest as it is now."""
+    """Four workers of each role whose queue was longer by so much a second; all of the rest as it
+    is now.
+    """
     spec = make_spec()
     facts = facts_of(spec)
     windows = windows_of(facts, **{role: calm(**now)})
@@ -114,7 +139,10 @@ def falling(per_second: float, role: str = "prefill", **now: float) -> Any:
     for number, sample in enumerate(windows[role, "x"]):
         more = per_second * (NOW - sample.at) / 4
         windows[role, "x"][number] = replace(
-            sample, workers=tuple(replace(each, **{field: getattr(each, field) + more}) for each in sample.workers)
+            sample,
+            workers=tuple(
+                replace(each, **{field: getattr(each, field) + more}) for each in sample.workers
+            ),
         )
     return run(spec, facts, windows)
 
@@ -135,8 +163,11 @@ def test_a_queue_that_is_soon_worked_off_asks_for_no_worker_nor_does_its_full_sh
     assert (step.before, step.after) == (4, 4)
     line = 8 if role == "prefill" else 16
     seconds = f"{(875 - line) / 10:.0f}"  # the mean of the rounds is 875
-    assert f"875 over {line}, but it falls by 10 a second and is under it in {seconds} s" in step.why
-    assert later.decision.replicas[role, "x"] == (5 if role == "prefill" else 6)  # of decode the share alone asks for 5.33
+    assert (
+        f"875 over {line}, but it falls by 10 a second and is under it in {seconds} s" in step.why
+    )
+    # of decode the share alone asks for 5.33
+    assert later.decision.replicas[role, "x"] == (5 if role == "prefill" else 6)
     assert never.decision.replicas[role, "x"] == 8
 
 
@@ -144,7 +175,9 @@ def test_a_queue_that_falls_slowly_asks_for_one_more():
     outcome = falling(1.0, prefill_queue_requests=200.0)
 
     assert outcome.decision.replicas[P] == 5
-    assert "4 + 1, it falls by 1 a second = 5, needs 5" in step_of(outcome, rules.NEED, "prefill").why
+    assert (
+        "4 + 1, it falls by 1 a second = 5, needs 5" in step_of(outcome, rules.NEED, "prefill").why
+    )
 
 
 def test_a_queue_is_not_laid_on_workers_of_which_little_is_known():
@@ -162,13 +195,24 @@ def test_a_queue_is_not_laid_on_workers_of_which_little_is_known():
 def test_a_need_can_be_worked_out_by_hand():
     spec = make_spec(prefill=[pool(3)], decode=[pool(8)], lines={"prefill": {"headroom": 0.1}})
 
-    outcome = see(spec, prefill=calm(prefill_queue_requests=23.07 / 3), decode=calm(kv_cache_usage_ratio=0.9))
+    outcome = see(
+        spec, prefill=calm(prefill_queue_requests=23.07 / 3), decode=calm(kv_cache_usage_ratio=0.9)
+    )
 
     inputs = {(each.subject, each.name): each.value for each in outcome.decision.inputs}
     assert (inputs["prefill", "ready_workers"], inputs["prefill", "settled_workers"]) == (3.0, 3.0)
-    assert "prefill_queue_requests 23.1 over 8: 3 + 23.1 / 8 - 1 = 4.88, needs 5" in step_of(outcome, rules.NEED, "prefill").why
-    assert step_of(outcome, rules.HEADROOM, "prefill").why == "1 above the need: prefill_queue_requests 3 + 23.1 / 8 - 1, x 1.1 = 5.37"
-    assert "kv_cache_usage_ratio 0.9 over 0.75: 8 x 0.9 / 0.75 = 9.6, needs 10" in step_of(outcome, rules.NEED, "decode").why
+    assert (
+        "prefill_queue_requests 23.1 over 8: 3 + 23.1 / 8 - 1 = 4.88, needs 5"
+        in step_of(outcome, rules.NEED, "prefill").why
+    )
+    assert (
+        step_of(outcome, rules.HEADROOM, "prefill").why
+        == "1 above the need: prefill_queue_requests 3 + 23.1 / 8 - 1, x 1.1 = 5.37"
+    )
+    assert (
+        "kv_cache_usage_ratio 0.9 over 0.75: 8 x 0.9 / 0.75 = 9.6, needs 10"
+        in step_of(outcome, rules.NEED, "decode").why
+    )
 
 
 def test_a_line_near_zero_asks_for_a_limited_number():
@@ -188,7 +232,11 @@ def test_a_backlog_is_the_time_that_the_queue_takes_at_the_measured_speed():
     spec = make_spec(lines={"prefill": {"backlogUpSeconds": 2.0}})
     speed = {"prefill_token_rate": 5000.0, "prefill_busy_rate": 0.5}
 
-    over = see(spec, prefill=calm(prefill_queue_tokens=25_000.0, **speed), decode=calm(prefill_queue_tokens=5000.0))
+    over = see(
+        spec,
+        prefill=calm(prefill_queue_tokens=25_000.0, **speed),
+        decode=calm(prefill_queue_tokens=5000.0),
+    )
     under = see(spec, prefill=calm(prefill_queue_tokens=15_000.0, **speed))
     unknown = see(spec, prefill=calm(prefill_queue_tokens=30_000.0))
 
@@ -201,45 +249,85 @@ def test_a_backlog_is_the_time_that_the_queue_takes_at_the_measured_speed():
 def test_headroom_is_kept_above_the_measured_need():
     spec = make_spec(prefill=[pool(10)], lines={"prefill": {"headroom": 0.5}})
 
-    outcome = see(spec, prefill=calm(engine_busy_ratio=0.64))  # 8 workers are busy up to their threshold
+    # 8 workers are busy up to their threshold
+    outcome = see(spec, prefill=calm(engine_busy_ratio=0.64))
 
     assert outcome.decision.replicas[P] == 12
-    assert (step_of(outcome, rules.HEADROOM).before, step_of(outcome, rules.HEADROOM).after) == (10, 12)
-    assert see(make_spec(prefill=[pool(10)]), prefill=calm(engine_busy_ratio=0.64)).decision.replicas[P] == 10
+    assert (step_of(outcome, rules.HEADROOM).before, step_of(outcome, rules.HEADROOM).after) == (
+        10,
+        12,
+    )
+    assert (
+        see(make_spec(prefill=[pool(10)]), prefill=calm(engine_busy_ratio=0.64)).decision.replicas[
+            P
+        ]
+        == 10
+    )
 
 
 def test_headroom_is_not_given_up_when_a_role_shrinks():
-    spec = make_spec(prefill=[pool(10)], lines={"prefill": {"headroom": 0.5}}, scaleDown={"maxStep": 10})
+    spec = make_spec(
+        prefill=[pool(10)], lines={"prefill": {"headroom": 0.5}}, scaleDown={"maxStep": 10}
+    )
 
-    assert agreed(spec, prefill=idle(engine_busy_ratio=0.32)).decision.replicas[P] == 6  # 4 workers' work, and half as many more
+    # 4 workers' work, and half as many more
+    assert agreed(spec, prefill=idle(engine_busy_ratio=0.32)).decision.replicas[P] == 6
 
 
 def test_prefill_grows_to_keep_its_latency_target():
     spec = make_spec(lines={"prefill": {"ttftSeconds": 0.4}})
 
-    assert see(spec, decode=calm(time_to_first_token_seconds=0.6, request_rate=1.0)).decision.replicas[P] == 6
-    assert see(spec, decode=calm(time_to_first_token_seconds=4.0, request_rate=1.0)).decision.replicas[P] == 8
-    assert see(spec, decode=calm(time_to_first_token_seconds=0.42, request_rate=1.0)).decision.replicas[P] == 4
+    assert (
+        see(spec, decode=calm(time_to_first_token_seconds=0.6, request_rate=1.0)).decision.replicas[
+            P
+        ]
+        == 6
+    )
+    assert (
+        see(spec, decode=calm(time_to_first_token_seconds=4.0, request_rate=1.0)).decision.replicas[
+            P
+        ]
+        == 8
+    )
+    assert (
+        see(
+            spec, decode=calm(time_to_first_token_seconds=0.42, request_rate=1.0)
+        ).decision.replicas[P]
+        == 4
+    )
 
 
 def test_a_latency_over_its_target_forbids_to_shrink():
     spec = make_spec(lines={"prefill": {"ttftSeconds": 0.4}})
 
-    late = agreed(spec, prefill=IDLE, decode=calm(time_to_first_token_seconds=0.41, request_rate=1.0))
-    early = agreed(spec, prefill=IDLE, decode=calm(time_to_first_token_seconds=0.2, request_rate=1.0))
+    late = agreed(
+        spec, prefill=IDLE, decode=calm(time_to_first_token_seconds=0.41, request_rate=1.0)
+    )
+    early = agreed(
+        spec, prefill=IDLE, decode=calm(time_to_first_token_seconds=0.2, request_rate=1.0)
+    )
 
     assert (late.decision.replicas[P], early.decision.replicas[P]) == (4, 3)
 
 
 def test_the_demand_of_prompts_is_the_least_that_prefill_shrinks_to():
-    """[Y16] and [Y19]: requests * length / speed is the lower bound; what the decode workers prefill themselves is no part of it."""
+    """[Y16] and [Y19]: requests * length / speed is the lower bound; what the decode workers
+    prefill themselves is no part of it.
+    """
     spec = make_spec(lines={"prefill": {"ttftSeconds": 1.0}}, scaleDown={"maxStep": 9})
-    prefill = idle(prefill_token_rate=3000.0, prefill_busy_rate=0.3)  # 10000 tokens per second of one busy worker
-    decode = calm(request_rate=10.0, prompt_token_rate=10_000.0, prefill_token_rate=1000.0, time_to_first_token_seconds=0.5)
+    # 10000 tokens per second of one busy worker
+    prefill = idle(prefill_token_rate=3000.0, prefill_busy_rate=0.3)
+    decode = calm(
+        request_rate=10.0,
+        prompt_token_rate=10_000.0,
+        prefill_token_rate=1000.0,
+        time_to_first_token_seconds=0.5,
+    )
 
     outcome = agreed(spec, prefill=prefill, decode=decode)
 
-    assert outcome.decision.replicas[P] == 3  # 40000 tokens per second, three quarters of them remote, 10000 per worker
+    # 40000 tokens per second, three quarters of them remote, 10000 per worker
+    assert outcome.decision.replicas[P] == 3
 
 
 def test_decode_grows_to_keep_its_latency_target():
@@ -261,7 +349,9 @@ def test_the_correction_of_the_planner_that_is_adopted():
 
 
 def test_the_static_example_comes_out_as_two_prefill_and_one_decode():
-    """[O12]: a prefill worker does 5.6 requests per second within its target, a decode worker 10: 2P1D carries min(5.6 * 2, 10)."""
+    """[O12]: a prefill worker does 5.6 requests per second within its target, a decode worker 10:
+    2P1D carries min(5.6 * 2, 10).
+    """
     lines = {"prefill": {"utilizationUp": 0.95}, "decode": {"kvUsageUp": 0.95}}
     spec = make_spec(prefill=[pool(1)], decode=[pool(1)], lines=lines)
     facts = facts_of(spec)
@@ -270,11 +360,19 @@ def test_the_static_example_comes_out_as_two_prefill_and_one_decode():
         sizes = {each.role: each.replicas for each in facts}
         windows = windows_of(
             facts,
-            prefill=idle(engine_busy_ratio=min(1.0, 10 / (5.6 * sizes["prefill"])), request_rate=10.0),
+            prefill=idle(
+                engine_busy_ratio=min(1.0, 10 / (5.6 * sizes["prefill"])), request_rate=10.0
+            ),
             decode=idle(kv_cache_usage_ratio=10 / (10 * sizes["decode"]) * 0.95),
         )
         outcome = run(spec, facts, windows)
-        facts = facts_of(spec, **{role: {"replicas": number} for (role, _), number in outcome.decision.replicas.items()})
+        facts = facts_of(
+            spec,
+            **{
+                role: {"replicas": number}
+                for (role, _), number in outcome.decision.replicas.items()
+            },
+        )
 
     assert outcome.decision.replicas == {P: 2, D: 1}
     assert min(5.6 * 2, 10) / 3 == pytest.approx(3.3, abs=0.05)

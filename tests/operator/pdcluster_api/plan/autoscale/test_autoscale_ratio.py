@@ -1,4 +1,6 @@
-"""The P:D band over weighted capacity: what is grown for its sake, what is held, and what cannot be had."""
+"""The P:D band over weighted capacity: what is grown for its sake, what is held, and what cannot be
+had.
+"""
 
 from dataclasses import replace
 
@@ -69,7 +71,9 @@ def test_the_band_holds_a_role_that_would_shrink_out_of_it():
 
 
 def test_weights_of_accelerators_count():
-    spec = make_spec(prefill=[pool(2, gpu="B200")], decode=[pool(4, gpu="H100")], ratio={"min": 1.0})
+    spec = make_spec(
+        prefill=[pool(2, gpu="B200")], decode=[pool(4, gpu="H100")], ratio={"min": 1.0}
+    )
 
     assert see(spec).decision.replicas == {P: 2, D: 4}  # 2 * 2.27 over 4
     assert see(spec, decode=FULL).decision.replicas == {P: 3, D: 5}
@@ -82,7 +86,8 @@ def test_measured_speed_counts_between_pools():
 
     outcome = see(spec, prefill_a=fast, prefill_b=slow)
 
-    assert outcome.decision.replicas == {("prefill", "a"): 3, ("prefill", "b"): 2, D: 4}  # 2 + 2 / 2 is not 4; 3 + 2 / 2 is
+    # 2 + 2 / 2 is not 4; 3 + 2 / 2 is
+    assert outcome.decision.replicas == {("prefill", "a"): 3, ("prefill", "b"): 2, D: 4}
 
 
 def test_how_many_streams_a_decode_worker_has_does_not_move_the_band():
@@ -90,7 +95,11 @@ def test_how_many_streams_a_decode_worker_has_does_not_move_the_band():
     spec = make_spec(decode=[pool(1, "new"), pool(3, "old")], ratio={"min": 1.0})
     few, many = (replace(CALM, generation_token_rate=rate) for rate in (50.0, 2000.0))
 
-    assert see(spec, decode_new=few, decode_old=many).decision.replicas == {P: 4, ("decode", "new"): 1, ("decode", "old"): 3}
+    assert see(spec, decode_new=few, decode_old=many).decision.replicas == {
+        P: 4,
+        ("decode", "new"): 1,
+        ("decode", "old"): 3,
+    }
 
 
 def test_a_band_that_bounds_forbid_is_said_and_kept_as_nearly_as_can_be():
@@ -110,8 +119,14 @@ def test_a_role_does_not_grow_out_of_a_band_that_the_other_cannot_follow():
 
     assert outcome.decision.replicas == {P: 2, D: 4}
     assert reasons(outcome) == ["ScalingLimited"]
-    assert outcome.decision.problems[0].message == "decode needs more than its 4 workers: held by autoscale.ratio"
-    assert (step_of(outcome, rules.RATIO, "decode").before, step_of(outcome, rules.RATIO, "decode").after) == (5, 4)
+    assert (
+        outcome.decision.problems[0].message
+        == "decode needs more than its 4 workers: held by autoscale.ratio"
+    )
+    assert (
+        step_of(outcome, rules.RATIO, "decode").before,
+        step_of(outcome, rules.RATIO, "decode").after,
+    ) == (5, 4)
 
 
 def test_a_band_of_one_value_is_met_by_greater_sizes():

@@ -43,7 +43,9 @@ def share(value: float, peak: float, up: float = 1.0, down: float = 0.6) -> Sign
         (4, 0.0, 1.0, 1),
     ],
 )
-def test_the_busiest_worker_stays_under_its_line_with_one_worker_less(workers: int, peak: float, up: float, stay: int):
+def test_the_busiest_worker_stays_under_its_line_with_one_worker_less(
+    workers: int, peak: float, up: float, stay: int
+):
     """[Y18]: down only if max * N/(N-1) stays under the scale-up threshold."""
     found = safe_workers(share(peak, peak, up), workers)
 
@@ -63,8 +65,8 @@ def test_one_busy_worker_keeps_a_role_that_is_idle_on_average():
 
     assert outcome.decision.replicas[D] == 4
     assert (
-        "kv_cache_usage_ratio of the busiest worker with fewer than 4: 0.7 x 4 / 3 = 0.933 is not under 0.75"
-        in step_of(outcome, rules.SAFETY, "decode").why
+        "kv_cache_usage_ratio of the busiest worker with fewer than 4: 0.7 x 4 / 3 = 0.933 is not "
+        "under 0.75" in step_of(outcome, rules.SAFETY, "decode").why
     )
 
 
@@ -73,12 +75,22 @@ def test_of_workers_that_are_taken_away_as_many_as_can_be_are_thought_ready():
 
     recommended = recommend(role, headroom=0.0, tolerance=0.1)
 
-    assert recommended.workers == 3  # of the five two are not ready: any two that go may be of the three
+    # of the five two are not ready: any two that go may be of the three
+    assert recommended.workers == 3
 
 
 def test_a_pod_that_no_node_takes_never_blocks_a_step_down():
     spec = make_spec(lines={"decode": {"kvUsageUp": 0.75}})
-    facts = facts_of(spec, decode={"replicas": 4, "ready": 3, "unschedulable": 1, "unschedulable_top": 1, "unschedulable_seconds": 20.0})
+    facts = facts_of(
+        spec,
+        decode={
+            "replicas": 4,
+            "ready": 3,
+            "unschedulable": 1,
+            "unschedulable_top": 1,
+            "unschedulable_seconds": 20.0,
+        },
+    )
 
     outcome = agreed(spec, facts, decode=replace(IDLE, kv_cache_usage_ratio=0.26))
 
@@ -89,11 +101,15 @@ def test_a_need_is_asked_for_once_while_its_workers_are_on_their_way():
     spec = make_spec()
     facts = facts_of(spec, decode={"replicas": 6, "ready": 4})
 
-    outcome = see(spec, facts, decode=replace(CALM, kv_cache_usage_ratio=0.95))  # 4 * 0.95 / 0.75 = 5.1
+    # 4 * 0.95 / 0.75 = 5.1
+    outcome = see(spec, facts, decode=replace(CALM, kv_cache_usage_ratio=0.95))
 
     assert outcome.decision.replicas[D] == 6
     assert rules_of(outcome, "decode") == [rules.PENDING]
-    assert see(spec, facts, decode=replace(CALM, num_requests_waiting=20.0)).decision.replicas[D] == 8  # more than what is on its way
+    # more than what is on its way
+    assert (
+        see(spec, facts, decode=replace(CALM, num_requests_waiting=20.0)).decision.replicas[D] == 8
+    )
 
 
 def test_a_queue_is_not_laid_on_workers_that_came_a_moment_ago():
@@ -101,7 +117,10 @@ def test_a_queue_is_not_laid_on_workers_that_came_a_moment_ago():
     facts = facts_of(spec, decode={"replicas": 8})
     windows = windows_of(facts, decode=replace(CALM, num_requests_waiting=10.0))
     decode = next(each for each in facts if each.role == "decode")
-    windows[D][:3] = [replace(sample, workers=samples_of(decode, sample.workers[0], 4)) for sample in windows[D][:3]]
+    windows[D][:3] = [
+        replace(sample, workers=samples_of(decode, sample.workers[0], 4))
+        for sample in windows[D][:3]
+    ]
 
     held = run(spec, facts, windows)
     later = see(spec, facts, decode=replace(CALM, num_requests_waiting=10.0))
@@ -110,7 +129,9 @@ def test_a_queue_is_not_laid_on_workers_that_came_a_moment_ago():
     assert rules_of(held, "decode") == [rules.PENDING]
 
 
-@pytest.mark.parametrize(("usage", "rules_left"), [(0.80, [rules.TOLERANCE]), (0.74, []), (0.29, [rules.TOLERANCE])])
+@pytest.mark.parametrize(
+    ("usage", "rules_left"), [(0.80, [rules.TOLERANCE]), (0.74, []), (0.29, [rules.TOLERANCE])]
+)
 def test_differences_within_the_tolerance_do_nothing(usage: float, rules_left: list[str]):
     outcome = agreed(make_spec(), decode=replace(IDLE, kv_cache_usage_ratio=usage))
 
@@ -144,7 +165,10 @@ def test_a_stale_worker_forbids_to_shrink_and_counts_as_idle_when_the_role_would
 
     def with_one_stale(usage: float, now: float = NOW):
         windows = windows_of(facts, now=now, decode=replace(IDLE, kv_cache_usage_ratio=usage))
-        windows[D] = [replace(sample, workers=sample.workers[:3], stale=("decode-x-3",)) for sample in windows[D]]
+        windows[D] = [
+            replace(sample, workers=sample.workers[:3], stale=("decode-x-3",))
+            for sample in windows[D]
+        ]
         return windows
 
     memory = run(spec, facts, with_one_stale(0.0)).memory
@@ -157,7 +181,9 @@ def test_a_stale_worker_forbids_to_shrink_and_counts_as_idle_when_the_role_would
     assert reasons(idle) == reasons(full) == reasons(not_proven) == ["MetricsMissing"]
     assert full.decision.replicas[D] == 4  # 3 of 4 at 100 % are 0.75 at least: not over
     assert not_proven.decision.replicas[D] == 4
-    assert see(spec, facts, decode=replace(CALM, kv_cache_usage_ratio=0.9)).decision.replicas[D] == 5
+    assert (
+        see(spec, facts, decode=replace(CALM, kv_cache_usage_ratio=0.9)).decision.replicas[D] == 5
+    )
 
 
 def test_a_stale_decode_worker_hides_a_part_of_the_prefill_queue():
@@ -166,7 +192,10 @@ def test_a_stale_decode_worker_hides_a_part_of_the_prefill_queue():
     memory, now = None, NOW
     while now <= NOW + 310:
         windows = windows_of(facts, now=now, prefill=IDLE)
-        windows[D] = [replace(sample, workers=sample.workers[:3], stale=("decode-x-3",)) for sample in windows[D]]
+        windows[D] = [
+            replace(sample, workers=sample.workers[:3], stale=("decode-x-3",))
+            for sample in windows[D]
+        ]
         outcome = run(spec, facts, windows, memory, now=now)
         memory, now = outcome.memory, now + 5.0
 
@@ -193,7 +222,14 @@ def test_a_new_worker_that_has_yet_to_answer_holds_its_role_and_is_no_problem_be
     silent[D][-1] = Sample(NOW, three)
     stale[D][-1] = Sample(NOW, three, ("decode-x-3",))
 
-    assert run(spec, facts, silent).decision.replicas[D] == run(spec, facts, stale).decision.replicas[D] == 4
-    assert "1 ready workers give no numbers" in step_of(run(spec, facts, silent), rules.METRICS, "decode").why
+    assert (
+        run(spec, facts, silent).decision.replicas[D]
+        == run(spec, facts, stale).decision.replicas[D]
+        == 4
+    )
+    assert (
+        "1 ready workers give no numbers"
+        in step_of(run(spec, facts, silent), rules.METRICS, "decode").why
+    )
     assert reasons(run(spec, facts, silent)) == []
     assert reasons(run(spec, facts, stale)) == ["MetricsMissing"]

@@ -28,16 +28,32 @@ def read_fresh(pool: PoolFacts, rounds: Sequence[Sample], seconds: float = 15.0)
 
 
 def test_gauges_are_summed_over_workers_and_averaged_over_fresh_rounds():
-    old = Sample(NOW - 20, (worker("a", num_requests_waiting=100), worker("b", num_requests_waiting=100)))
-    then = Sample(NOW - 5, (worker("a", num_requests_waiting=1), worker("b", num_requests_waiting=2)))
+    old = Sample(
+        NOW - 20, (worker("a", num_requests_waiting=100), worker("b", num_requests_waiting=100))
+    )
+    then = Sample(
+        NOW - 5, (worker("a", num_requests_waiting=1), worker("b", num_requests_waiting=2))
+    )
     last = Sample(NOW, (worker("a", num_requests_waiting=3), worker("b", num_requests_waiting=4)))
 
     assert read(old, then, last).num_requests_waiting == 5.0
 
 
 def test_a_gpu_counts_more_than_the_engine_and_the_busiest_is_a_mean_over_rounds():
-    first = Sample(NOW - 5, (worker("a", engine_busy_ratio=1.0, gpu_utilization_ratio=0.2), worker("b", engine_busy_ratio=0.9)))
-    last = Sample(NOW, (worker("a", engine_busy_ratio=1.0, gpu_utilization_ratio=0.4), worker("b", engine_busy_ratio=0.1)))
+    first = Sample(
+        NOW - 5,
+        (
+            worker("a", engine_busy_ratio=1.0, gpu_utilization_ratio=0.2),
+            worker("b", engine_busy_ratio=0.9),
+        ),
+    )
+    last = Sample(
+        NOW,
+        (
+            worker("a", engine_busy_ratio=1.0, gpu_utilization_ratio=0.4),
+            worker("b", engine_busy_ratio=0.1),
+        ),
+    )
 
     totals = read(first, last)
 
@@ -48,7 +64,9 @@ def test_a_gpu_counts_more_than_the_engine_and_the_busiest_is_a_mean_over_rounds
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 55.0, 1e300])
 def test_a_worker_with_a_number_that_is_none_is_not_heard(bad: float):
-    totals = read(Sample(NOW, (worker("a", kv_cache_usage_ratio=bad), worker("b", kv_cache_usage_ratio=0.5))))
+    totals = read(
+        Sample(NOW, (worker("a", kv_cache_usage_ratio=bad), worker("b", kv_cache_usage_ratio=0.5)))
+    )
 
     assert (totals.reporting, totals.missing, totals.kv_cache_usage) == (1, 1, 0.5)
 
@@ -89,7 +107,12 @@ def test_of_a_worker_that_drains_only_its_part_of_the_prefill_queue_counts():
         time_to_first_token_seconds=9.0,
     )
     rounds = [
-        Sample(NOW - 5.0 * back, (worker("a", prefill_queue_requests=1), worker("b"), leaving), stale=("d",)) for back in (3, 2, 1, 0)
+        Sample(
+            NOW - 5.0 * back,
+            (worker("a", prefill_queue_requests=1), worker("b"), leaving),
+            stale=("d",),
+        )
+        for back in (3, 2, 1, 0)
     ]
     pool = replace(facts(2), current=4, ending=2, leaving=frozenset({"c", "d"}))
 
@@ -111,28 +134,56 @@ def test_a_queue_falls_by_what_the_same_workers_have_less_of():
     def at(back: int, *numbers: float, name: str = "abc") -> Sample:
         return Sample(
             NOW - 5.0 * back,
-            tuple(worker(pod, num_requests_waiting=each, prefill_queue_requests=each) for pod, each in zip(name, numbers, strict=False)),
+            tuple(
+                worker(pod, num_requests_waiting=each, prefill_queue_requests=each)
+                for pod, each in zip(name, numbers, strict=False)
+            ),
         )
 
     falling = read(at(3, 100, 60), at(2, 90, 50), at(1, 80, 40), at(0, 70, 30))
     one_was_not_heard = read(at(3, 100, 60), at(2, 90, 50), at(1, 80, 40), at(0, 70))
     alone = read(at(0, 70, 30))
 
-    assert falling.prefill_queue_requests_change == falling.num_requests_waiting_change == pytest.approx(-4.0)
+    assert (
+        falling.prefill_queue_requests_change
+        == falling.num_requests_waiting_change
+        == pytest.approx(-4.0)
+    )
     assert one_was_not_heard.prefill_queue_requests_change == pytest.approx(-2.0)
     assert alone.prefill_queue_requests_change == 0.0
     assert together([falling, alone]).num_requests_waiting_change == pytest.approx(-4.0)
 
 
 def test_rates_that_are_not_known_stay_unknown():
-    totals = read(Sample(NOW, (worker("a"), worker("b", prefill_token_rate=100.0, prefill_busy_rate=0.5, request_rate=math.nan))))
+    totals = read(
+        Sample(
+            NOW,
+            (
+                worker("a"),
+                worker("b", prefill_token_rate=100.0, prefill_busy_rate=0.5, request_rate=math.nan),
+            ),
+        )
+    )
 
     assert totals.prefill_speed == 200.0
     assert totals.request_rate is None
 
 
 def test_pools_together_are_their_sums():
-    one = read(Sample(NOW, (worker("a", engine_busy_ratio=0.5, generation_token_rate=10.0, time_to_first_token_seconds=1.0),)), ready=1)
+    one = read(
+        Sample(
+            NOW,
+            (
+                worker(
+                    "a",
+                    engine_busy_ratio=0.5,
+                    generation_token_rate=10.0,
+                    time_to_first_token_seconds=1.0,
+                ),
+            ),
+        ),
+        ready=1,
+    )
     other = read(Sample(NOW, (worker("b", engine_busy_ratio=0.3),)), ready=1)
 
     whole = together([one, other, Totals(missing=1)])
@@ -152,9 +203,17 @@ def test_a_worker_that_is_gone_counts_no_more():
     window = [Sample(NOW - 10.0, both), Sample(NOW - 5.0, both), Sample(NOW, both[:1])]
 
     gone = read(*window, ready=1)
-    drains = read_fresh(PoolFacts("prefill", "x", "H100", 1, 2, 1, ending=1, leaving=frozenset({"b"})), window, 20.0)
+    drains = read_fresh(
+        PoolFacts("prefill", "x", "H100", 1, 2, 1, ending=1, leaving=frozenset({"b"})), window, 20.0
+    )
 
-    assert (gone.reporting, gone.missing, gone.kv_cache_usage, gone.peak_kv_cache_usage, gone.prefill_queue_requests) == (
+    assert (
+        gone.reporting,
+        gone.missing,
+        gone.kv_cache_usage,
+        gone.peak_kv_cache_usage,
+        gone.prefill_queue_requests,
+    ) == (
         1,
         0,
         pytest.approx(0.5),

@@ -1,4 +1,6 @@
-"""Up at once, down after all of a window agreed, so far at a time, by the clock that never jumps."""
+"""Up at once, down after all of a window agreed, so far at a time, by the clock that
+never jumps.
+"""
 
 import random
 from dataclasses import replace
@@ -78,7 +80,9 @@ def test_one_other_opinion_starts_the_wait_anew():
     for second in range(0, 700, 5):
         now = NOW + second
         worker = CALM if second == 200 else IDLE
-        outcome = run(spec, facts, windows_of(facts, now=now, rounds=1, decode=worker), memory, now=now)
+        outcome = run(
+            spec, facts, windows_of(facts, now=now, rounds=1, decode=worker), memory, now=now
+        )
         memory = outcome.memory
         sizes.append((second, outcome.decision.replicas[D]))
 
@@ -91,8 +95,18 @@ def test_another_size_starts_the_wait_anew():
     memory = agreed(spec, before, decode=IDLE).memory
     now = NOW + 305
 
-    assert run(spec, before, windows_of(before, now=now, decode=IDLE), memory, now=now).decision.replicas[D] == 3
-    assert run(spec, after, windows_of(after, now=now, decode=IDLE), memory, now=now).decision.replicas[D] == 3
+    assert (
+        run(
+            spec, before, windows_of(before, now=now, decode=IDLE), memory, now=now
+        ).decision.replicas[D]
+        == 3
+    )
+    assert (
+        run(
+            spec, after, windows_of(after, now=now, decode=IDLE), memory, now=now
+        ).decision.replicas[D]
+        == 3
+    )
 
 
 def test_advice_that_nobody_follows_stays_the_same():
@@ -101,20 +115,29 @@ def test_advice_that_nobody_follows_stays_the_same():
     memory = agreed(spec, decode=IDLE).memory
 
     for second in range(305, 900, 5):
-        outcome = run(spec, facts, windows_of(facts, now=NOW + second, decode=IDLE), memory, now=NOW + second)
+        outcome = run(
+            spec, facts, windows_of(facts, now=NOW + second, decode=IDLE), memory, now=NOW + second
+        )
         memory = outcome.memory
         assert outcome.decision.replicas[D] == 3
 
 
 @pytest.mark.parametrize(("gap", "size"), [(55.0, 3), (65.0, 4), (4000.0, 4)])
 def test_recommendations_from_before_a_gap_do_not_count(gap: float, size: int):
-    """A stalled operator, an API server that is away: two recommendations far apart are no agreement."""
+    """A stalled operator, an API server that is away: two recommendations far apart are no
+    agreement.
+    """
     spec = make_spec()
     facts = facts_of(spec)
     memory = agreed(spec, decode=IDLE, seconds=295.0).memory
     now = NOW + 295.0 + gap
 
-    assert run(spec, facts, windows_of(facts, now=now, decode=IDLE), memory, now=now).decision.replicas[D] == size
+    assert (
+        run(
+            spec, facts, windows_of(facts, now=now, decode=IDLE), memory, now=now
+        ).decision.replicas[D]
+        == size
+    )
 
 
 @pytest.mark.parametrize("jump", [timedelta(days=-400), timedelta(hours=-1), timedelta(days=400)])
@@ -123,7 +146,14 @@ def test_a_wall_clock_that_jumps_changes_no_pace(jump: timedelta):
     facts = facts_of(spec)
     memory = run(spec, facts, windows_of(facts, decode=IDLE)).memory
 
-    outcome = run(spec, facts, windows_of(facts, now=NOW + 5, decode=IDLE), memory, now=NOW + 5, wall=NOON + jump)
+    outcome = run(
+        spec,
+        facts,
+        windows_of(facts, now=NOW + 5, decode=IDLE),
+        memory,
+        now=NOW + 5,
+        wall=NOON + jump,
+    )
 
     assert outcome.decision.replicas[D] == 4
 
@@ -141,10 +171,16 @@ def test_memory_of_another_clock_only_waits_longer():
 
 
 def test_the_most_careful_decision_of_the_window_counts():
-    spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": 10, "maxStep": 0}, "scaleUp": {"windowSeconds": 10}})
+    spec = AutoscaleSpec.model_validate(
+        {"scaleDown": {"windowSeconds": 10, "maxStep": 0}, "scaleUp": {"windowSeconds": 10}}
+    )
 
-    assert stabilize("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0, notes=Notes())[0] == 6
-    assert stabilize("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0, notes=Notes())[0] == 4
+    assert (
+        stabilize("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0, notes=Notes())[0] == 6
+    )
+    assert (
+        stabilize("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0, notes=Notes())[0] == 4
+    )
 
 
 @pytest.mark.parametrize("window", [300, 3600])
@@ -152,24 +188,37 @@ def test_what_is_remembered_stays_small(window: int):
     spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": window}})
     recommendations: tuple[tuple[float, int], ...] = ()
     for number in range(5000):
-        recommendations = stabilize("decode", 4, 3, spec, past=recommendations, now=number * 5.0, notes=Notes())[1]
+        recommendations = stabilize(
+            "decode", 4, 3, spec, past=recommendations, now=number * 5.0, notes=Notes()
+        )[1]
         assert len(recommendations) == 1
     for number in range(5000, 9000):
-        recommendations = stabilize("decode", 4, number % 4, spec, past=recommendations, now=number * 5.0, notes=Notes())[1]
+        recommendations = stabilize(
+            "decode", 4, number % 4, spec, past=recommendations, now=number * 5.0, notes=Notes()
+        )[1]
         assert len(recommendations) <= 62
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(1.0, 40.0), st.integers(0, 8)), min_size=1, max_size=60), st.sampled_from([0, 10, 100]))
-def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(given: list[tuple[float, int]], window: int):
-    """Against the rule on the whole history: all went one way for the window, and none went less far."""
+@given(
+    st.lists(st.tuples(st.floats(1.0, 40.0), st.integers(0, 8)), min_size=1, max_size=60),
+    st.sampled_from([0, 10, 100]),
+)
+def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(
+    given: list[tuple[float, int]], window: int
+):
+    """Against the rule on the whole history: all went one way for the window, and none went less
+    far.
+    """
     rule = {"windowSeconds": window, "maxStep": 0}
     spec = AutoscaleSpec.model_validate({"scaleDown": rule, "scaleUp": rule})
     asked, now, recommendations, history = 4, 0.0, (), []
     for gap, recommended in given:
         now += gap
         history.append((now, recommended))
-        workers, recommendations = stabilize("decode", asked, recommended, spec, past=recommendations, now=now, notes=Notes())
+        workers, recommendations = stabilize(
+            "decode", asked, recommended, spec, past=recommendations, now=now, notes=Notes()
+        )
         recent = [(at, each) for at, each in history if at > now - window]
         before = [each for at, each in history if at <= now - window][-1:]
         whole = [*before, *(each for _, each in recent)]
@@ -191,12 +240,16 @@ def test_a_full_role_grows_in_time_although_its_queue_goes_up_and_down(window: i
     rounds: dict[PoolKey, list[Sample]] = {P: [], D: []}
     for number in range((window + 120) // 5):
         now = NOW + 5.0 * number
-        full = replace(IDLE, engine_busy_ratio=1.0, prefill_queue_requests=max(0.0, noise.gauss(14.0, 2.5)) / 4)
+        full = replace(
+            IDLE, engine_busy_ratio=1.0, prefill_queue_requests=max(0.0, noise.gauss(14.0, 2.5)) / 4
+        )
         for key, samples in windows_of(facts, now=now, rounds=1, prefill=full).items():
             rounds[key].extend(samples)
         outcome = run(spec, facts, rounds, memory, now=now)
         memory = outcome.memory
-        held += any("it falls by" in step.why and step.rule == rules.NEED for step in outcome.decision.steps)
+        held += any(
+            "it falls by" in step.why and step.rule == rules.NEED for step in outcome.decision.steps
+        )
         if outcome.decision.replicas[P] > 4:
             break
     else:
@@ -216,7 +269,9 @@ def test_an_agreement_to_shrink_does_not_outlast_a_backlog_that_is_worked_off():
 
 
 def test_advice_does_not_go_up_and_down_with_a_load_that_stays_the_same():
-    """In mode Advise each decision begins from the same size; with mode On the first growth would end this."""
+    """In mode Advise each decision begins from the same size; with mode On the first growth would
+    end this.
+    """
     spec = make_spec(prefill=[pool(8)], mode="Advise")
     facts, noise, memory = facts_of(spec), random.Random(1), Memory()
     rounds: dict[PoolKey, list[Sample]] = {P: [], D: []}
@@ -225,7 +280,10 @@ def test_advice_does_not_go_up_and_down_with_a_load_that_stays_the_same():
         now = NOW + 5.0 * number
         busy = {f"prefill-x-{ordinal}": noise.uniform(0.86, 0.94) for ordinal in range(8)}
         for key, (sample,) in windows_of(facts, now=now, rounds=1).items():
-            workers = tuple(replace(each, engine_busy_ratio=busy.get(each.pod, each.engine_busy_ratio)) for each in sample.workers)
+            workers = tuple(
+                replace(each, engine_busy_ratio=busy.get(each.pod, each.engine_busy_ratio))
+                for each in sample.workers
+            )
             rounds[key].append(Sample(now, workers))
         outcome = run(spec, facts, rounds, memory, now=now)
         memory = outcome.memory
@@ -245,6 +303,9 @@ def test_smaller_advice_counts_after_the_down_window():
         outcome = run(spec, facts, windows_of(facts, now=NOW + seconds), memory, now=NOW + seconds)
         memory, advice[seconds] = outcome.memory, outcome.decision.replicas[D]
         if seconds == 50:
-            assert "5 was advised 50 s ago, and advice goes down after 100 s" in step_of(outcome, rules.WINDOW, "decode").why
+            assert (
+                "5 was advised 50 s ago, and advice goes down after 100 s"
+                in step_of(outcome, rules.WINDOW, "decode").why
+            )
 
     assert (advice[5], advice[95], advice[100], advice[125]) == (5, 5, 4, 4)

@@ -1,4 +1,6 @@
-"""One object's numbers do not decide what a pass costs: the greatest sizes take about as many steps and as little memory as small ones."""
+"""One object's numbers do not decide what a pass costs: the greatest sizes take about as many steps
+and as little memory as small ones.
+"""
 
 import sys
 import tracemalloc
@@ -21,15 +23,31 @@ from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.values import MAX_REPLICAS, MAX_WORKERS
 from pdctl.preview.preview import preview, settled
-from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, IDLE, NOON, NOW, make_spec, pool, windows_of
+from tests.operator.pdcluster_api.plan.autoscale.worlds import (
+    CALM,
+    IDLE,
+    NOON,
+    NOW,
+    make_spec,
+    pool,
+    windows_of,
+)
 from tests.operator.pdcluster_api.plan.clusters import NOW as TODAY
 from tests.operator.pdcluster_api.plan.clusters import make_cluster, running
 
 MAX_STEPS = 300_000
-"""Calls of one decision over twelve pools with a band, a total and limits by type, all of which are searched."""
+"""Calls of one decision over twelve pools with a band, a total and limits by type, all of which are
+searched.
+"""
 
 MAX_BYTES = 1 << 20
-BUSY = replace(CALM, kv_cache_usage_ratio=0.99, engine_busy_ratio=0.99, num_requests_waiting=1e6, prefill_queue_requests=1e6)
+BUSY = replace(
+    CALM,
+    kv_cache_usage_ratio=0.99,
+    engine_busy_ratio=0.99,
+    num_requests_waiting=1e6,
+    prefill_queue_requests=1e6,
+)
 
 
 def num_steps(act: Callable[[], Any]) -> int:
@@ -66,18 +84,47 @@ LIMITS = st.sampled_from([1, 9, 1000, MAX_WORKERS])
 def greatest(draw: st.DrawFn) -> tuple[PDClusterSpec, list[PoolFacts], dict[str, WorkerSample]]:
     """A spec of great numbers, facts with few pods that ask for many, and what the few say."""
     names = [f"p{number}" for number in range(draw(st.integers(1, 6)))]
-    roles = {role: [pool(0, name, gpu=draw(st.sampled_from(["H100", "cpu"]))) for name in names] for role in ("prefill", "decode")}
-    lines: dict[str, Any] = {"scaleDown": {"windowSeconds": 0, "maxStep": 0}, "scaleUp": {"maxStep": 0}}
-    limits = draw(st.fixed_dictionaries({}, optional={"total": LIMITS, "perGpu": st.fixed_dictionaries({"H100": LIMITS})}))
-    bounds = {"name": "now", "role": "decode", "pool": "p0", "start": "00:00", "end": "00:00", "minReplicas": draw(SIZES)}
+    roles = {
+        role: [pool(0, name, gpu=draw(st.sampled_from(["H100", "cpu"]))) for name in names]
+        for role in ("prefill", "decode")
+    }
+    lines: dict[str, Any] = {
+        "scaleDown": {"windowSeconds": 0, "maxStep": 0},
+        "scaleUp": {"maxStep": 0},
+    }
+    limits = draw(
+        st.fixed_dictionaries(
+            {}, optional={"total": LIMITS, "perGpu": st.fixed_dictionaries({"H100": LIMITS})}
+        )
+    )
+    bounds = {
+        "name": "now",
+        "role": "decode",
+        "pool": "p0",
+        "start": "00:00",
+        "end": "00:00",
+        "minReplicas": draw(SIZES),
+    }
     band = draw(st.sampled_from([{}, {"min": 0.618, "max": 0.618}, {"min": 1e-6}, {"max": 1000.0}]))
-    spec = make_spec(prefill=roles["prefill"], decode=roles["decode"], ratio=band, budget=limits, schedules=[bounds], lines=lines)
+    spec = make_spec(
+        prefill=roles["prefill"],
+        decode=roles["decode"],
+        ratio=band,
+        budget=limits,
+        schedules=[bounds],
+        lines=lines,
+    )
     facts = []
     for role in roles:
         for each in roles[role]:
             replicas, ready = draw(SIZES), draw(st.integers(0, 2))
             ready = min(ready, replicas)
-            asked = {"current": ready, "ready": ready, "top": replicas, "unready_top": replicas - ready}
+            asked = {
+                "current": ready,
+                "ready": ready,
+                "top": replicas,
+                "unready_top": replicas - ready,
+            }
             facts.append(PoolFacts(role, each["name"], each["gpu"], replicas, **asked))
     workers = {role: draw(st.sampled_from([IDLE, CALM, BUSY])) for role in roles}
     return spec, facts, workers
@@ -85,7 +132,9 @@ def greatest(draw: st.DrawFn) -> tuple[PDClusterSpec, list[PoolFacts], dict[str,
 
 @settings(max_examples=60, deadline=None)
 @given(world=greatest())
-def test_a_decision_costs_little_at_the_maximum(world: tuple[PDClusterSpec, list[PoolFacts], dict[str, WorkerSample]]) -> None:
+def test_a_decision_costs_little_at_the_maximum(
+    world: tuple[PDClusterSpec, list[PoolFacts], dict[str, WorkerSample]],
+) -> None:
     spec, facts, workers = world
     windows = windows_of(facts, **workers)
 
@@ -116,22 +165,34 @@ def asking(number: int) -> list[ScalerState]:
 
 def passes() -> Sequence[tuple[str, Callable[[int], Any]]]:
     cluster = make_cluster()
-    advised = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"autoscale": AutoscaleSpec(mode="Advise")})})
+    advised = cluster.model_copy(
+        update={"spec": cluster.spec.model_copy(update={"autoscale": AutoscaleSpec(mode="Advise")})}
+    )
 
     def facts(number: int) -> Any:
         observed = running(advised, scalers=asking(number))
         return pool_facts(asked_of(advised, observed), observed, Seen())
 
     return (
-        ("plan", lambda number: plan_cluster(cluster, running(cluster, scalers=asking(number)), TODAY)),
+        (
+            "plan",
+            lambda number: plan_cluster(cluster, running(cluster, scalers=asking(number)), TODAY),
+        ),
         ("facts", facts),
         ("sizes", lambda number: pool_sizes(cluster.spec, asking(number), {})),
-        ("preview", lambda number: preview(cluster, cluster, replace(settled(cluster), scalers=asking(number)), TODAY)),
+        (
+            "preview",
+            lambda number: preview(
+                cluster, cluster, replace(settled(cluster), scalers=asking(number)), TODAY
+            ),
+        ),
     )
 
 
 @pytest.mark.parametrize(("name", "act"), passes(), ids=[name for name, _ in passes()])
-def test_a_pass_costs_the_same_however_many_workers_are_asked_for(name: str, act: Callable[[int], Any]) -> None:
+def test_a_pass_costs_the_same_however_many_workers_are_asked_for(
+    name: str, act: Callable[[int], Any]
+) -> None:
     act(8)  # what is made once is made
     small = num_steps(lambda: act(8))
 

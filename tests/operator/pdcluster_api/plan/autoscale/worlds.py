@@ -1,4 +1,6 @@
-"""Small specs, facts and windows for the autoscaler, with what a test does not care about filled in."""
+"""Small specs, facts and windows for the autoscaler, with what a test does not care about filled
+in.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +9,15 @@ from typing import Any
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.decide import decide
-from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolFacts, Sample, Windows, WorkerSample
+from pdcluster_api.plan.autoscale.values import (
+    Clock,
+    Memory,
+    Outcome,
+    PoolFacts,
+    Sample,
+    Windows,
+    WorkerSample,
+)
 from pdcluster_api.plan.observed.decision import Decision, Step
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDClusterSpec
@@ -42,21 +52,35 @@ def make_spec(
     lines: Mapping[str, Any] | None = None,
     **autoscale: Any,
 ) -> PDClusterSpec:
-    """A spec with pools of both roles, or mixed ones; four workers each unless given, and steps of any size.
+    """A spec with pools of both roles, or mixed ones; four workers each unless given, and steps of
+    any size.
 
     lines: the roles' own sections of autoscale
     """
-    roles = {"mixed": mixed} if mixed else {"prefill": prefill or [pool(4)], "decode": decode or [pool(4)]}
+    roles = (
+        {"mixed": mixed}
+        if mixed
+        else {"prefill": prefill or [pool(4)], "decode": decode or [pool(4)]}
+    )
     spec = {
         "model": {"name": "tiny", "path": "/models/tiny"},
         "roles": {role: {"pools": [dict(each) for each in pools]} for role, pools in roles.items()},
         "autoscale": {"mode": "On", "scaleUp": {"maxStep": 0}, **(lines or {}), **autoscale},
     }
-    return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": spec}).spec
+    return parse(
+        {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": "chat"},
+            "spec": spec,
+        }
+    ).spec
 
 
 def facts_of(spec: PDClusterSpec, **changes: Mapping[str, Any]) -> list[PoolFacts]:
-    """Every pool as it is declared, all ready.  changes: fields by `role` or `role_pool`; replicas set current and ready too."""
+    """Every pool as it is declared, all ready.  changes: fields by `role` or `role_pool`; replicas
+    set current and ready too.
+    """
     found = []
     for role, declared in spec.roles.present().items():
         for each in declared.pools:
@@ -64,22 +88,44 @@ def facts_of(spec: PDClusterSpec, **changes: Mapping[str, Any]) -> list[PoolFact
             number = change.get("replicas", each.replicas)
             found.append(
                 PoolFacts(
-                    **{"role": role, "pool": each.name, "gpu": each.gpu, "replicas": number, "current": number, "ready": number, **change}
+                    **{
+                        "role": role,
+                        "pool": each.name,
+                        "gpu": each.gpu,
+                        "replicas": number,
+                        "current": number,
+                        "ready": number,
+                        **change,
+                    }
                 )
             )
     return found
 
 
-def samples_of(facts: PoolFacts, worker: WorkerSample, number: int | None = None) -> tuple[WorkerSample, ...]:
-    names = sorted(f"{facts.role}-{facts.pool}-{ordinal}" for ordinal in range(facts.ready if number is None else number))
+def samples_of(
+    facts: PoolFacts, worker: WorkerSample, number: int | None = None
+) -> tuple[WorkerSample, ...]:
+    names = sorted(
+        f"{facts.role}-{facts.pool}-{ordinal}"
+        for ordinal in range(facts.ready if number is None else number)
+    )
     return tuple(replace(worker, pod=name) for name in names)
 
 
-def windows_of(facts: Sequence[PoolFacts], *, now: float = NOW, rounds: int = 4, **workers: WorkerSample) -> dict[PoolKey, list[Sample]]:
-    """Some equal rounds of every pool, five seconds apart.  workers: by role or `role_pool`, else CALM."""
+def windows_of(
+    facts: Sequence[PoolFacts], *, now: float = NOW, rounds: int = 4, **workers: WorkerSample
+) -> dict[PoolKey, list[Sample]]:
+    """Some equal rounds of every pool, five seconds apart.  workers: by role or `role_pool`, else
+    CALM.
+    """
     return {
         each.key: [
-            Sample(now - 5.0 * back, samples_of(each, workers.get(f"{each.role}_{each.pool}") or workers.get(each.role) or CALM))
+            Sample(
+                now - 5.0 * back,
+                samples_of(
+                    each, workers.get(f"{each.role}_{each.pool}") or workers.get(each.role) or CALM
+                ),
+            )
             for back in reversed(range(rounds))
         ]
         for each in facts
@@ -97,17 +143,30 @@ def run(
 ) -> Outcome:
     outcome = decide(spec, facts, windows, memory or Memory(), Clock(now, wall))
     assert_explained(facts, outcome.decision)
-    assert outcome.changed == any(outcome.decision.replicas.get(each.key, each.replicas) != each.replicas for each in facts)
+    assert outcome.changed == any(
+        outcome.decision.replicas.get(each.key, each.replicas) != each.replicas for each in facts
+    )
     return outcome
 
 
-def see(spec: PDClusterSpec, facts: Sequence[PoolFacts] | None = None, memory: Memory | None = None, **workers: WorkerSample) -> Outcome:
+def see(
+    spec: PDClusterSpec,
+    facts: Sequence[PoolFacts] | None = None,
+    memory: Memory | None = None,
+    **workers: WorkerSample,
+) -> Outcome:
     """One decision on workers that all show the same.  workers: as in `windows_of`."""
     facts = facts_of(spec) if facts is None else facts
     return run(spec, facts, windows_of(facts, **workers), memory)
 
 
-def agreed(spec: PDClusterSpec, facts: Sequence[PoolFacts] | None = None, *, seconds: float = 300.0, **workers: WorkerSample) -> Outcome:
+def agreed(
+    spec: PDClusterSpec,
+    facts: Sequence[PoolFacts] | None = None,
+    *,
+    seconds: float = 300.0,
+    **workers: WorkerSample,
+) -> Outcome:
     """The decision after so many seconds in which all stayed the same."""
     facts = facts_of(spec) if facts is None else facts
     memory, now = Memory(), NOW
@@ -118,15 +177,26 @@ def agreed(spec: PDClusterSpec, facts: Sequence[PoolFacts] | None = None, *, sec
 
 
 def assert_explained(facts: Sequence[PoolFacts], decision: Decision) -> None:
-    """Every change is said: steps of each pool, and then of each role, lead from the size before to the size after."""
+    """Every change is said: steps of each pool, and then of each role, lead from the size before to
+    the size after.
+    """
     base = base_of(facts, decision)
     for key, size in base.items():
-        of_pool = [step for step in decision.steps if step.subject == "/".join(key) and step.rule == rules.POOL]
+        of_pool = [
+            step
+            for step in decision.steps
+            if step.subject == "/".join(key) and step.rule == rules.POOL
+        ]
         assert_chain(size, of_pool, decision.replicas[key], decision)
     for role in {role for role, _ in base}:
         if all(key in base for key in decision.replicas if key[0] == role):
-            before, after = (sum(sizes[key] for key in base if key[0] == role) for sizes in (base, decision.replicas))
-            assert_chain(before, [step for step in decision.steps if step.subject == role], after, decision)
+            before, after = (
+                sum(sizes[key] for key in base if key[0] == role)
+                for sizes in (base, decision.replicas)
+            )
+            assert_chain(
+                before, [step for step in decision.steps if step.subject == role], after, decision
+            )
     for step in decision.steps:
         assert step.why
         assert step.rule in rules.RULES
@@ -134,10 +204,16 @@ def assert_explained(facts: Sequence[PoolFacts], decision: Decision) -> None:
 
 
 def base_of(facts: Sequence[PoolFacts], decision: Decision) -> dict[PoolKey, int]:
-    """The sizes from which the roles were decided: what is asked for, less what capacity, bounds and budget took before."""
+    """The sizes from which the roles were decided: what is asked for, less what capacity, bounds
+    and budget took before.
+    """
     found = {each.key: each.replicas for each in facts if each.key in decision.replicas}
     for key, size in found.items():
-        early = [step for step in decision.steps if step.subject == "/".join(key) and step.rule != rules.POOL]
+        early = [
+            step
+            for step in decision.steps
+            if step.subject == "/".join(key) and step.rule != rules.POOL
+        ]
         found[key] = early[-1].after if early else size
         assert_chain(size, early, found[key], decision)
     return found
@@ -153,16 +229,26 @@ def assert_chain(size: int, steps: Sequence[Step], after: int, decision: Decisio
 def assert_order(decision: Decision) -> None:
     """Rules act on a role in their order."""
     for role in {step.subject for step in decision.steps if "/" not in step.subject}:
-        found = [rules.RULES.index(step.rule) for step in decision.steps if step.subject == role and step.rule != rules.CAPACITY]
+        found = [
+            rules.RULES.index(step.rule)
+            for step in decision.steps
+            if step.subject == role and step.rule != rules.CAPACITY
+        ]
         assert found == sorted(found), decision
 
 
 def rules_of(outcome: Outcome, subject: str | None = None) -> list[str]:
-    return [step.rule for step in outcome.decision.steps if subject is None or step.subject == subject]
+    return [
+        step.rule for step in outcome.decision.steps if subject is None or step.subject == subject
+    ]
 
 
 def step_of(outcome: Outcome, rule: str, subject: str | None = None) -> Step:
-    return next(step for step in outcome.decision.steps if step.rule == rule and subject in (None, step.subject))
+    return next(
+        step
+        for step in outcome.decision.steps
+        if step.rule == rule and subject in (None, step.subject)
+    )
 
 
 def reasons(outcome: Outcome) -> list[str]:

@@ -7,13 +7,26 @@ from math import inf
 import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
-from pdcluster_api.plan.drain.disruption import ENDING_SECONDS, PROBLEM_SECONDS, UNREADY_SECONDS, Patience, min_available, plan_budgets
+from pdcluster_api.plan.drain.disruption import (
+    ENDING_SECONDS,
+    PROBLEM_SECONDS,
+    UNREADY_SECONDS,
+    Patience,
+    min_available,
+    plan_budgets,
+)
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import PodState, WorkloadState
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import Workload
-from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    NOW,
+    identity,
+    make_cluster,
+    running,
+    workload,
+)
 from tests.operator.pods import pod_state, pod_states
 
 DECODE = identity("aaaa")
@@ -27,7 +40,9 @@ PROBLEMS = {
 }
 
 
-def there(*pods: str, desired: int | None = None, fault: Problem | None = None, age: float = 0.0) -> WorkloadState:
+def there(
+    *pods: str, desired: int | None = None, fault: Problem | None = None, age: float = 0.0
+) -> WorkloadState:
     """age: seconds for which those that are not ready have not been, or should have been gone"""
     states = tuple(pod_of(ordinal, pod, before(age)) for ordinal, pod in enumerate(pods))
     return WorkloadState(
@@ -56,7 +71,9 @@ def before(seconds: float) -> str:
     return (datetime.fromisoformat(NOW) - timedelta(seconds=seconds)).isoformat()
 
 
-def budget_of(size: int, state: WorkloadState, known: int | None, patience: Patience = PATIENCE) -> int:
+def budget_of(
+    size: int, state: WorkloadState, known: int | None, patience: Patience = PATIENCE
+) -> int:
     budgets = {} if known is None else {DECODE.name: known}
     return plan_budgets([Workload(DECODE, size)], [state], (), budgets, patience)[DECODE]
 
@@ -133,7 +150,8 @@ def test_a_worker_that_fails_again_and_again_holds_up_nothing_between_its_failur
 class NodeDrain:
     """A drain that asks every 5 s for four workers of a node, and what becomes of their successors.
 
-    place_seconds: until an autoscaler brings a node for a pod; load_seconds: from then until its worker is ready
+    place_seconds: until an autoscaler brings a node for a pod; load_seconds: from then until its
+                   worker is ready
     pods:  by ordinal, what it is, and since when in seconds; evicted: when each was
     """
 
@@ -146,7 +164,10 @@ class NodeDrain:
         budget = None
         for now in range(0, seconds, 5):
             self.pods = [self._next(how, since, now) for how, since in self.pods]
-            pods = tuple(pod_of(ordinal, how, before(now - since)) for ordinal, (how, since) in enumerate(self.pods))
+            pods = tuple(
+                pod_of(ordinal, how, before(now - since))
+                for ordinal, (how, since) in enumerate(self.pods)
+            )
             state = replace(there(*[how for how, _ in self.pods]), pods=pods)
             budget = budget_of(4, state, budget)
             if len(self.evicted) < 4 and num_allowed(state, budget):
@@ -157,7 +178,9 @@ class NodeDrain:
     def _next(self, how: str, since: int, now: int) -> tuple[str, int]:
         if how == UNPLACED and now - since >= self.place_seconds:
             return STARTING, now
-        return (READY, now) if how == STARTING and now - since >= self.load_seconds else (how, since)
+        return (
+            (READY, now) if how == STARTING and now - since >= self.load_seconds else (how, since)
+        )
 
 
 def test_a_drain_takes_the_next_worker_when_the_successor_is_ready_on_a_new_node() -> None:
@@ -170,7 +193,9 @@ def test_a_drain_takes_the_next_worker_after_minutes_where_no_node_comes() -> No
 
 def test_a_scale_up_and_a_first_start_hold_up_nothing() -> None:
     grown = there(READY, READY, STARTING, STARTING)
-    assert allowed(4, grown, there(READY, READY, READY, STARTING), there(READY, READY, ENDING, STARTING)) == [1, 1, 0]
+    assert allowed(
+        4, grown, there(READY, READY, READY, STARTING), there(READY, READY, ENDING, STARTING)
+    ) == [1, 1, 0]
     assert allowed(2, there(STARTING, STARTING), there(READY, STARTING), there(READY, READY)) == [
         0,
         1,
@@ -231,7 +256,8 @@ def test_the_old_revision_has_them_too_until_the_service_is_written() -> None:
 
 def test_a_budget_is_looked_at_again_when_time_alone_will_change_it() -> None:
     starting = tuple(
-        pod_state(identity(A), ordinal, ready=False, since=before(age)) for ordinal, age in enumerate((100, UNREADY_SECONDS + 1))
+        pod_state(identity(A), ordinal, ready=False, since=before(age))
+        for ordinal, age in enumerate((100, UNREADY_SECONDS + 1))
     )
     others = [each for each in running(CLUSTER).workloads if each.id != identity(A)]
     seen = running(CLUSTER, workloads=[workload(identity(A), 2, ready=0, pods=starting), *others])

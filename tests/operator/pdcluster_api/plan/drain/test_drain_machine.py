@@ -1,4 +1,5 @@
-"""A random walk over sizes, requests, workers that read commands late, and an etcd that goes away or comes back empty.
+"""A random walk over sizes, requests, workers that read commands late, and an etcd that goes away
+or comes back empty.
 
 Checked at every step: no pod is removed while it has a request or may get one,
 replicas never fall below what is wanted, and while any worker is wanted not
@@ -28,7 +29,8 @@ ORDINALS = st.integers(0, MAX_WORKERS - 1)
 class Worker:
     """State of a worker.
 
-    is_ready: it takes requests, unless it has a drain command; is_probed: its pod's readiness at the kubelet's last probe
+    is_ready: it takes requests, unless it has a drain command; is_probed: its pod's readiness at
+              the kubelet's last probe
     is_told:  command that it has read; record: its record in etcd, None = none
     """
 
@@ -49,7 +51,9 @@ class DrainMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.wanted, self.replicas = 2, 2
-        self.workers = {ordinal: Worker(is_ready=True, is_probed=True, record="ready") for ordinal in range(2)}
+        self.workers = {
+            ordinal: Worker(is_ready=True, is_probed=True, record="ready") for ordinal in range(2)
+        }
         self.commands: set[str] = set()
         self.is_etcd_away = False
 
@@ -119,17 +123,36 @@ class DrainMachine(RuleBasedStateMachine):
         self.commands = set(self.plan().commands)
 
     def plan(self) -> Drain:
-        records = {name(ordinal): worker.record for ordinal, worker in self.workers.items() if worker.record is not None}
-        worker_records = WorkerRecords(error="away") if self.is_etcd_away else WorkerRecords(records, frozenset(self.commands))
+        records = {
+            name(ordinal): worker.record
+            for ordinal, worker in self.workers.items()
+            if worker.record is not None
+        }
+        worker_records = (
+            WorkerRecords(error="away")
+            if self.is_etcd_away
+            else WorkerRecords(records, frozenset(self.commands))
+        )
         pods = [
-            pod_state(OF, ordinal, ready=worker.is_probed, node="n", started=worker.is_ready) for ordinal, worker in self.workers.items()
+            pod_state(OF, ordinal, ready=worker.is_probed, node="n", started=worker.is_ready)
+            for ordinal, worker in self.workers.items()
         ]
-        plan = plan_drain([Workload(OF, self.wanted)], (), [workload(OF, self.replicas, pods=tuple(pods))], worker_records, None)
+        plan = plan_drain(
+            [Workload(OF, self.wanted)],
+            (),
+            [workload(OF, self.replicas, pods=tuple(pods))],
+            worker_records,
+            None,
+        )
         replicas = plan.workloads[0].replicas
         assert plan.cut == ()
         assert replicas >= self.wanted
         serving = {ordinal for ordinal, worker in self.workers.items() if worker.is_ready}
-        left = {ordinal for ordinal in serving if ordinal < replicas and name(ordinal) not in plan.commands}
+        left = {
+            ordinal
+            for ordinal in serving
+            if ordinal < replicas and name(ordinal) not in plan.commands
+        }
         assert left or not serving or not self.wanted, "all that serve have drain commands"
         return plan
 
@@ -141,7 +164,9 @@ class DrainMachine(RuleBasedStateMachine):
         for ordinal in range(replicas, self.replicas):
             worker = self.workers.pop(ordinal, Worker())
             assert not worker.num_requests, f"worker {ordinal} went with a request"
-            assert worker.is_told or not worker.is_ready, f"worker {ordinal} went while it might get a request"
+            assert worker.is_told or not worker.is_ready, (
+                f"worker {ordinal} went while it might get a request"
+            )
         for ordinal in range(self.replicas, replicas):
             self.workers[ordinal] = Worker()
         self.replicas = replicas
@@ -158,7 +183,11 @@ class DrainMachine(RuleBasedStateMachine):
         assert not self.commands
         assert {worker.state for worker in self.workers.values()} <= {"ready"}
         plan = self.plan()
-        assert (plan.workloads, plan.commands, plan.messages) == ((Workload(OF, self.wanted),), frozenset(), {})
+        assert (plan.workloads, plan.commands, plan.messages) == (
+            (Workload(OF, self.wanted),),
+            frozenset(),
+            {},
+        )
 
 
 def name(ordinal: int) -> str:

@@ -8,11 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_api.plan.cluster import plan_cluster
-from pdcluster_api.plan.drain.shrink import MISSING_RECORD_GRACE_SECONDS, Shrink, ordinal_of, plan_drain, plan_shrink
+from pdcluster_api.plan.drain.shrink import (
+    MISSING_RECORD_GRACE_SECONDS,
+    Shrink,
+    ordinal_of,
+    plan_drain,
+    plan_shrink,
+)
 from pdcluster_api.plan.observed.state import PodState, WorkerRecords, WorkloadState
 from pdcluster_api.plan.status.events import cut_short
 from pdcluster_api.schema.workload import Workload
-from tests.operator.pdcluster_api.plan.clusters import NOW, condition_of, identity, make_cluster, pool, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    NOW,
+    condition_of,
+    identity,
+    make_cluster,
+    pool,
+    running,
+    workload,
+)
 from tests.operator.pods import pod_state, pod_states
 
 OF = identity("r1")
@@ -33,12 +47,24 @@ def four(**last: Any) -> WorkloadState:
 
 
 def worker_records(
-    *states: str | None, commanded: tuple[int, ...] = (), asked: float = 0.0, odd: float = 0.0, error: str | None = None
+    *states: str | None,
+    commanded: tuple[int, ...] = (),
+    asked: float = 0.0,
+    odd: float = 0.0,
+    error: str | None = None,
 ) -> WorkerRecords:
-    """states: by ordinal, None = no record; commanded: ordinals with a drain command; odd: of all without a record."""
+    """states: by ordinal, None = no record; commanded: ordinals with a drain command; odd: of all
+    without a record.
+    """
     known = {NAMES[ordinal]: state for ordinal, state in enumerate(states) if state is not None}
     odd_ones = {name: odd for name in NAMES if name not in known}
-    return WorkerRecords(known, frozenset(NAMES[each] for each in commanded), asked=dict.fromkeys(NAMES, asked), odd=odd_ones, error=error)
+    return WorkerRecords(
+        known,
+        frozenset(NAMES[each] for each in commanded),
+        asked=dict.fromkeys(NAMES, asked),
+        odd=odd_ones,
+        error=error,
+    )
 
 
 ALL_READY = worker_records("ready", "ready", "ready", "ready")
@@ -71,7 +97,12 @@ def test_a_drained_worker_that_nobody_told_now_is_told_before_it_is_believed():
 
 @pytest.mark.parametrize(
     ("state", "last"),
-    [(None, {"ready": False}), (None, {"ready": False, "node": ""}), ("starting", {"ready": False}), ("ready", {"terminating": True})],
+    [
+        (None, {"ready": False}),
+        (None, {"ready": False, "node": ""}),
+        ("starting", {"ready": False}),
+        ("ready", {"terminating": True}),
+    ],
     ids=["not-ready", "pending", "starting", "ending"],
 )
 def test_what_serves_nobody_goes_at_once(state: str | None, last: dict[str, Any]):
@@ -80,12 +111,17 @@ def test_what_serves_nobody_goes_at_once(state: str | None, last: dict[str, Any]
 
 
 def test_a_pod_that_is_missing_is_not_waited_for():
-    assert plan_shrink(2, there(worker(0), worker(1), desired=4), worker_records("ready", "ready"), None) == Shrink(2)
+    assert plan_shrink(
+        2, there(worker(0), worker(1), desired=4), worker_records("ready", "ready"), None
+    ) == Shrink(2)
 
 
 def test_a_pod_of_which_only_etcd_tells_is_waited_for():
     found = plan_shrink(
-        2, there(worker(0), worker(1), desired=4), worker_records("ready", "ready", "ready", "drained", commanded=(3,)), None
+        2,
+        there(worker(0), worker(1), desired=4),
+        worker_records("ready", "ready", "ready", "drained", commanded=(3,)),
+        None,
     )
     assert found == Shrink(3, frozenset(NAMES[2:4]), draining=(NAMES[2],))
     of_others = WorkerRecords({f"{OF.name}x-3": "ready", f"{OF.name}-3x": "ready"})
@@ -93,30 +129,51 @@ def test_a_pod_of_which_only_etcd_tells_is_waited_for():
 
 
 def test_a_worker_that_is_not_ready_and_still_registered_may_hold_requests():
-    assert plan_shrink(3, four(ready=False), worker_records("ready", "ready", "ready", "draining", commanded=(3,)), None).replicas == 4
+    assert (
+        plan_shrink(
+            3,
+            four(ready=False),
+            worker_records("ready", "ready", "ready", "draining", commanded=(3,)),
+            None,
+        ).replicas
+        == 4
+    )
 
 
 def test_a_ready_pod_without_a_record_is_waited_for_until_it_should_have_registered_again():
     for odd, replicas in ((0.0, 4), (MISSING_RECORD_GRACE_SECONDS, 3)):
-        assert plan_shrink(3, four(), worker_records("ready", "ready", "ready", None, odd=odd), None).replicas == replicas
+        assert (
+            plan_shrink(
+                3, four(), worker_records("ready", "ready", "ready", None, odd=odd), None
+            ).replicas
+            == replicas
+        )
 
 
 @pytest.mark.parametrize("asked", [1.0, 600.0])
 def test_an_etcd_that_comes_back_empty_ends_no_drain(asked: float):
     """Workers that drain say that they are not ready, and have to register again."""
     draining = [worker(ordinal, ready=False, started=True) for ordinal in (2, 3)]
-    found = plan_shrink(2, there(worker(0), worker(1), *draining), worker_records(asked=asked), None)
+    found = plan_shrink(
+        2, there(worker(0), worker(1), *draining), worker_records(asked=asked), None
+    )
     assert found == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3], NAMES[2]))
 
 
 def test_a_worker_that_crashed_once_and_drains_now_may_hold_requests_while_etcd_is_away():
-    drains = {"ready": False, "started": True, "problem": ("CrashLooping", "ends with exit status 1")}
+    drains = {
+        "ready": False,
+        "started": True,
+        "problem": ("CrashLooping", "ends with exit status 1"),
+    }
     assert plan_shrink(3, four(**drains), AWAY, None).replicas == 4
 
 
 @pytest.mark.parametrize("known", [None, AWAY], ids=["not-asked", "away"])
 def test_without_an_answer_nobody_goes_who_may_serve(known: WorkerRecords | None):
-    assert plan_shrink(2, four(), known, None) == Shrink(4, frozenset(NAMES[2:4]), unknown=(NAMES[3], NAMES[2]))
+    assert plan_shrink(2, four(), known, None) == Shrink(
+        4, frozenset(NAMES[2:4]), unknown=(NAMES[3], NAMES[2])
+    )
     assert plan_shrink(3, four(ready=False), known, None).replicas == 4
     for last in ({"node": ""}, {"problem": ("ImageNotPulled", "it fails")}):
         assert plan_shrink(3, four(ready=False, **last), known, None) == Shrink(3)
@@ -126,12 +183,16 @@ def test_without_an_answer_nobody_goes_who_may_serve(known: WorkerRecords | None
 def test_a_time_limit_cuts_and_says_whom(known: WorkerRecords):
     late = replace(known, asked=dict.fromkeys(NAMES, 60.0))
     assert plan_shrink(2, four(), late, 61).cut == ()
-    assert plan_shrink(2, four(), late, 60) == Shrink(2, frozenset(NAMES[2:4]), cut=(NAMES[3], NAMES[2]))
+    assert plan_shrink(2, four(), late, 60) == Shrink(
+        2, frozenset(NAMES[2:4]), cut=(NAMES[3], NAMES[2])
+    )
 
 
 def test_only_who_goes_is_cut():
     known = replace(ALL_READY, asked={NAMES[2]: 60.0})
-    assert plan_shrink(2, four(), known, 60) == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3],))
+    assert plan_shrink(2, four(), known, 60) == Shrink(
+        4, frozenset(NAMES[2:4]), draining=(NAMES[3],)
+    )
 
 
 def test_a_scale_up_takes_commands_back_and_who_ends_stays_told():
@@ -140,13 +201,21 @@ def test_a_scale_up_takes_commands_back_and_who_ends_stays_told():
     assert plan_shrink(3, four(), known, None) == Shrink(3, frozenset(NAMES[3:4]))
     ending = there(worker(0), worker(1), worker(2), worker(3, terminating=True), desired=3)
     assert plan_shrink(3, ending, known, None) == Shrink(3, frozenset(NAMES[3:4]))
-    assert plan_shrink(4, ending, known, None) == Shrink(4, frozenset(NAMES[3:4]))  # it would serve until SIGTERM
+    # it would serve until SIGTERM
+    assert plan_shrink(4, ending, known, None) == Shrink(4, frozenset(NAMES[3:4]))
 
 
 @pytest.mark.parametrize(("desired", "gone"), [(3, False), (4, True)], ids=["smaller", "deleted"])
-def test_who_is_about_to_end_stays_told_before_the_watch_says_that_it_ends(desired: int, gone: bool):
+def test_who_is_about_to_end_stays_told_before_the_watch_says_that_it_ends(
+    desired: int, gone: bool
+):
     known = worker_records("ready", "ready", "ready", "drained", commanded=(3,))
-    state = replace(there(worker(0), worker(1), worker(2), worker(3, ready=False, started=True), desired=desired), gone=gone)
+    state = replace(
+        there(
+            worker(0), worker(1), worker(2), worker(3, ready=False, started=True), desired=desired
+        ),
+        gone=gone,
+    )
     assert plan_shrink(4, state, known, None) == Shrink(4, frozenset(NAMES[3:4]))
 
 
@@ -156,7 +225,9 @@ def test_a_size_that_was_lowered_by_hand_is_put_back_at_once(desired: int):
 
 
 def test_a_size_that_was_raised_by_hand_is_put_back_while_the_new_pods_are_not_ready():
-    assert plan_shrink(4, there(*four().pods, worker(4, ready=False), desired=6), ALL_READY, None) == Shrink(4)
+    assert plan_shrink(
+        4, there(*four().pods, worker(4, ready=False), desired=6), ALL_READY, None
+    ) == Shrink(4)
 
 
 def test_pods_of_other_names_are_nobodys():
@@ -169,10 +240,14 @@ def test_a_workload_that_leaves_stays_until_all_have_drained():
     leaving = [four()]
     held = plan_drain((), leaving, leaving, ALL_READY, None)
     assert (held.workloads, held.needs_worker_records) == ((Workload(OF, 4),), True)
-    gone = plan_drain((), leaving, leaving, worker_records(*["drained"] * 4, commanded=(0, 1, 2, 3)), None)
+    gone = plan_drain(
+        (), leaving, leaving, worker_records(*["drained"] * 4, commanded=(0, 1, 2, 3)), None
+    )
     assert (gone.workloads, gone.commands) == ((), frozenset(NAMES[:4]))
     ending = [replace(four(), gone=True)]
-    assert plan_drain((), (), ending, worker_records(*["drained"] * 4, commanded=(0, 1, 2, 3)), None).commands == frozenset(NAMES[:4])
+    assert plan_drain(
+        (), (), ending, worker_records(*["drained"] * 4, commanded=(0, 1, 2, 3)), None
+    ).commands == frozenset(NAMES[:4])
 
 
 CRASHES = {"ready": False, "problem": ("CrashLooping", "it ends")}
@@ -188,45 +263,84 @@ DRAINS = {"ready": False, "started": True}
     ],
     ids=["serves", "drains", "drained"],
 )
-def test_who_serves_alone_is_not_told_to_drain_and_is_taken_back(last: dict[str, Any], known: WorkerRecords):
-    found = plan_drain([Workload(OF, 1)], (), [there(worker(0, **CRASHES), worker(1, **last))], known, 60)
+def test_who_serves_alone_is_not_told_to_drain_and_is_taken_back(
+    last: dict[str, Any], known: WorkerRecords
+):
+    found = plan_drain(
+        [Workload(OF, 1)], (), [there(worker(0, **CRASHES), worker(1, **last))], known, 60
+    )
     assert (found.workloads, found.commands, found.cut) == ((Workload(OF, 2),), frozenset(), ())
-    said = f"pool cpu: 1 worker keeps serving until one of the role that stays is ready: pod {NAMES[1]}"
+    said = (
+        "pool cpu: 1 worker keeps serving until one of the role that stays is ready: pod "
+        f"{NAMES[1]}"
+    )
     assert (found.messages, found.needs_worker_records) == ({"decode": (said,)}, True)
 
 
 def test_a_worker_that_has_not_heard_yet_that_it_serves_again_is_nobody_to_rely_on():
     two = [there(worker(0), worker(1))]
-    for known in (worker_records("ready", "ready", commanded=(0,)), worker_records("draining", "ready")):
+    for known in (
+        worker_records("ready", "ready", commanded=(0,)),
+        worker_records("draining", "ready"),
+    ):
         assert plan_drain([Workload(OF, 1)], (), two, known, None).commands == frozenset()
-    assert plan_drain([Workload(OF, 1)], (), two, worker_records("ready", "ready"), None).commands == {NAMES[1]}
+    assert plan_drain(
+        [Workload(OF, 1)], (), two, worker_records("ready", "ready"), None
+    ).commands == {NAMES[1]}
 
 
 def test_who_serves_alone_drains_where_another_pool_serves_or_nobody_is_wanted():
     other = identity("r1", name="other")
     ready = workload(other, 1, pods=pod_states(other, [0], node="n1"))
     two, known = there(worker(0, **CRASHES), worker(1)), worker_records(None, "ready")
-    assert plan_drain([Workload(OF, 1), Workload(other, 1)], (), [two, ready], known, None).commands == {NAMES[1]}
+    assert plan_drain(
+        [Workload(OF, 1), Workload(other, 1)], (), [two, ready], known, None
+    ).commands == {NAMES[1]}
     assert plan_drain([Workload(OF, 0)], (), [two], known, None).commands == {NAMES[1]}
     for revision, role in (("r2", "decode"), ("r1", "prefill")):
         others = replace(other, revision=revision, role=role)
-        of_others = replace(ready, id=others, pods=(replace(ready.pods[0], name=f"{others.name}-0", workload=others),))
-        assert plan_drain([Workload(OF, 1), Workload(others, 1)], (), [two, of_others], known, None).commands == frozenset()
+        of_others = replace(
+            ready,
+            id=others,
+            pods=(replace(ready.pods[0], name=f"{others.name}-0", workload=others),),
+        )
+        assert (
+            plan_drain(
+                [Workload(OF, 1), Workload(others, 1)], (), [two, of_others], known, None
+            ).commands
+            == frozenset()
+        )
 
 
 def test_nobody_goes_by_what_etcd_said_some_time_ago():
     going = [four(ready=False)]  # by what is known, there is nothing to drain
-    found = plan_drain([Workload(OF, 3)], (), going, worker_records("ready", "ready", "ready"), None)
+    found = plan_drain(
+        [Workload(OF, 3)], (), going, worker_records("ready", "ready", "ready"), None
+    )
     assert (found.workloads, found.needs_worker_records) == ((Workload(OF, 3),), True)
     gone = [replace(four(), gone=True)]
     assert not plan_drain([Workload(OF, 3)], (), gone, ALL_READY, None).needs_worker_records
 
 
 def test_a_command_for_nobody_is_to_be_taken_back():
-    found = plan_drain([Workload(OF, 4)], (), [four()], replace(ALL_READY, commands=frozenset({"no-such-pod"})), None)
-    assert (found.commands, found.needs_worker_records, found.requeue_after_seconds) == (frozenset(), True, 1.0)
+    found = plan_drain(
+        [Workload(OF, 4)],
+        (),
+        [four()],
+        replace(ALL_READY, commands=frozenset({"no-such-pod"})),
+        None,
+    )
+    assert (found.commands, found.needs_worker_records, found.requeue_after_seconds) == (
+        frozenset(),
+        True,
+        1.0,
+    )
     at_rest = plan_drain([Workload(OF, 4)], (), [four()], ALL_READY, None)
-    assert (at_rest.needs_worker_records, at_rest.requeue_after_seconds, at_rest.messages) == (False, None, {})
+    assert (at_rest.needs_worker_records, at_rest.requeue_after_seconds, at_rest.messages) == (
+        False,
+        None,
+        {},
+    )
 
 
 GROWN = make_cluster(decode=(pool(4),))
@@ -238,8 +352,16 @@ def decode_of(known: WorkerRecords | None) -> tuple[int, dict[str, Any]]:
     of = before.workloads[1].id
     pods = pod_states(of, range(4), node="n1")
     if known is not None:
-        known = replace(known, states={each.name: "ready" for each in pods}, asked=dict.fromkeys((each.name for each in pods), 90.0))
-    observed = replace(before, workloads=(before.workloads[0], replace(before.workloads[1], pods=pods)), worker_records=known)
+        known = replace(
+            known,
+            states={each.name: "ready" for each in pods},
+            asked=dict.fromkeys((each.name for each in pods), 90.0),
+        )
+    observed = replace(
+        before,
+        workloads=(before.workloads[0], replace(before.workloads[1], pods=pods)),
+        worker_records=known,
+    )
     plan = plan_cluster(cluster, observed, NOW)
     assert plan.needs_worker_records
     assert len(plan.commands) == 2
@@ -250,9 +372,14 @@ def decode_of(known: WorkerRecords | None) -> tuple[int, dict[str, Any]]:
 def test_the_condition_names_who_drains_and_what_holds():
     replicas, condition = decode_of(WorkerRecords())
     assert (replicas, condition["status"], condition["reason"]) == (4, "True", "Scaling")
-    assert "pool cpu: 2 workers drain before the pool shrinks: pod chat-decode-cpu-" in condition["message"]
+    assert (
+        "pool cpu: 2 workers drain before the pool shrinks: pod chat-decode-cpu-"
+        in condition["message"]
+    )
     assert "(and 1 more)" in condition["message"]
-    replicas, condition = decode_of(WorkerRecords(error="etcd does not answer at x:1 (UNAVAILABLE)"))
+    replicas, condition = decode_of(
+        WorkerRecords(error="etcd does not answer at x:1 (UNAVAILABLE)")
+    )
     assert replicas == 4
     assert "shrinking is held: etcd does not say whether pod" in condition["message"]
     assert decode_of(None)[0] == 4
@@ -261,13 +388,22 @@ def test_the_condition_names_who_drains_and_what_holds():
 def test_what_a_limit_cuts_is_a_warning():
     cluster = GROWN.model_copy(deep=True)
     rollout = cluster.spec.rollout.model_copy(update={"drain_timeout_seconds": 60})
-    cluster = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"rollout": rollout})})
-    observed = running(cluster, scalers=[replace(each, replicas=min(each.replicas, 3)) for each in running(cluster).scalers])
+    cluster = cluster.model_copy(
+        update={"spec": cluster.spec.model_copy(update={"rollout": rollout})}
+    )
+    observed = running(
+        cluster,
+        scalers=[
+            replace(each, replicas=min(each.replicas, 3)) for each in running(cluster).scalers
+        ],
+    )
     of = observed.workloads[1].id
     first, last = pod_states(of, (0, 3))
     known = WorkerRecords({last.name: "draining"}, frozenset({last.name}), {last.name: 60.0})
     observed = replace(
-        observed, workloads=(observed.workloads[0], replace(observed.workloads[1], pods=(first, last))), worker_records=known
+        observed,
+        workloads=(observed.workloads[0], replace(observed.workloads[1], pods=(first, last))),
+        worker_records=known,
     )
     plan = plan_cluster(cluster, observed, NOW)
     assert plan.cut == (last.name,)
@@ -287,14 +423,32 @@ STATES = st.sampled_from(["starting", "ready", "draining", "drained", None])
     error=st.sampled_from([None, "away"]),
 )
 def test_nobody_who_may_hold_a_request_is_ever_cut_without_a_limit(
-    wanted: int, desired: int, states: list[str | None], told: set[int], ready: list[bool], started: list[bool], error: str | None
+    wanted: int,
+    desired: int,
+    states: list[str | None],
+    told: set[int],
+    ready: list[bool],
+    started: list[bool],
+    error: str | None,
 ):
-    pods = [worker(ordinal, ready=ready[ordinal], started=started[ordinal]) for ordinal in range(desired)]
-    found = plan_shrink(wanted, there(*pods, desired=desired), worker_records(*states, commanded=tuple(told), error=error), None)
+    pods = [
+        worker(ordinal, ready=ready[ordinal], started=started[ordinal])
+        for ordinal in range(desired)
+    ]
+    found = plan_shrink(
+        wanted,
+        there(*pods, desired=desired),
+        worker_records(*states, commanded=tuple(told), error=error),
+        None,
+    )
     assert found.cut == ()
     assert wanted <= found.replicas <= max(wanted, desired)
     for ordinal in range(found.replicas, desired):
         assert error is None
         is_done = states[ordinal] == "drained" and ordinal in told
-        assert is_done or states[ordinal] == "starting" or (states[ordinal] is None and not (ready[ordinal] or started[ordinal]))
+        assert (
+            is_done
+            or states[ordinal] == "starting"
+            or (states[ordinal] is None and not (ready[ordinal] or started[ordinal]))
+        )
     assert not any(NAMES[ordinal] in found.commands for ordinal in range(min(wanted, desired)))

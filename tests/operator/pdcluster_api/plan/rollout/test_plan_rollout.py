@@ -1,4 +1,6 @@
-"""Each step of a roll out, as a table: strategy, what is there -> which revision serves, what stays, what is waited for."""
+"""Each step of a roll out, as a table: strategy, what is there -> which revision serves, what
+stays, what is waited for.
+"""
 
 from dataclasses import replace
 
@@ -15,7 +17,9 @@ A, B, C = identity("aaaa"), identity("bbbb"), identity("cccc")
 def seen(*workloads, service=None, status=None, records=()):
     states = [each if not hasattr(each, "revision") else workload(each, 2) for each in workloads]
     status = {} if status is None else {"servingRevision": status}
-    return Observed(1, status, ETCD_READY, workloads=states, service_revision=service, records=records)
+    return Observed(
+        1, status, ETCD_READY, workloads=states, service_revision=service, records=records
+    )
 
 
 GONE_A = workload(A, 0, current=3, gone=True)
@@ -41,18 +45,27 @@ def test_the_revision_that_serves(observed, expected):
 @pytest.mark.parametrize(
     ("observed", "target", "is_ready", "expected"),
     [
-        (seen(A, B, service="bbbb", status="aaaa"), "bbbb", False, "aaaa"),  # the selector was edited before the target was ready
-        (seen(A, B, service="bbbb", status="aaaa"), "bbbb", True, "bbbb"),  # the switch, and the status could not be written
-        (seen(A, B, service="aaaa", status="bbbb"), "bbbb", True, "aaaa"),  # the switch could not be written
-        (seen(A, B, service="bbbb", status="bbbb"), "bbbb", False, "bbbb"),  # a pod fell ill after the switch
-        (seen(A, B, service="bbbb", status="aaaa"), "cccc", False, "aaaa"),  # edited, and then a third revision was declared
-        (seen(A, workload(B, 2, ready=0), service="bbbb", status="aaaa"), "aaaa", False, "aaaa"),  # edited, and the target was dropped
-        (seen(GONE_A, B, service="bbbb", status="aaaa"), "bbbb", False, "bbbb"),  # nothing of the old serves any more
+        # the selector was edited before the target was ready
+        (seen(A, B, service="bbbb", status="aaaa"), "bbbb", False, "aaaa"),
+        # the switch, and the status could not be written
+        (seen(A, B, service="bbbb", status="aaaa"), "bbbb", True, "bbbb"),
+        # the switch could not be written
+        (seen(A, B, service="aaaa", status="bbbb"), "bbbb", True, "aaaa"),
+        # a pod fell ill after the switch
+        (seen(A, B, service="bbbb", status="bbbb"), "bbbb", False, "bbbb"),
+        # edited, and then a third revision was declared
+        (seen(A, B, service="bbbb", status="aaaa"), "cccc", False, "aaaa"),
+        # edited, and the target was dropped
+        (seen(A, workload(B, 2, ready=0), service="bbbb", status="aaaa"), "aaaa", False, "aaaa"),
+        # nothing of the old serves any more
+        (seen(GONE_A, B, service="bbbb", status="aaaa"), "bbbb", False, "bbbb"),
         (seen(B, service="bbbb", status="aaaa", records=[A]), "bbbb", False, "bbbb"),
         (seen(A, B, service="bbbb", status=["spoilt"]), "bbbb", False, "bbbb"),
     ],
 )
-def test_a_selector_that_was_edited_by_hand_is_not_believed_before_the_target_is_ready(observed, target, is_ready, expected):
+def test_a_selector_that_was_edited_by_hand_is_not_believed_before_the_target_is_ready(
+    observed, target, is_ready, expected
+):
     assert current_revision(observed, target, is_target_ready=is_ready) == expected
 
 
@@ -68,11 +81,15 @@ def test_a_selector_that_was_edited_by_hand_is_put_back_and_what_serves_stays():
         (seen(B, service="bbbb", status="bbbb"), False, Step("bbbb")),  # nothing to roll out
         (seen(A, service="aaaa"), False, Step("aaaa", (A,))),
         (seen(A, B, service="aaaa"), False, Step("aaaa", (A,))),
-        (seen(A, B, service="aaaa"), True, Step("bbbb", (A,))),  # it switches, and the old stay until the switch is seen
+        # it switches, and the old stay until the switch is seen
+        (seen(A, B, service="aaaa"), True, Step("bbbb", (A,))),
         (seen(A, B, service="bbbb"), True, Step("bbbb")),
-        (seen(A, B, service="bbbb"), False, Step("bbbb")),  # no way back by a pod that falls ill after the switch
-        (seen(A, C, service="aaaa"), False, Step("aaaa", (A,))),  # a third revision: the unfinished target goes
-        (seen(B, service="aaaa", status="aaaa"), False, Step("bbbb")),  # nothing of the old is left to protect
+        # no way back by a pod that falls ill after the switch
+        (seen(A, B, service="bbbb"), False, Step("bbbb")),
+        # a third revision: the unfinished target goes
+        (seen(A, C, service="aaaa"), False, Step("aaaa", (A,))),
+        # nothing of the old is left to protect
+        (seen(B, service="aaaa", status="aaaa"), False, Step("bbbb")),
         (seen(B, service="aaaa", records=[A]), False, Step("aaaa", (A,))),
         (seen(GONE_A, service="aaaa"), False, Step("bbbb")),  # only pods that end
         (seen(A, B, service="edited", status="aaaa"), False, Step("aaaa", (A,))),
@@ -83,7 +100,9 @@ def test_blue_green(observed, is_ready, step):
 
 
 def test_blue_green_back_to_the_serving_revision_drops_the_target():
-    assert next_step("BlueGreen", "aaaa", seen(A, B, service="aaaa"), is_target_ready=False) == Step("aaaa")
+    assert next_step(
+        "BlueGreen", "aaaa", seen(A, B, service="aaaa"), is_target_ready=False
+    ) == Step("aaaa")
 
 
 @pytest.mark.parametrize(
@@ -93,10 +112,13 @@ def test_blue_green_back_to_the_serving_revision_drops_the_target():
         (seen(B, service="bbbb"), Step("bbbb")),
         (seen(A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(2))),
         (seen(GONE_A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(3))),
-        (seen(service="aaaa", status="aaaa"), Step("bbbb")),  # it is all gone: the new is made, and the Service switches
-        (seen(A, B, service="aaaa"), Step("bbbb", waits_for=Left(2))),  # begun as BlueGreen: what is there already stays
+        # it is all gone: the new is made, and the Service switches
+        (seen(service="aaaa", status="aaaa"), Step("bbbb")),
+        # begun as BlueGreen: what is there already stays
+        (seen(A, B, service="aaaa"), Step("bbbb", waits_for=Left(2))),
         (seen(GONE_A, B, service="bbbb"), Step("bbbb")),  # the switch was before
-        (seen(C, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(2))),  # an unfinished target has to end as well
+        # an unfinished target has to end as well
+        (seen(C, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(2))),
         (seen(A, status="aaaa"), Step("aaaa", waits_for=Left(2))),
     ],
 )
@@ -105,12 +127,18 @@ def test_recreate(observed, step):
 
 
 def test_recreate_back_to_what_is_still_ending_does_not_wait_for_itself():
-    assert next_step("Recreate", "aaaa", seen(GONE_A, service="aaaa"), is_target_ready=False) == Step("aaaa")
+    assert next_step(
+        "Recreate", "aaaa", seen(GONE_A, service="aaaa"), is_target_ready=False
+    ) == Step("aaaa")
 
 
 def test_recreate_names_the_first_pod_that_it_waits_for():
     pods = pod_states(A, (2, 1), ready=False, terminating=True, node="n1")
     left = workload(A, 0, current=2, gone=True, pods=pods)
-    assert next_step("Recreate", "bbbb", seen(left), is_target_ready=False).waits_for == Left(2, pods[1])
+    assert next_step("Recreate", "bbbb", seen(left), is_target_ready=False).waits_for == Left(
+        2, pods[1]
+    )
     uncounted = replace(left, current=0)  # its StatefulSet no longer counts them
-    assert next_step("Recreate", "bbbb", seen(uncounted), is_target_ready=False).waits_for == Left(2, pods[1])
+    assert next_step("Recreate", "bbbb", seen(uncounted), is_target_ready=False).waits_for == Left(
+        2, pods[1]
+    )

@@ -7,7 +7,14 @@ import pytest
 
 from pdcluster_api.plan.autoscale.values import PoolFacts
 from pdcluster_api.plan.cluster import asked_of, plan_cluster
-from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed, PodState, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    DiscoveryState,
+    Failure,
+    Observed,
+    PodState,
+    WorkerRecords,
+    WorkloadState,
+)
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.rollout.progress import read_rollout
 from pdcluster_api.plan.sizes.pool_facts import Seen as SeenPods
@@ -47,7 +54,11 @@ def green(prefill: int = 0, decode: int = 0, *, desired: bool = True) -> list[Wo
     found = []
     for role, size, ready in (("prefill", 1, prefill), ("decode", 2, decode)):
         of = identity(B, role)
-        pods = tuple(failing_pod(of, ordinal, words.CRASH_LOOPING) for ordinal in range(ready, size)) if desired else ()
+        pods = (
+            tuple(failing_pod(of, ordinal, words.CRASH_LOOPING) for ordinal in range(ready, size))
+            if desired
+            else ()
+        )
         found.append(workload(of, size if desired else 0, ready=ready, pods=pods))
     return found
 
@@ -56,7 +67,11 @@ class Story:
     """Passes over one object; each starts from the status alone, as after a restart."""
 
     def __init__(self, status: dict[str, object] | None = None) -> None:
-        self.status = dict(plan_cluster(CLUSTER, running(CLUSTER), at(0)).status) if status is None else status
+        self.status = (
+            dict(plan_cluster(CLUSTER, running(CLUSTER), at(0)).status)
+            if status is None
+            else status
+        )
         self.plan: ClusterPlan | None = None
 
     def look(
@@ -119,21 +134,35 @@ def test_a_revision_that_does_not_come_forward_is_scaled_to_0_and_the_old_one_se
 
 def old(prefill: int = 0, decode: int = 0) -> list[WorkloadState]:
     """The old revision with so many ready workers."""
-    return [workload(identity(A, "prefill"), 1, ready=prefill), workload(identity(A), 2, ready=decode)]
+    return [
+        workload(identity(A, "prefill"), 1, ready=prefill),
+        workload(identity(A), 2, ready=decode),
+    ]
 
 
 @pytest.mark.parametrize("prefill", [0, 1])
-def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_workers(prefill: int) -> None:
+def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_workers(
+    prefill: int,
+) -> None:
     story, broken = Story(), old(prefill=prefill)
     assert story.look(0, workloads=broken) == words.ROLLING_OUT
     story.look(10, workloads=[*broken, *green(1, 1)])  # the third worker finds no room
     assert story.look(DEADLINE + 9, workloads=[*broken, *green(1, 1)]) == words.CRASH_LOOPING
     for seconds in (DEADLINE + 10, 2 * DEADLINE + 10):
-        assert (story.look(seconds, workloads=[*broken, *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
-    assert f"nothing is scaled down: no worker of revision {A} answered requests then: fix that" in story.said()
+        assert (story.look(seconds, workloads=[*broken, *green(1, 1)]), story.sizes) == (
+            EXCEEDED,
+            BOTH,
+        )
+    assert (
+        f"nothing is scaled down: no worker of revision {A} answered requests then: fix that"
+        in story.said()
+    )
     assert "or let the old workers end first with rollout.strategy Recreate" in story.said()
     # The old one answers again: nothing is decided again, and the new one heals by itself.
-    assert (story.look(3 * DEADLINE, workloads=[*old(1, 2), *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
+    assert (story.look(3 * DEADLINE, workloads=[*old(1, 2), *green(1, 1)]), story.sizes) == (
+        EXCEEDED,
+        BOTH,
+    )
     story.look(4 * DEADLINE, workloads=[*old(1, 2), *green(1, 2)])
     assert story.plan is not None
     assert (story.plan.serving, "rollout" in story.status) == (B, False)
@@ -142,11 +171,20 @@ def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_worke
 def test_what_comes_forward_again_is_decided_upon_at_its_next_deadline() -> None:
     story = Story()
     story.look(0, workloads=old())
-    assert (story.look(DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (words.CRASH_LOOPING, BOTH)
-    assert (story.look(2 * DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (EXCEEDED, BOTH)
+    assert (story.look(DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (
+        words.CRASH_LOOPING,
+        BOTH,
+    )
+    assert (story.look(2 * DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (
+        EXCEEDED,
+        BOTH,
+    )
     story.look(2 * DEADLINE + 10, workloads=[*old(), *green(1, 1)])
     ready = [*old(1, 2), *green(1, 1)]
-    assert (story.look(3 * DEADLINE + 9, workloads=ready), story.sizes) == (words.CRASH_LOOPING, BOTH)
+    assert (story.look(3 * DEADLINE + 9, workloads=ready), story.sizes) == (
+        words.CRASH_LOOPING,
+        BOTH,
+    )
     assert (story.look(3 * DEADLINE + 10, workloads=ready), story.sizes) == (EXCEEDED, GIVEN_BACK)
 
 
@@ -156,15 +194,22 @@ def test_what_is_given_up_stays_so_when_the_old_one_answers_nothing_later() -> N
     story.look(DEADLINE, green())
     gone = green(desired=False)
     assert story.status["rollout"]["givenUp"] is True
-    assert (story.look(DEADLINE + 1, workloads=[*old(), *gone]), story.sizes) == (EXCEEDED, GIVEN_BACK)
-    assert (story.look(DEADLINE + 2, workloads=[*old(1, 2), *gone]), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert (story.look(DEADLINE + 1, workloads=[*old(), *gone]), story.sizes) == (
+        EXCEEDED,
+        GIVEN_BACK,
+    )
+    assert (story.look(DEADLINE + 2, workloads=[*old(1, 2), *gone]), story.sizes) == (
+        EXCEEDED,
+        GIVEN_BACK,
+    )
 
 
 def test_with_recreate_what_was_given_up_is_tried_anew() -> None:
     story = Story()
     story.look(0)
     story.look(DEADLINE, green())
-    story.look(DEADLINE + 1, cluster=RECREATE, workloads=green(desired=False))  # the old one has ended
+    # the old one has ended
+    story.look(DEADLINE + 1, cluster=RECREATE, workloads=green(desired=False))
     assert story.sizes == {("prefill", B): 1, ("decode", B): 2}
     assert condition_of(story.status, words.STALLED) == {}
     assert story.status["rollout"] == {
@@ -186,7 +231,9 @@ def waiting_for_etcd() -> list[WorkloadState]:
     for role, size in (("prefill", 1), ("decode", 2)):
         of = identity(B, role)
         names = [f"{of.name}-{ordinal}" for ordinal in range(size)]
-        pods = tuple(PodState(name, of, ready=False, terminating=False, node="n1") for name in names)
+        pods = tuple(
+            PodState(name, of, ready=False, terminating=False, node="n1") for name in names
+        )
         found.append(workload(of, size, ready=0, pods=pods))
     return found
 
@@ -199,7 +246,10 @@ def test_a_revision_whose_etcd_does_not_answer_is_scaled_to_0_and_says_so() -> N
     assert "(3600 s): discovery: etcd-0.wrong:2379 does not answer; " in story.said()
     assert "it is being scaled to 0" in story.said()
     assert condition_of(story.status, words.DISCOVERY_READY)["reason"] == words.ETCD_UNREACHABLE
-    assert (story.look(DEADLINE + 1, green(desired=False), **away), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert (story.look(DEADLINE + 1, green(desired=False), **away), story.sizes) == (
+        EXCEEDED,
+        GIVEN_BACK,
+    )
     assert "it is scaled to 0" in story.said()
 
 
@@ -229,7 +279,8 @@ def test_the_deadline_is_an_event_once() -> None:
     assert events(story) == [(EXCEEDED, True)]
     assert story.plan is not None
     assert story.plan.events[0].message == story.said(words.READY)
-    for seconds in range(DEADLINE + 1, DEADLINE + 7, 2):  # a refusal that comes and goes hides it from Ready
+    # a refusal that comes and goes hides it from Ready
+    for seconds in range(DEADLINE + 1, DEADLINE + 7, 2):
         assert story.look(seconds, green(desired=False), failures=(REFUSED,)) == words.APPLY_FAILED
         assert events(story) == [(words.APPLY_FAILED, True)]
         assert story.look(seconds + 1, green(desired=False)) == EXCEEDED
@@ -334,7 +385,9 @@ def test_growth_in_the_meantime_is_of_what_serves_alone() -> None:
 def decode_facts(status: dict[str, object]) -> PoolFacts:
     seen = running(CLUSTER, status=status)
     seen = replace(seen, workloads=[*seen.workloads, *green(desired=False)])
-    return next(each for each in pool_facts(asked_of(NEXT, seen), seen, SeenPods()) if each.role == "decode")
+    return next(
+        each for each in pool_facts(asked_of(NEXT, seen), seen, SeenPods()) if each.role == "decode"
+    )
 
 
 def test_the_budget_counts_its_accelerators_as_given_back() -> None:
@@ -357,9 +410,11 @@ def test_a_first_install_stalls_too_keeps_its_workers_and_heals() -> None:
     assert story.look(DEADLINE + 10, cluster=CLUSTER, workloads=first()) == EXCEEDED
     assert "nothing is scaled down: no other revision serves" in story.said()
     assert story.sizes == {("prefill", A): 1, ("decode", A): 2}
-    assert story.look(DEADLINE + 20, cluster=CLUSTER, workloads=first(1)) == words.STARTING  # it comes forward
+    # it comes forward
+    assert story.look(DEADLINE + 20, cluster=CLUSTER, workloads=first(1)) == words.STARTING
     assert story.look(DEADLINE + 30, cluster=CLUSTER, workloads=first(2)) == words.AS_DECLARED
-    assert story.look(9 * DEADLINE // 2, cluster=CLUSTER, workloads=first(1)) == words.STARTING  # no roll out any more
+    # no roll out any more
+    assert story.look(9 * DEADLINE // 2, cluster=CLUSTER, workloads=first(1)) == words.STARTING
     assert "rollout" not in story.status
 
 
@@ -412,7 +467,10 @@ def test_the_clock_stands_while_a_name_that_it_needs_is_somebody_elses() -> None
 def test_the_clock_goes_on_while_a_name_is_taken_that_no_worker_needs(name: str) -> None:
     story, taken = Story(), (Failure(name, words.NAME_TAKEN, "exists"),)
     story.look(0, failures=taken)
-    assert (story.look(DEADLINE, green(), failures=taken), story.sizes) == (words.NAME_TAKEN, GIVEN_BACK)
+    assert (story.look(DEADLINE, green(), failures=taken), story.sizes) == (
+        words.NAME_TAKEN,
+        GIVEN_BACK,
+    )
 
 
 @pytest.mark.parametrize(
@@ -431,7 +489,10 @@ def test_the_clock_goes_on_while_a_name_is_taken_that_no_worker_needs(name: str)
 def test_the_clock_stands_while_one_that_workers_or_clients_need_is_taken(name: str) -> None:
     story, taken = Story(), (Failure(name, words.NAME_TAKEN, "exists"),)
     story.look(0, failures=taken)
-    assert (story.look(9 * DEADLINE // 2, green(), failures=taken), story.sizes) == (words.NAME_TAKEN, BOTH)
+    assert (story.look(9 * DEADLINE // 2, green(), failures=taken), story.sizes) == (
+        words.NAME_TAKEN,
+        BOTH,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The budget counts what the pods of every StatefulSet hold, in a roll out of both revisions, and what growth adds to each."""
+"""The budget counts what the pods of every StatefulSet hold, in a roll out of both revisions, and
+what growth adds to each.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,14 @@ from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, reasons, see, step_of
-from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    NOW,
+    identity,
+    make_cluster,
+    pool,
+    running,
+    workload,
+)
 from tests.operator.pods import pod_states
 
 OLD = "0123abcd"
@@ -24,14 +33,20 @@ PREFILL, DECODE = ("prefill", "cpu"), ("decode", "cpu")
 CROWDED = replace(CALM, num_requests_waiting=30.0)  # asks for twice the workers
 
 
-def budgeted(strategy: str = "BlueGreen", decode: Sequence[Mapping[str, Any]] = (pool(2),), **budget: Any) -> PDCluster:
+def budgeted(
+    strategy: str = "BlueGreen", decode: Sequence[Mapping[str, Any]] = (pool(2),), **budget: Any
+) -> PDCluster:
     """One prefill worker and two decode workers, scaled by metrics."""
     cluster = make_cluster(strategy=strategy, decode=decode)
     autoscale = AutoscaleSpec.model_validate({"mode": "On", "budget": budget})
-    return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})})
+    return cluster.model_copy(
+        update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})}
+    )
 
 
-def of_size(revision: str, place: tuple[str, str], size: int, *, ready: bool = True) -> WorkloadState:
+def of_size(
+    revision: str, place: tuple[str, str], size: int, *, ready: bool = True
+) -> WorkloadState:
     of = identity(revision, *place)
     return workload(of, size, size if ready else 0, pods=pod_states(of, range(size), ready=ready))
 
@@ -39,41 +54,69 @@ def of_size(revision: str, place: tuple[str, str], size: int, *, ready: bool = T
 def left(revision: str, place: tuple[str, str], *ordinals: int) -> WorkloadState:
     """Pods that end, whose StatefulSet is gone."""
     of = identity(revision, *place)
-    return workload(of, 0, 0, gone=True, current=len(ordinals), pods=pod_states(of, ordinals, ready=False, terminating=True))
+    return workload(
+        of,
+        0,
+        0,
+        gone=True,
+        current=len(ordinals),
+        pods=pod_states(of, ordinals, ready=False, terminating=True),
+    )
 
 
-def old_serves(cluster: PDCluster, *beside: WorkloadState, decode: int = 2, **fields: Any) -> Observed:
+def old_serves(
+    cluster: PDCluster, *beside: WorkloadState, decode: int = 2, **fields: Any
+) -> Observed:
     """One prefill worker of the old revision and its decode workers serve."""
     old = [of_size(OLD, PREFILL, 1), of_size(OLD, DECODE, decode)]
     return running(cluster, **{"workloads": [*old, *beside], "service_revision": OLD, **fields})
 
 
-def new_starts(cluster: PDCluster, prefill: int = 1, decode: int = 2) -> tuple[WorkloadState, WorkloadState]:
+def new_starts(
+    cluster: PDCluster, prefill: int = 1, decode: int = 2
+) -> tuple[WorkloadState, WorkloadState]:
     target = revision_of(cluster.spec)
-    return of_size(target, PREFILL, prefill, ready=False), of_size(target, DECODE, decode, ready=False)
+    return of_size(target, PREFILL, prefill, ready=False), of_size(
+        target, DECODE, decode, ready=False
+    )
 
 
 def outcome_of(cluster: PDCluster, observed: Observed, **workers: Any) -> Outcome:
     seen = Seen([pod.name for state in observed.workloads for pod in state.pods])
-    return see(cluster.spec, pool_facts(asked_of(cluster, observed), observed, seen), **(workers or {"decode": CROWDED}))
+    return see(
+        cluster.spec,
+        pool_facts(asked_of(cluster, observed), observed, seen),
+        **(workers or {"decode": CROWDED}),
+    )
 
 
 def sizes_after(cluster: PDCluster, observed: Observed, outcome: Outcome) -> dict[str, list[int]]:
     """Replicas of all StatefulSets that follow the decision, by role."""
-    replicas = [{"role": role, "pool": name, "replicas": size} for (role, name), size in outcome.decision.replicas.items()]
+    replicas = [
+        {"role": role, "pool": name, "replicas": size}
+        for (role, name), size in outcome.decision.replicas.items()
+    ]
     status = {**observed.status, "autoscaling": {"mode": "On", "replicas": replicas}}
     plan = plan_cluster(cluster, replace(observed, status=status), NOW)
-    return {role: sorted(each.replicas for each in plan.workloads if each.id.role == role) for role in ("prefill", "decode")}
+    return {
+        role: sorted(each.replicas for each in plan.workloads if each.id.role == role)
+        for role in ("prefill", "decode")
+    }
 
 
 @pytest.mark.parametrize(("total", "decode"), [(6, 2), (7, 2), (8, 3), (9, 3), (10, 4), (20, 4)])
-def test_growth_is_for_both_revisions_and_has_to_fit_in_beside_what_they_hold(total: int, decode: int) -> None:
+def test_growth_is_for_both_revisions_and_has_to_fit_in_beside_what_they_hold(
+    total: int, decode: int
+) -> None:
     cluster = budgeted(total=total)
     observed = old_serves(cluster, *new_starts(cluster))  # six workers
     outcome = outcome_of(cluster, observed)
 
     assert outcome.decision.replicas == {PREFILL: 1, DECODE: decode}
-    assert sizes_after(cluster, observed, outcome) == {"prefill": [1, 1], "decode": [decode, decode]}
+    assert sizes_after(cluster, observed, outcome) == {
+        "prefill": [1, 1],
+        "decode": [decode, decode],
+    }
 
 
 def test_workers_of_the_new_revision_count_before_its_statefulsets_are_made() -> None:
@@ -95,7 +138,9 @@ def test_what_a_roll_out_holds_beyond_the_budget_grows_no_more_and_why_is_said()
 
 
 def test_a_type_is_counted_in_both_revisions_and_another_pool_takes_over() -> None:
-    cluster = budgeted(decode=[pool(2, gpu="H100"), pool(0, "more", gpu="B200")], perGpu={"H100": 5})
+    cluster = budgeted(
+        decode=[pool(2, gpu="H100"), pool(0, "more", gpu="B200")], perGpu={"H100": 5}
+    )
     target = revision_of(cluster.spec)
     more = [of_size(revision, ("decode", "more"), 0) for revision in (OLD, target)]
     outcome = outcome_of(cluster, old_serves(cluster, *new_starts(cluster), *more))
@@ -116,7 +161,9 @@ def test_pods_of_the_old_revision_that_end_after_the_switch_make_no_room() -> No
     cluster = budgeted(total=6)
     target = revision_of(cluster.spec)
     ending = left(OLD, DECODE, 0, 1)
-    observed = running(cluster, workloads=[of_size(target, PREFILL, 1), of_size(target, DECODE, 2), ending])
+    observed = running(
+        cluster, workloads=[of_size(target, PREFILL, 1), of_size(target, DECODE, 2), ending]
+    )
 
     assert outcome_of(cluster, observed).decision.replicas == {PREFILL: 1, DECODE: 3}
     gone = replace(observed, workloads=observed.workloads[:2])
@@ -128,7 +175,9 @@ def test_a_statefulset_that_was_lost_comes_again_and_counts() -> None:
     records = [identity(OLD, *place) for place in (PREFILL, DECODE)]
     target = revision_of(cluster.spec)
     new = [of_size(target, PREFILL, 1), of_size(target, DECODE, 2)]
-    observed = running(cluster, workloads=[of_size(OLD, PREFILL, 1), *new], records=records, service_revision=OLD)
+    observed = running(
+        cluster, workloads=[of_size(OLD, PREFILL, 1), *new], records=records, service_revision=OLD
+    )
     outcome = outcome_of(cluster, observed)
 
     assert outcome.decision.replicas == {PREFILL: 1, DECODE: 3}
@@ -136,7 +185,9 @@ def test_a_statefulset_that_was_lost_comes_again_and_counts() -> None:
 
 
 def test_growth_that_takes_a_switch_back_of_which_no_status_tells_is_for_both() -> None:
-    """The new revision was whole and selected; with one worker more it is not, and the old one stays."""
+    """The new revision was whole and selected; with one worker more it is not, and the old one
+    stays.
+    """
     cluster = budgeted(total=8)
     target = revision_of(cluster.spec)
     new = [of_size(target, PREFILL, 1), of_size(target, DECODE, 2)]
@@ -151,7 +202,9 @@ def test_a_pool_that_only_the_old_revision_has_counts_with_the_worker_that_it_lo
     cluster = budgeted(total=11)
     of = identity(OLD, "decode", "before")
     before = workload(of, 3, 2, current=2, pods=pod_states(of, (0, 2)))
-    status = {"roles": [{"name": "decode", "pools": [{"name": "before", "gpu": "cpu", "desired": 3}]}]}
+    status = {
+        "roles": [{"name": "decode", "pools": [{"name": "before", "gpu": "cpu", "desired": 3}]}]
+    }
     observed = old_serves(cluster, *new_starts(cluster), before, status=status)
 
     assert outcome_of(cluster, observed).decision.replicas == {PREFILL: 1, DECODE: 3}
@@ -182,21 +235,37 @@ def test_a_pod_that_ends_and_comes_again_under_its_name_counts_once() -> None:
     cluster = budgeted()
     of = identity(revision_of(cluster.spec), *DECODE)
     ends = pod_states(of, [1], ready=False, terminating=True)
-    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), workload(of, 2, 1, pods=(*pod_states(of, [0]), *ends))])
+    observed = running(
+        cluster,
+        workloads=[
+            of_size(of.revision, PREFILL, 1),
+            workload(of, 2, 1, pods=(*pod_states(of, [0]), *ends)),
+        ],
+    )
     facts = pool_facts(asked_of(cluster, observed), observed, Seen())
 
     assert [sum(each.held(2) for each in pool.holdings) for pool in facts] == [2, 2]
 
 
 @pytest.mark.parametrize("gpu", ["H100", ""])
-def test_a_pool_that_is_no_longer_declared_counts_once_and_by_the_type_of_its_record(gpu: str) -> None:
+def test_a_pool_that_is_no_longer_declared_counts_once_and_by_the_type_of_its_record(
+    gpu: str,
+) -> None:
     cluster = budgeted(decode=[pool(2), pool(0, "more", gpu="H100")], total=7, perGpu={"H100": 4})
     target = revision_of(cluster.spec)
     before = replace(of_size(target, ("decode", "before"), 3), gpu=gpu)
-    observed = running(cluster, workloads=[of_size(target, PREFILL, 1), of_size(target, DECODE, 2), before])
+    observed = running(
+        cluster, workloads=[of_size(target, PREFILL, 1), of_size(target, DECODE, 2), before]
+    )
 
-    assert outcome_of(cluster, observed).decision.replicas == {PREFILL: 1, DECODE: 3, ("decode", "more"): 0}
-    bounded = budgeted(decode=[pool(2, maxReplicas=2), pool(0, "more", gpu="H100")], total=9, perGpu={"H100": 4})
+    assert outcome_of(cluster, observed).decision.replicas == {
+        PREFILL: 1,
+        DECODE: 3,
+        ("decode", "more"): 0,
+    }
+    bounded = budgeted(
+        decode=[pool(2, maxReplicas=2), pool(0, "more", gpu="H100")], total=9, perGpu={"H100": 4}
+    )
     assert outcome_of(bounded, observed).decision.replicas[("decode", "more")] == (1 if gpu else 2)
 
 
@@ -208,9 +277,17 @@ def test_pods_of_a_pool_that_came_back_with_another_type_count_by_theirs() -> No
     others = [of_size(target, PREFILL, 1), of_size(target, ("decode", "more"), 2)]
     observed = running(cluster, workloads=[*others, before])
 
-    assert outcome_of(cluster, observed, decode_more=CROWDED).decision.replicas[("decode", "more")] == 2
-    facts = {each.pool: each for each in pool_facts(asked_of(cluster, observed), observed, Seen()) if each.role == "decode"}
-    assert [each.held(1) for each in facts["cpu"].holdings] == [1]  # the one that comes in their place
+    assert (
+        outcome_of(cluster, observed, decode_more=CROWDED).decision.replicas[("decode", "more")]
+        == 2
+    )
+    facts = {
+        each.pool: each
+        for each in pool_facts(asked_of(cluster, observed), observed, Seen())
+        if each.role == "decode"
+    }
+    # the one that comes in their place
+    assert [each.held(1) for each in facts["cpu"].holdings] == [1]
     assert (facts["cpu of H100"].gpu, facts["cpu of H100"].current) == ("H100", 3)
 
 
@@ -230,7 +307,8 @@ def test_with_recreate_what_ends_first_makes_room() -> None:
     cluster = budgeted("Recreate", total=4)
     crowded = outcome_of(cluster, old_serves(cluster))
     assert crowded.decision.replicas == {PREFILL: 1, DECODE: 3}
-    assert sizes_after(cluster, old_serves(cluster), crowded) == {"prefill": [], "decode": []}  # the old ends, and then three are made
+    # the old ends, and then three are made
+    assert sizes_after(cluster, old_serves(cluster), crowded) == {"prefill": [], "decode": []}
 
 
 @pytest.mark.parametrize(
@@ -240,9 +318,12 @@ def test_with_recreate_what_ends_first_makes_room() -> None:
         (Holding(0, top=2, ordinals=(), grows=True), [2, 3, 4, 5]),
         (Holding(3, top=2, ordinals=(0, 1, 4), grows=True), [3, 4, 5, 5]),  # one of five still ends
         (Holding(2, top=0, ordinals=(0, 1), grows=False), [2, 2, 2, 2]),
-        (Holding(1, top=3, ordinals=(0,), grows=False), [3, 3, 3, 3]),  # it stays, and what it lost comes again
-        (Holding(4, top=2, ordinals=(0, 1), grows=True), [4, 4, 4, 5]),  # two pods that are not known yet
-        (Holding(3, top=2, ordinals=(-1, 0, 1), grows=True), [3, 4, 5, 6]),  # one with a name that is none of a worker's
+        # it stays, and what it lost comes again
+        (Holding(1, top=3, ordinals=(0,), grows=False), [3, 3, 3, 3]),
+        # two pods that are not known yet
+        (Holding(4, top=2, ordinals=(0, 1), grows=True), [4, 4, 4, 5]),
+        # one with a name that is none of a worker's
+        (Holding(3, top=2, ordinals=(-1, 0, 1), grows=True), [3, 4, 5, 6]),
     ],
 )
 def test_what_one_statefulset_holds_at_sizes_from_two_on(holding: Holding, held: list[int]) -> None:

@@ -49,30 +49,65 @@ def test_a_clamped_size_says_what_was_asked_and_which_limit_holds():
 
 
 def test_a_scaler_asks_in_vain_for_more_than_a_pool_may_have():
-    """It was written under an older CRD: the API server takes no such number any more, neither from us."""
+    """It was written under an older CRD: the API server takes no such number any more, neither from
+    us.
+    """
     most = 2**31 - 1
 
     assert size_of(pool(2), (most, 2)).wanted == 1024
-    assert size_of(pool(2), (most, 2)).note == f"pool cpu: {most} workers are asked for, a pool has 1024 at most"
-    assert (size_of(pool(2), (most, None)).wanted, size_of(pool(2), (most, None)).request) == (1024, 1024)
-    assert (size_of(pool(2), None, most).wanted, size_of(pool(2), None, most).request) == (1024, 1024)
+    assert (
+        size_of(pool(2), (most, 2)).note
+        == f"pool cpu: {most} workers are asked for, a pool has 1024 at most"
+    )
+    assert (size_of(pool(2), (most, None)).wanted, size_of(pool(2), (most, None)).request) == (
+        1024,
+        1024,
+    )
+    assert (size_of(pool(2), None, most).wanted, size_of(pool(2), None, most).request) == (
+        1024,
+        1024,
+    )
 
 
 def test_pools_have_no_more_together_than_an_object_may_have():
     names = [f"p{number}" for number in range(7)]
-    spec = make_cluster(decode=[*(pool(1, name) for name in names[:6]), pool(900, "p6", minReplicas=900)]).spec
-    scalers = [ScalerState("decode", name, 900 if name == "p6" else 1024, 900 if name == "p6" else 1) for name in names]
-    sizes = {size.pool.name: size for size in pool_sizes(spec, scalers, {}) if size.role == "decode"}
+    spec = make_cluster(
+        decode=[*(pool(1, name) for name in names[:6]), pool(900, "p6", minReplicas=900)]
+    ).spec
+    scalers = [
+        ScalerState("decode", name, 900 if name == "p6" else 1024, 900 if name == "p6" else 1)
+        for name in names
+    ]
+    sizes = {
+        size.pool.name: size for size in pool_sizes(spec, scalers, {}) if size.role == "decode"
+    }
 
-    assert {name: size.wanted for name, size in sizes.items()} == {**dict.fromkeys(names[:6], 532), "p6": 900}
-    assert sum(size.wanted for size in sizes.values()) + 1 <= 4096 < sum(size.wanted for size in sizes.values()) + 1 + 6
-    assert sizes["p0"].note == "pool p0: 1024 workers are asked for, all pools have 4096 at most together"
+    assert {name: size.wanted for name, size in sizes.items()} == {
+        **dict.fromkeys(names[:6], 532),
+        "p6": 900,
+    }
+    assert (
+        sum(size.wanted for size in sizes.values()) + 1
+        <= 4096
+        < sum(size.wanted for size in sizes.values()) + 1 + 6
+    )
+    assert (
+        sizes["p0"].note
+        == "pool p0: 1024 workers are asked for, all pools have 4096 at most together"
+    )
     assert sizes["p6"].note is None
 
 
 def test_a_scaler_of_another_pool_or_role_counts_for_nothing():
-    sizes = pool_sizes(make_cluster().spec, [ScalerState("decode", "gone", 7, 7), ScalerState("mixed", "cpu", 7, 7)], {})
-    assert [(size.key, size.wanted) for size in sizes] == [(("prefill", "cpu"), 1), (("decode", "cpu"), 2)]
+    sizes = pool_sizes(
+        make_cluster().spec,
+        [ScalerState("decode", "gone", 7, 7), ScalerState("mixed", "cpu", 7, 7)],
+        {},
+    )
+    assert [(size.key, size.wanted) for size in sizes] == [
+        (("prefill", "cpu"), 1),
+        (("decode", "cpu"), 2),
+    ]
 
 
 def test_scaler_status_counts_the_pods_of_one_revision():
@@ -80,7 +115,8 @@ def test_scaler_status_counts_the_pods_of_one_revision():
     plan = plan_scaler("chat", size, workload(identity("aaaa"), 2, current=3), "bbbb")
     assert plan.status == {
         "replicas": 3,
-        "selector": "pdcluster.io/cluster=chat,pdcluster.io/role=decode,pdcluster.io/pool=cpu,pdcluster.io/revision=aaaa",
+        "selector": "pdcluster.io/cluster=chat,pdcluster.io/role=decode,"
+        "pdcluster.io/pool=cpu,pdcluster.io/revision=aaaa",
     }
     assert plan.seen == 2
 

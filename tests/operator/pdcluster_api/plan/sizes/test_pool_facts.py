@@ -11,7 +11,14 @@ from pdcluster_api.plan.observed.state import Observed, PodState, ScalerState
 from pdcluster_api.plan.sizes.pool_facts import Seen, pool_facts
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.revision import revision_of
-from tests.operator.pdcluster_api.plan.clusters import failing_pod, identity, make_cluster, pool, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    failing_pod,
+    identity,
+    make_cluster,
+    pool,
+    running,
+    workload,
+)
 from tests.operator.pods import pod_states
 
 CLUSTER = make_cluster(decode=(pool(4),))
@@ -25,7 +32,11 @@ def waiting(ordinal: int) -> PodState:
 
 def facts(observed: Observed, seen: Seen) -> PoolFacts:
     """Facts of decode; its StatefulSets are read only where there is a budget."""
-    (found,) = [each for each in pool_facts(asked_of(CLUSTER, observed), observed, seen) if each.role == "decode"]
+    (found,) = [
+        each
+        for each in pool_facts(asked_of(CLUSTER, observed), observed, seen)
+        if each.role == "decode"
+    ]
     return replace(found, holdings=())
 
 
@@ -42,12 +53,21 @@ def test_workers_that_are_ready_and_were_scraped_count() -> None:
     observed = with_pods(*pod_states(DECODE, range(4)))
 
     found = facts(observed, Seen([f"{DECODE.name}-{ordinal}" for ordinal in range(3)]))
-    assert found == PoolFacts("decode", "cpu", "cpu", replicas=4, current=4, ready=3, top=4, unready_top=1)
+    assert found == PoolFacts(
+        "decode", "cpu", "cpu", replicas=4, current=4, ready=3, top=4, unready_top=1
+    )
 
 
-@pytest.mark.parametrize(("ordinals", "top"), [((), 4), ((0,), 3), ((2,), 1), ((3,), 0), ((0, 3), 0)])
-def test_only_the_highest_without_one_that_is_ready_among_them_can_go_at_no_loss(ordinals: tuple[int, ...], top: int) -> None:
-    four = [replace(pod, ready=number in ordinals) for number, pod in enumerate(pod_states(DECODE, range(4)))]
+@pytest.mark.parametrize(
+    ("ordinals", "top"), [((), 4), ((0,), 3), ((2,), 1), ((3,), 0), ((0, 3), 0)]
+)
+def test_only_the_highest_without_one_that_is_ready_among_them_can_go_at_no_loss(
+    ordinals: tuple[int, ...], top: int
+) -> None:
+    four = [
+        replace(pod, ready=number in ordinals)
+        for number, pod in enumerate(pod_states(DECODE, range(4)))
+    ]
     observed = with_pods(*four)
     found = facts(observed, scraped(observed))
 
@@ -64,16 +84,24 @@ def test_pods_above_the_size_and_those_that_terminate_are_on_their_way_out() -> 
 
 
 def test_what_a_statefulset_still_asks_for_while_it_waits_for_drains_comes_again() -> None:
-    observed = with_pods(*pod_states(DECODE, range(5)), desired=6)  # one of six was lost in the middle of a drain to four
+    # one of six was lost in the middle of a drain to four
+    observed = with_pods(*pod_states(DECODE, range(5)), desired=6)
 
     assert facts(observed, scraped(observed)).top == 6
 
 
 @pytest.mark.parametrize(
-    ("ordinals", "top"), [((), 0), ((3,), 1), ((2, 3), 2), ((1, 3), 1), ((0, 1), 0), ((0, 1, 2, 3), 4)], ids=lambda value: str(value)
+    ("ordinals", "top"),
+    [((), 0), ((3,), 1), ((2, 3), 2), ((1, 3), 1), ((0, 1), 0), ((0, 1, 2, 3), 4)],
+    ids=lambda value: str(value),
 )
 def test_only_the_highest_without_a_gap_are_top(ordinals: tuple[int, ...], top: int) -> None:
-    observed = with_pods(*(waiting(each) if each in ordinals else pod for each, pod in enumerate(pod_states(DECODE, range(4)))))
+    observed = with_pods(
+        *(
+            waiting(each) if each in ordinals else pod
+            for each, pod in enumerate(pod_states(DECODE, range(4)))
+        )
+    )
     found = facts(observed, Seen(waits={f"{DECODE.name}-{each}": 10.0 + each for each in ordinals}))
 
     assert (found.unschedulable, found.unschedulable_top) == (len(ordinals), top)
@@ -82,7 +110,10 @@ def test_only_the_highest_without_a_gap_are_top(ordinals: tuple[int, ...], top: 
 
 @pytest.mark.parametrize(("number", "fault"), [(3, "quota: no room"), (4, None)])
 def test_a_fault_counts_while_pods_are_missing(number: int, fault: str | None) -> None:
-    observed = with_pods(*pod_states(DECODE, range(number)), fault=Problem(conditions.QUOTA_EXCEEDED, "quota: no room"))
+    observed = with_pods(
+        *pod_states(DECODE, range(number)),
+        fault=Problem(conditions.QUOTA_EXCEEDED, "quota: no room"),
+    )
 
     assert facts(observed, Seen()).fault == fault
 
@@ -90,7 +121,11 @@ def test_a_fault_counts_while_pods_are_missing(number: int, fault: str | None) -
 def test_pods_of_another_revision_hold_accelerators_and_serve_no_load() -> None:
     old = identity("0123abcd")
     observed = running(
-        CLUSTER, workloads=[workload(DECODE, 4, pods=pod_states(DECODE, range(4))), workload(old, 2, pods=pod_states(old, range(2)))]
+        CLUSTER,
+        workloads=[
+            workload(DECODE, 4, pods=pod_states(DECODE, range(4))),
+            workload(old, 2, pods=pod_states(old, range(2))),
+        ],
     )
 
     found = facts(observed, scraped(observed))
@@ -98,7 +133,9 @@ def test_pods_of_another_revision_hold_accelerators_and_serve_no_load() -> None:
 
 
 def in_roll_out(*states: PodState, size: int) -> PoolFacts:
-    """Facts of decode, where an older revision keeps as many workers as it has pods, and `size` is now asked for."""
+    """Facts of decode, where an older revision keeps as many workers as it has pods, and `size` is
+    now asked for.
+    """
     old = states[0].workload
     shown = workload(old, len(states), pods=states)
     observed = running(
@@ -114,15 +151,24 @@ def in_roll_out(*states: PodState, size: int) -> PoolFacts:
 def test_what_another_revision_will_replace_serves_at_the_size_at_which_it_is_kept() -> None:
     for size, ending in ((3, 3), (5, 5), (6, 6)):  # those of the new revision
         found = in_roll_out(*pod_states(identity("0123abcd"), range(5)), size=size)
-        assert (found.replicas, found.current, found.ready, found.ending) == (size, 5 + ending, 5, ending)
+        assert (found.replicas, found.current, found.ready, found.ending) == (
+            size,
+            5 + ending,
+            5,
+            ending,
+        )
         assert found.leaving == frozenset()
 
 
 def test_a_kept_pod_that_no_node_takes_and_nobody_asks_for_any_more_is_no_lack() -> None:
     old = identity("0123abcd")
-    found = in_roll_out(*pod_states(old, range(4)), failing_pod(old, 4, conditions.UNSCHEDULABLE), size=4)
+    found = in_roll_out(
+        *pod_states(old, range(4)), failing_pod(old, 4, conditions.UNSCHEDULABLE), size=4
+    )
     assert (found.ready, found.unschedulable, found.unschedulable_top) == (4, 0, 0)
-    found = in_roll_out(*pod_states(old, range(4)), failing_pod(old, 4, conditions.UNSCHEDULABLE), size=5)
+    found = in_roll_out(
+        *pod_states(old, range(4)), failing_pod(old, 4, conditions.UNSCHEDULABLE), size=5
+    )
     assert (found.ready, found.unschedulable, found.unschedulable_top) == (4, 1, 1)
 
 
@@ -141,8 +187,14 @@ def test_a_pool_without_a_workload_has_what_ends() -> None:
 
 def test_a_pool_that_is_no_longer_declared_counts_with_its_type() -> None:
     other = identity(REVISION, name="b200")
-    status = {"roles": [{"name": "decode", "pools": [{"name": "b200", "gpu": "B200", "desired": 3}]}]}
-    observed = running(CLUSTER, workloads=[workload(other, 3, pods=pod_states(other, range(3)))], status=status)
+    status = {
+        "roles": [{"name": "decode", "pools": [{"name": "b200", "gpu": "B200", "desired": 3}]}]
+    }
+    observed = running(
+        CLUSTER, workloads=[workload(other, 3, pods=pod_states(other, range(3)))], status=status
+    )
     found = pool_facts(asked_of(CLUSTER, observed), observed, Seen())
 
-    assert found[-1] == PoolFacts("decode", "b200 of B200", "B200", replicas=0, current=3, ready=0, ending=3)
+    assert found[-1] == PoolFacts(
+        "decode", "b200 of B200", "B200", replicas=0, current=3, ready=0, ending=3
+    )

@@ -11,29 +11,64 @@ from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
-from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, LATER, NOW, condition_of, identity, make_cluster, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    ETCD_READY,
+    LATER,
+    NOW,
+    condition_of,
+    identity,
+    make_cluster,
+    running,
+    workload,
+)
 from tests.operator.pods import pod_state
 
 ON_CPU, ON_GPU = Device("cpu", "Xeon"), Device("cuda", "NVIDIA B200")
-REFUSED = Problem("AcceleratorUnusable", "pod p: the worker has not the device that it should compute on: pool big asks for cuda")
+REFUSED = Problem(
+    "AcceleratorUnusable",
+    "pod p: the worker has not the device that it should compute on: pool big asks for cuda",
+)
 B200 = {"name": "big", "gpu": "B200", "replicas": 1}
-HERE = {"name": "own", "gpu": "epyc", "replicas": 1}  # a type of its own, which asks for no resource
+# a type of its own, which asks for no resource
+HERE = {"name": "own", "gpu": "epyc", "replicas": 1}
 
 
-def cluster_of(decode: dict[str, Any], device: str = "auto", prefill: dict[str, Any] | None = None) -> PDCluster:
+def cluster_of(
+    decode: dict[str, Any], device: str = "auto", prefill: dict[str, Any] | None = None
+) -> PDCluster:
     """1P1D.  device: of the decode role."""
     roles = {
         "prefill": {"pools": [prefill or {"name": "cpu", "replicas": 1}]},
         "decode": {"pools": [decode], "engine": {"device": device}},
     }
-    spec = {"model": {"name": "tiny", "path": "/models/tiny"}, "roles": roles, "accelerators": {"epyc": {}}}
-    return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": spec})
+    spec = {
+        "model": {"name": "tiny", "path": "/models/tiny"},
+        "roles": roles,
+        "accelerators": {"epyc": {}},
+    }
+    return parse(
+        {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": "chat"},
+            "spec": spec,
+        }
+    )
 
 
-def seen(cluster: PDCluster, worker_records: WorkerRecords | None, problem: Problem | None = None, **fields: Any) -> Observed:
-    """All pods are there and ready, but that of decode where it has a problem; a pod is called after its role."""
+def seen(
+    cluster: PDCluster,
+    worker_records: WorkerRecords | None,
+    problem: Problem | None = None,
+    **fields: Any,
+) -> Observed:
+    """All pods are there and ready, but that of decode where it has a problem; a pod is called
+    after its role.
+    """
     revision = revision_of(cluster.spec)
-    pools = [(role, pool) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]
+    pools = [
+        (role, pool) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools
+    ]
     states = []
     for role, pool in pools:
         of, wrong = identity(revision, role, pool.name), problem if role == "decode" else None
@@ -45,7 +80,9 @@ def seen(cluster: PDCluster, worker_records: WorkerRecords | None, problem: Prob
             "status": {},
             "discovery": ETCD_READY,
             "workloads": states,
-            "scalers": [ScalerState(role, pool.name, pool.replicas, pool.replicas) for role, pool in pools],
+            "scalers": [
+                ScalerState(role, pool.name, pool.replicas, pool.replicas) for role, pool in pools
+            ],
             "service_revision": revision,
             "worker_records": worker_records,
             **fields,
@@ -55,7 +92,10 @@ def seen(cluster: PDCluster, worker_records: WorkerRecords | None, problem: Prob
 
 def say(**devices: Device) -> WorkerRecords:
     """Records of prefill-0 and decode-0 with these devices."""
-    return WorkerRecords({"prefill-0": "ready", "decode-0": "ready"}, devices={f"{role}-0": device for role, device in devices.items()})
+    return WorkerRecords(
+        {"prefill-0": "ready", "decode-0": "ready"},
+        devices={f"{role}-0": device for role, device in devices.items()},
+    )
 
 
 def found(plan: ClusterPlan) -> tuple[str, str, str]:
@@ -64,7 +104,9 @@ def found(plan: ClusterPlan) -> tuple[str, str, str]:
 
 
 def test_pools_without_an_accelerator_have_no_such_condition():
-    plan = plan_cluster(make_cluster(), running(make_cluster(), worker_records=say(decode=ON_CPU)), NOW)
+    plan = plan_cluster(
+        make_cluster(), running(make_cluster(), worker_records=say(decode=ON_CPU)), NOW
+    )
     assert condition_of(plan.status, "AcceleratorsInUse") == {}
 
 
@@ -76,9 +118,15 @@ def test_workers_that_compute_on_what_their_pool_reserves_make_it_true():
 
 
 def test_what_a_worker_notes_of_its_device_is_in_the_message():
-    cluster, noted = cluster_of(B200), Device("cuda", "NVIDIA B200", "not tested on a GPU by the project")
+    cluster, noted = (
+        cluster_of(B200),
+        Device("cuda", "NVIDIA B200", "not tested on a GPU by the project"),
+    )
     plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=noted)), NOW)
-    message = "workers compute on what their pools have: decode pool big on NVIDIA B200 (not tested on a GPU by the project)"
+    message = (
+        "workers compute on what their pools have: decode pool big on NVIDIA B200 (not tested on a "
+        "GPU by the project)"
+    )
     assert found(plan) == ("True", "AsDeclared", message)
 
 
@@ -88,20 +136,31 @@ def test_workers_on_the_cpu_of_a_pool_that_reserves_accelerators_make_it_false_w
     assert found(plan) == (
         "False",
         "AcceleratorsIdle",
-        "decode pool big reserves nvidia.com/gpu (B200), and decode-0 computes on Xeon, as engine.device: cpu asks:"
+        "decode pool big reserves nvidia.com/gpu (B200), and decode-0 computes on Xeon, as "
+        "engine.device: cpu asks:"
         " make it a pool with gpu: cpu",
     )
-    assert condition_of(plan.status, "Ready")["status"] == "True"  # all is as declared, and requests are answered
-    assert [(each.reason, each.warning) for each in plan.events if each.reason == "AcceleratorsIdle"] == [("AcceleratorsIdle", True)]
+    # all is as declared, and requests are answered
+    assert condition_of(plan.status, "Ready")["status"] == "True"
+    assert [
+        (each.reason, each.warning) for each in plan.events if each.reason == "AcceleratorsIdle"
+    ] == [("AcceleratorsIdle", True)]
 
 
-@pytest.mark.parametrize(("pool", "has"), [(B200, "reserves nvidia.com/gpu (B200)"), (HERE, "is of epyc")], ids=["B200", "own-type"])
-def test_an_image_that_computes_elsewhere_than_it_was_asked_to_is_told(pool: dict[str, Any], has: str):
+@pytest.mark.parametrize(
+    ("pool", "has"),
+    [(B200, "reserves nvidia.com/gpu (B200)"), (HERE, "is of epyc")],
+    ids=["B200", "own-type"],
+)
+def test_an_image_that_computes_elsewhere_than_it_was_asked_to_is_told(
+    pool: dict[str, Any], has: str
+):
     cluster = cluster_of(pool)
     status, reason, message = found(plan_cluster(cluster, seen(cluster, say(decode=ON_CPU)), NOW))
     assert (status, reason) == ("False", "AcceleratorsIdle")
     assert message == (
-        f"decode pool {pool['name']} {has}, and decode-0 computes on Xeon, which is not what it was asked for:"
+        f"decode pool {pool['name']} {has}, and decode-0 computes on Xeon, which is not what it "
+        "was asked for:"
         f" make it a pool with gpu: cpu, or use a worker image that computes on {pool['gpu']}"
     )
 
@@ -114,28 +173,48 @@ def test_cpu_on_a_type_that_reserves_nothing_is_no_waste():
 
 @pytest.mark.parametrize("pool", [B200, HERE], ids=["B200", "own-type"])
 @pytest.mark.parametrize(
-    "worker_records", [None, WorkerRecords(error="etcd does not answer"), WorkerRecords()], ids=["unasked", "away", "empty"]
+    "worker_records",
+    [None, WorkerRecords(error="etcd does not answer"), WorkerRecords()],
+    ids=["unasked", "away", "empty"],
 )
-def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(pool: dict[str, Any], worker_records: WorkerRecords | None):
+def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(
+    pool: dict[str, Any], worker_records: WorkerRecords | None
+):
     cluster = cluster_of(pool)
     plan = plan_cluster(cluster, seen(cluster, worker_records, REFUSED), NOW)
-    assert found(plan) == ("False", "AcceleratorUnusable", f"decode pool {pool['name']} ({pool['gpu']}): {REFUSED[1]}")
-    assert condition_of(plan.status, "DecodeReady")["reason"] == condition_of(plan.status, "Stalled")["reason"] == "AcceleratorUnusable"
-    assert [each.reason for each in plan.events].count("AcceleratorUnusable") == 1  # reported with Ready, and not twice
+    assert found(plan) == (
+        "False",
+        "AcceleratorUnusable",
+        f"decode pool {pool['name']} ({pool['gpu']}): {REFUSED[1]}",
+    )
+    assert (
+        condition_of(plan.status, "DecodeReady")["reason"]
+        == condition_of(plan.status, "Stalled")["reason"]
+        == "AcceleratorUnusable"
+    )
+    # reported with Ready, and not twice
+    assert [each.reason for each in plan.events].count("AcceleratorUnusable") == 1
 
 
 @pytest.mark.parametrize(
     ("worker_records", "said"),
     [
         (None, "etcd, where workers say what they compute on, has not answered yet"),
-        (WorkerRecords(error="etcd does not answer"), "etcd, where workers say what they compute on, has not answered yet"),
+        (
+            WorkerRecords(error="etcd does not answer"),
+            "etcd, where workers say what they compute on, has not answered yet",
+        ),
         (say(prefill=ON_CPU), "no ready worker of decode pool big has said what it computes on"),
     ],
     ids=["unasked", "away", "silent"],
 )
 def test_it_is_unknown_while_no_worker_has_said(worker_records: WorkerRecords | None, said: str):
     cluster = cluster_of(B200)
-    assert found(plan_cluster(cluster, seen(cluster, worker_records), NOW)) == ("Unknown", "DeviceNotSaid", said)
+    assert found(plan_cluster(cluster, seen(cluster, worker_records), NOW)) == (
+        "Unknown",
+        "DeviceNotSaid",
+        said,
+    )
 
 
 def test_a_pool_of_no_workers_says_nothing_for_another():
@@ -151,7 +230,9 @@ def test_a_pool_of_no_workers_says_nothing_for_another():
 def test_while_etcd_does_not_answer_it_stays_as_it_was_and_is_told_once():
     cluster = cluster_of(B200, "cpu")
     first = plan_cluster(cluster, seen(cluster, say(decode=ON_CPU)), NOW)
-    again = plan_cluster(cluster, seen(cluster, WorkerRecords(error="away"), status=first.status), LATER)
+    again = plan_cluster(
+        cluster, seen(cluster, WorkerRecords(error="away"), status=first.status), LATER
+    )
 
     assert again.status["conditions"] == first.status["conditions"]
     assert [each for each in again.events if each.reason == "AcceleratorsIdle"] == []
@@ -160,4 +241,11 @@ def test_while_etcd_does_not_answer_it_stays_as_it_was_and_is_told_once():
 def test_a_refusal_that_is_over_is_not_kept_while_etcd_is_away():
     cluster = cluster_of(B200)
     first = plan_cluster(cluster, seen(cluster, None, REFUSED), NOW)
-    assert found(plan_cluster(cluster, seen(cluster, WorkerRecords(error="away"), status=first.status), LATER))[0] == "Unknown"
+    assert (
+        found(
+            plan_cluster(
+                cluster, seen(cluster, WorkerRecords(error="away"), status=first.status), LATER
+            )
+        )[0]
+        == "Unknown"
+    )

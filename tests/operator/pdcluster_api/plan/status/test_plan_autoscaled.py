@@ -17,7 +17,13 @@ from pdcluster_api.plan.status.autoscaled import recorded
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDCluster
-from tests.operator.pdcluster_api.plan.clusters import LATER, NOW, condition_of, make_cluster, running
+from tests.operator.pdcluster_api.plan.clusters import (
+    LATER,
+    NOW,
+    condition_of,
+    make_cluster,
+    running,
+)
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 DECODE, PREFILL = ("decode", "cpu"), ("prefill", "cpu")
@@ -26,15 +32,23 @@ DECODE, PREFILL = ("decode", "cpu"), ("prefill", "cpu")
 def scaled_cluster(mode: str = "On", **fields: Any) -> PDCluster:
     cluster = make_cluster(**fields)
     autoscale = AutoscaleSpec.model_validate({"mode": mode})
-    return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})})
+    return cluster.model_copy(
+        update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})}
+    )
 
 
 def decision(decode: int, *problems: Problem, prefill: int = 1, before: int = 2) -> Decision:
-    steps = (Step("pool", "decode/cpu", before, decode, "the cheapest pool"),) if decode != before else ()
+    steps = (
+        (Step("pool", "decode/cpu", before, decode, "the cheapest pool"),)
+        if decode != before
+        else ()
+    )
     return Decision({PREFILL: prefill, DECODE: decode}, steps=steps, problems=problems, at=AT)
 
 
-def plan_of(cluster: PDCluster, observed: Observed, decided: Decision | None = None, now: str = NOW) -> ClusterPlan:
+def plan_of(
+    cluster: PDCluster, observed: Observed, decided: Decision | None = None, now: str = NOW
+) -> ClusterPlan:
     return plan_cluster(cluster, replace(observed, decision=decided), now)
 
 
@@ -60,8 +74,12 @@ def test_a_decision_is_in_the_status_and_has_to_be_written_first() -> None:
     assert plan.is_decision
     field = plan.status["autoscaling"]
     assert (field["mode"], recorded(plan.status, "On")) == ("On", {PREFILL: 1, DECODE: 3})
-    assert [(entry["at"], entry["mode"]) for entry in field["lastDecisions"]] == [("2026-01-02T03:04:05Z", "On")]
-    assert ("Autoscaled", "decode/cpu 2 to 3") in [(each.reason, each.message) for each in plan.events]
+    assert [(entry["at"], entry["mode"]) for entry in field["lastDecisions"]] == [
+        ("2026-01-02T03:04:05Z", "On")
+    ]
+    assert ("Autoscaled", "decode/cpu 2 to 3") in [
+        (each.reason, each.message) for each in plan.events
+    ]
 
 
 def test_the_record_sizes_statefulsets_and_scalers_without_a_decision() -> None:
@@ -75,10 +93,16 @@ def test_the_record_sizes_statefulsets_and_scalers_without_a_decision() -> None:
     assert "Autoscaled" not in reasons(plan)
 
 
-@pytest.mark.parametrize("decided", [None, decision(3, before=3)], ids=["no numbers", "the same again"])
+@pytest.mark.parametrize(
+    "decided", [None, decision(3, before=3)], ids=["no numbers", "the same again"]
+)
 def test_what_changes_nothing_leaves_the_status_as_it_is(decided: Decision | None) -> None:
     cluster = scaled_cluster()
-    observed = recorded_at(cluster, 3, scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 3, 2)])
+    observed = recorded_at(
+        cluster,
+        3,
+        scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 3, 2)],
+    )
     first = plan_of(cluster, observed)
     again = plan_of(cluster, replace(observed, status=first.status), decided, LATER)
 
@@ -97,16 +121,29 @@ def test_the_first_decision_is_recorded_even_if_it_changes_nothing() -> None:
 
 def test_without_a_record_the_present_sizes_count() -> None:
     cluster = scaled_cluster()
-    plan = plan_of(cluster, running(cluster, scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 5, 2)]))
+    plan = plan_of(
+        cluster,
+        running(
+            cluster,
+            scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 5, 2)],
+        ),
+    )
 
     assert {size for key, size in sizes(plan).items() if key[0] == "decode"} == {5}
     assert "autoscaling" not in plan.status
 
 
 def test_a_pool_that_the_record_does_not_know_has_its_own_size() -> None:
-    cluster = scaled_cluster(decode=({"name": "cpu", "replicas": 2}, {"name": "new", "replicas": 4}))
+    cluster = scaled_cluster(
+        decode=({"name": "cpu", "replicas": 2}, {"name": "new", "replicas": 4})
+    )
     observed = running(cluster)
-    status = {"autoscaling": {"mode": "On", "replicas": [{"role": "decode", "pool": "cpu", "replicas": 3}]}}
+    status = {
+        "autoscaling": {
+            "mode": "On",
+            "replicas": [{"role": "decode", "pool": "cpu", "replicas": 3}],
+        }
+    }
     plan = plan_of(cluster, replace(observed, status=status))
 
     assert sizes(plan) == {("prefill", "cpu"): 1, ("decode", "cpu"): 3, ("decode", "new"): 4}
@@ -137,7 +174,11 @@ def test_what_was_advised_sizes_nothing_when_the_mode_becomes_on() -> None:
 
 def test_off_removes_the_field_and_keeps_the_sizes_that_scalers_have() -> None:
     cluster = scaled_cluster()
-    observed = recorded_at(cluster, 3, scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 3, 2)])
+    observed = recorded_at(
+        cluster,
+        3,
+        scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 3, 2)],
+    )
     plan = plan_of(scaled_cluster("Off"), observed, now=LATER)
 
     assert "autoscaling" not in plan.status
@@ -146,18 +187,27 @@ def test_off_removes_the_field_and_keeps_the_sizes_that_scalers_have() -> None:
 
 def test_a_scale_by_somebody_else_is_put_back_and_told() -> None:
     cluster = scaled_cluster()
-    scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 7, 2, writer="kubectl")]
+    scalers = [
+        ScalerState("prefill", "cpu", 1, 1),
+        ScalerState("decode", "cpu", 7, 2, writer="kubectl"),
+    ]
     plan = plan_of(cluster, recorded_at(cluster, 3, scalers=scalers), now=LATER)
 
     assert [scaler.request for scaler in plan.scalers if scaler.role == "decode"] == [3]
     (told,) = [each for each in plan.events if each.reason == words.SCALERS_OVERRIDDEN]
     assert told.warning
-    assert told.message.startswith("decode/cpu: kubectl asked for 7 workers; the autoscaler alone decides, and keeps 3: change its bounds")
+    assert told.message.startswith(
+        "decode/cpu: kubectl asked for 7 workers; the autoscaler alone decides, and keeps 3: "
+        "change its bounds"
+    )
 
 
 def test_a_scaler_that_somebody_scaled_before_and_that_only_has_to_follow_is_no_news() -> None:
     cluster = scaled_cluster()
-    scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 2, 2, writer="kubectl")]
+    scalers = [
+        ScalerState("prefill", "cpu", 1, 1),
+        ScalerState("decode", "cpu", 2, 2, writer="kubectl"),
+    ]
     plan = plan_of(cluster, recorded_at(cluster, 3, scalers=scalers), now=LATER)
 
     assert [scaler.request for scaler in plan.scalers if scaler.role == "decode"] == [3]
@@ -165,35 +215,62 @@ def test_a_scaler_that_somebody_scaled_before_and_that_only_has_to_follow_is_no_
 
 
 def test_replicas_in_the_file_are_not_taken_over_and_that_is_told() -> None:
-    observed = recorded_at(scaled_cluster(), 3, scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 3, 2)])
+    observed = recorded_at(
+        scaled_cluster(),
+        3,
+        scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 3, 2)],
+    )
     plan = plan_of(scaled_cluster(decode=({"name": "cpu", "replicas": 6},)), observed, now=LATER)
 
     assert {size for key, size in sizes(plan).items() if key[0] == "decode"} == {3}
-    assert [(scaler.request, scaler.seen) for scaler in plan.scalers if scaler.role == "decode"] == [(3, 6)]
+    assert [
+        (scaler.request, scaler.seen) for scaler in plan.scalers if scaler.role == "decode"
+    ] == [(3, 6)]
     (told,) = [each for each in plan.events if each.reason == words.SCALERS_OVERRIDDEN]
-    assert told.message.startswith("decode/cpu: replicas is now 6 in the spec; the autoscaler alone decides, and keeps 3")
+    assert told.message.startswith(
+        "decode/cpu: replicas is now 6 in the spec; the autoscaler alone decides, and keeps 3"
+    )
 
 
 def test_nothing_is_told_of_a_scaler_that_only_has_to_follow() -> None:
     cluster = scaled_cluster()
-    assert words.SCALERS_OVERRIDDEN not in reasons(plan_of(cluster, recorded_at(cluster, 3), now=LATER))
+    assert words.SCALERS_OVERRIDDEN not in reasons(
+        plan_of(cluster, recorded_at(cluster, 3), now=LATER)
+    )
 
 
 def test_problems_are_conditions_while_they_last() -> None:
     cluster = scaled_cluster()
-    problems = [Problem(words.METRICS_MISSING, "prefill: none"), Problem(words.METRICS_MISSING, "decode: none")]
+    problems = [
+        Problem(words.METRICS_MISSING, "prefill: none"),
+        Problem(words.METRICS_MISSING, "decode: none"),
+    ]
     first = plan_of(cluster, running(cluster), decision(2, *problems))
     between = plan_of(cluster, replace(running(cluster), status=first.status), now=LATER)
     after = plan_of(cluster, replace(running(cluster), status=between.status), decision(2), LATER)
 
     shown = condition_of(first.status, words.METRICS_MISSING)
-    assert (shown["status"], shown["reason"], shown["message"]) == ("True", words.METRICS_MISSING, "prefill: none; decode: none")
+    assert (shown["status"], shown["reason"], shown["message"]) == (
+        "True",
+        words.METRICS_MISSING,
+        "prefill: none; decode: none",
+    )
     assert condition_of(between.status, words.METRICS_MISSING) == shown
     assert condition_of(after.status, words.METRICS_MISSING) == {}
     assert not after.is_decision
 
 
-@pytest.mark.parametrize("field", [None, 7, {}, {"mode": "On"}, {"mode": "On", "replicas": [{"role": "decode"}]}, {"mode": "Advise"}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        None,
+        7,
+        {},
+        {"mode": "On"},
+        {"mode": "On", "replicas": [{"role": "decode"}]},
+        {"mode": "Advise"},
+    ],
+)
 def test_a_record_that_cannot_be_read_is_none(field: object) -> None:
     cluster = scaled_cluster()
     plan = plan_of(cluster, replace(running(cluster), status={"autoscaling": field}))

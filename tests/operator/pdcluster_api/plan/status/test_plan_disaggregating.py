@@ -1,4 +1,6 @@
-"""The condition Disaggregating and `status.disaggregation`: each outcome, and what keeps the status still."""
+"""The condition Disaggregating and `status.disaggregation`: each outcome, and what keeps the status
+still.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +12,16 @@ from pdcluster_api.plan.observed.state import Disaggregation, WorkerRecords
 from pdcluster_api.plan.status.disaggregating import FEW_PROMPTS, MAX_PAIRS, digest
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.revision import revision_of
-from tests.operator.pdcluster_api.plan.clusters import LATER, NOW, condition_of, identity, make_cluster, pool, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    LATER,
+    NOW,
+    condition_of,
+    identity,
+    make_cluster,
+    pool,
+    running,
+    workload,
+)
 from tests.operator.pods import pod_states
 
 CLUSTER = make_cluster()  # one prefill worker p-0, decode workers d-0 and d-1
@@ -21,7 +32,9 @@ DTYPE = "KV geometry differs: dtype is float32 here and bfloat16 at the peer; se
 
 def refusing(*pods: str, num_refused: int | None = None, **fields: Any) -> Disaggregation:
     reasons = tuple((pod, DTYPE) for pod in pods)
-    return Disaggregation("tcp", reasons, len(pods) if num_refused is None else num_refused, **fields)
+    return Disaggregation(
+        "tcp", reasons, len(pods) if num_refused is None else num_refused, **fields
+    )
 
 
 def busy(num_long: int, ratio: float) -> Disaggregation:
@@ -33,7 +46,11 @@ def sending(rate: int) -> Disaggregation:
 
 
 def observed(
-    *, is_prefill_ready: bool = True, revision: str = REVISION, worker_records: WorkerRecords | None = None, **said: Disaggregation
+    *,
+    is_prefill_ready: bool = True,
+    revision: str = REVISION,
+    worker_records: WorkerRecords | None = None,
+    **said: Disaggregation,
 ):
     """All ready, and registered workers that say this; names with _ for -."""
     pods = {}
@@ -42,12 +59,16 @@ def observed(
         is_ready = role == "decode" or is_prefill_ready
         pods[role] = workload(of, len(names), pods=pod_states(of, names, ready=is_ready))
     by_pod = {name.replace("_", "-"): each for name, each in said.items()}
-    known = worker_records or WorkerRecords(dict.fromkeys(("p-0", "d-0", "d-1"), "ready"), disaggregation=by_pod)
+    known = worker_records or WorkerRecords(
+        dict.fromkeys(("p-0", "d-0", "d-1"), "ready"), disaggregation=by_pod
+    )
     return running(CLUSTER, workloads=[pods["prefill"], pods["decode"]], worker_records=known)
 
 
 def status_of(seen, before=None):
-    return plan_cluster(CLUSTER, seen if before is None else replace(seen, status=before), NOW).status
+    return plan_cluster(
+        CLUSTER, seen if before is None else replace(seen, status=before), NOW
+    ).status
 
 
 def told(seen, before=None) -> tuple[str, str, str]:
@@ -64,7 +85,8 @@ def test_a_refused_pair_is_false_with_both_workers_the_reason_and_the_fix():
 
     assert (status, reason) == ("False", "PairRefused")
     assert message == (
-        "decode worker d-0 may not use prefill worker p-0, and prefills by itself what it would send there: "
+        "decode worker d-0 may not use prefill worker p-0, and prefills by itself what it would "
+        "send there: "
         "KV geometry differs: dtype is float32 here and bfloat16 at the peer; set model.dtype"
     )
 
@@ -76,15 +98,26 @@ def test_a_refused_pair_counts_also_while_other_pairs_work():
 def test_long_prompts_that_went_to_prefill_workers_are_true_with_share_transport_and_rate():
     seen = observed(d_0=busy(30, 1.0), d_1=busy(10, 0.5), p_0=sending(1_200_000_000))
 
-    assert told(seen) == ("True", "Offloading", "about 90% of long prompts are prefilled by prefill workers, over tcp at about 1.2 GB/s")
-    assert figures(seen) == {"transport": "tcp", "remoteShare": "90%", "bytesPerSecond": 1_200_000_000}
+    assert told(seen) == (
+        "True",
+        "Offloading",
+        "about 90% of long prompts are prefilled by prefill workers, over tcp at about 1.2 GB/s",
+    )
+    assert figures(seen) == {
+        "transport": "tcp",
+        "remoteShare": "90%",
+        "bytesPerSecond": 1_200_000_000,
+    }
 
 
 def test_without_a_long_prompt_it_is_unknown_and_names_the_length():
     status, reason, message = told(observed(d_0=QUIET, d_1=QUIET, p_0=QUIET))
 
     assert (status, reason) == ("Unknown", "NoLongPrompts")
-    assert message == "too few prompts of 256 tokens or more (routing.offload.prefillLengthThreshold) to tell"
+    assert (
+        message
+        == "too few prompts of 256 tokens or more (routing.offload.prefillLengthThreshold) to tell"
+    )
 
 
 def test_the_first_few_local_prefills_of_a_cluster_are_no_alarm():
@@ -101,7 +134,10 @@ def test_long_prompts_of_which_none_found_a_prefill_worker_are_false_and_say_whe
 
 
 def test_without_a_ready_prefill_worker_that_is_the_reason():
-    assert told(observed(is_prefill_ready=False, d_0=busy(50, 0.0)))[:2] == ("False", "NoPrefillWorker")
+    assert told(observed(is_prefill_ready=False, d_0=busy(50, 0.0)))[:2] == (
+        "False",
+        "NoPrefillWorker",
+    )
 
 
 def test_mixed_workers_have_no_such_condition_and_no_figures():
@@ -114,36 +150,60 @@ def test_mixed_workers_have_no_such_condition_and_no_figures():
 
 @pytest.mark.parametrize("of", ["nothing", "old-workers"])
 def test_workers_that_say_nothing_of_it_leave_it_unknown(of: str):
-    worker_records = WorkerRecords() if of == "nothing" else WorkerRecords(dict.fromkeys(("p-0", "d-0"), "ready"))
+    worker_records = (
+        WorkerRecords()
+        if of == "nothing"
+        else WorkerRecords(dict.fromkeys(("p-0", "d-0"), "ready"))
+    )
 
     assert told(observed(worker_records=worker_records))[0] == "Unknown"
     assert figures(observed(worker_records=worker_records)) == {}
 
 
-@pytest.mark.parametrize("worker_records", [None, WorkerRecords(error="away")], ids=["not-asked", "away"])
+@pytest.mark.parametrize(
+    "worker_records", [None, WorkerRecords(error="away")], ids=["not-asked", "away"]
+)
 def test_while_etcd_does_not_answer_it_stays_as_it_was(worker_records: WorkerRecords | None):
     before = status_of(observed(d_0=refusing("p-0")))
     after = status_of(replace(observed(), worker_records=worker_records), before)
 
     assert condition_of(after, words.DISAGGREGATING) == condition_of(before, words.DISAGGREGATING)
     assert after["disaggregation"] == before["disaggregation"]
-    assert not condition_of(status_of(replace(observed(), worker_records=worker_records)), words.DISAGGREGATING)
+    assert not condition_of(
+        status_of(replace(observed(), worker_records=worker_records)), words.DISAGGREGATING
+    )
     unknown = status_of(observed())
-    assert condition_of(status_of(replace(observed(), worker_records=worker_records), unknown), words.DISAGGREGATING)["status"] == "Unknown"
+    assert (
+        condition_of(
+            status_of(replace(observed(), worker_records=worker_records), unknown),
+            words.DISAGGREGATING,
+        )["status"]
+        == "Unknown"
+    )
 
 
 def test_ready_does_not_follow_it():
     status = status_of(observed(d_0=refusing("p-0"), d_1=refusing("p-0")))
 
-    assert condition_of(status, "Ready")["status"] == condition_of(status, "Serving")["status"] == "True"
+    assert (
+        condition_of(status, "Ready")["status"]
+        == condition_of(status, "Serving")["status"]
+        == "True"
+    )
 
 
 def test_workers_that_end_or_are_of_another_revision_say_nothing():
     other = observed(d_0=refusing("p-0"), revision="0123abcd")
-    assert told(replace(other, workloads=[*other.workloads, *running(CLUSTER).workloads]))[0] == "Unknown"
+    assert (
+        told(replace(other, workloads=[*other.workloads, *running(CLUSTER).workloads]))[0]
+        == "Unknown"
+    )
 
     seen = observed(d_0=refusing("p-0"))
-    ending = [replace(each, pods=tuple(replace(pod, terminating=True) for pod in each.pods)) for each in seen.workloads]
+    ending = [
+        replace(each, pods=tuple(replace(pod, terminating=True) for pod in each.pods))
+        for each in seen.workloads
+    ]
     assert told(replace(seen, workloads=ending))[0] == "Unknown"
 
 
@@ -157,7 +217,13 @@ def test_refused_pairs_of_the_status_are_bounded_and_counted():
     names = [f"p-{number:02}" for number in range(12)]
     prefill = workload(of, 12, pods=pod_states(of, names))
     said = {"d-0": refusing(*names[:8], num_refused=12), "d-1": refusing(names[0])}
-    found = figures(replace(seen, workloads=[prefill, seen.workloads[1]], worker_records=WorkerRecords(disaggregation=said)))
+    found = figures(
+        replace(
+            seen,
+            workloads=[prefill, seen.workloads[1]],
+            worker_records=WorkerRecords(disaggregation=said),
+        )
+    )
 
     assert found["numRefusedPairs"] == 13
     assert len(found["refusedPairs"]) == MAX_PAIRS
@@ -170,7 +236,11 @@ def test_figures_that_are_about_the_same_leave_the_status_as_it_was():
     other = observed(d_0=busy(200, 0.8), p_0=sending(1_300_000_000))
 
     assert status_of(same, before) == before
-    assert figures(other, before) == {"transport": "tcp", "remoteShare": "80%", "bytesPerSecond": 1_300_000_000}
+    assert figures(other, before) == {
+        "transport": "tcp",
+        "remoteShare": "80%",
+        "bytesPerSecond": 1_300_000_000,
+    }
 
 
 def test_none_and_all_are_said_only_where_they_are_so():
@@ -180,7 +250,15 @@ def test_none_and_all_are_said_only_where_they_are_so():
     assert figures(observed(d_0=busy(9, 1.0)))["remoteShare"] == "100%"
 
 
-@pytest.mark.parametrize("junk", ["x", {"remoteShare": 7, "bytesPerSecond": "much"}, {"remoteShare": "²%"}, {"remoteShare": "1e9%"}])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "x",
+        {"remoteShare": 7, "bytesPerSecond": "much"},
+        {"remoteShare": "²%"},
+        {"remoteShare": "1e9%"},
+    ],
+)
 def test_figures_that_somebody_else_wrote_are_passed_over(junk: Any):
     assert figures(observed(d_0=busy(10, 0.5), p_0=sending(7)), {"disaggregation": junk}) == {
         "transport": "tcp",

@@ -9,7 +9,15 @@ from pdcluster_api.plan.observed.state import Observed, ScalerState
 from pdcluster_api.plan.status.events import events
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.revision import revision_of
-from tests.operator.pdcluster_api.plan.clusters import NOW, failing_pod, identity, make_cluster, pool, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    NOW,
+    failing_pod,
+    identity,
+    make_cluster,
+    pool,
+    running,
+    workload,
+)
 
 CLUSTER, NEXT = make_cluster(), make_cluster(engine=65)
 A, B = revision_of(CLUSTER.spec), revision_of(NEXT.spec)
@@ -18,13 +26,21 @@ BOTH = [*running(CLUSTER).workloads, *running(NEXT).workloads]
 
 
 def news(cluster, observed):
-    """(reason, is a warning) of everything that happened since the cluster was ready, unless the observation says otherwise."""
+    """(reason, is a warning) of everything that happened since the cluster was ready, unless the
+    observation says otherwise.
+    """
     observed = observed if observed.status else replace(observed, status=READY)
     return [(each.reason, each.warning) for each in plan_cluster(cluster, observed, NOW).events]
 
 
 def decode(ready=2, **fields):
-    return running(CLUSTER, workloads=[workload(identity(A, "prefill"), 1), workload(identity(A), 2, ready=ready, **fields)])
+    return running(
+        CLUSTER,
+        workloads=[
+            workload(identity(A, "prefill"), 1),
+            workload(identity(A), 2, ready=ready, **fields),
+        ],
+    )
 
 
 def ill(reason, ready=1):
@@ -38,7 +54,10 @@ def test_nothing_changed():
 def test_it_becomes_ready():
     first = plan_cluster(CLUSTER, Observed(1, {}, running(CLUSTER).discovery), NOW)
     assert first.events == ()  # its creation is no event
-    assert news(CLUSTER, running(CLUSTER, status=first.status)) == [(words.READY, False), (words.ANSWERING, False)]
+    assert news(CLUSTER, running(CLUSTER, status=first.status)) == [
+        (words.READY, False),
+        (words.ANSWERING, False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,32 +77,49 @@ def test_it_is_no_longer_ready(observed, expected):
 def test_another_reason_is_news_and_the_same_one_is_not():
     crashing = plan_cluster(CLUSTER, replace(ill(words.CRASH_LOOPING), status=READY), NOW).status
     assert news(CLUSTER, replace(ill(words.CRASH_LOOPING), status=crashing)) == []
-    assert news(CLUSTER, replace(ill(words.IMAGE_NOT_PULLED), status=crashing)) == [(words.IMAGE_NOT_PULLED, True)]
+    assert news(CLUSTER, replace(ill(words.IMAGE_NOT_PULLED), status=crashing)) == [
+        (words.IMAGE_NOT_PULLED, True)
+    ]
     assert news(CLUSTER, replace(ill(words.DOWNLOADING_MODEL), status=crashing)) == []
 
 
 def test_a_scale_names_the_pool_and_both_sizes():
     scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 4, 2)]
     found = plan_cluster(CLUSTER, running(CLUSTER, status=READY, scalers=scalers), NOW).events
-    assert [(each.reason, each.message) for each in found] == [(words.SCALED, "decode pool cpu: from 2 to 4 workers")]
+    assert [(each.reason, each.message) for each in found] == [
+        (words.SCALED, "decode pool cpu: from 2 to 4 workers")
+    ]
 
 
 def test_a_new_pool_is_not_scaled():
-    assert words.SCALED not in [reason for reason, _ in news(make_cluster(decode=[pool(2), pool(1, "b")]), running(CLUSTER))]
+    assert words.SCALED not in [
+        reason for reason, _ in news(make_cluster(decode=[pool(2), pool(1, "b")]), running(CLUSTER))
+    ]
 
 
 def test_a_roll_out_starts_switches_and_ends():
     started = plan_cluster(NEXT, running(CLUSTER, status=READY), NOW)
-    assert [(each.reason, each.message) for each in started.events] == [(words.ROLLOUT_STARTED, f"revision {B} is to replace {A}")]
+    assert [(each.reason, each.message) for each in started.events] == [
+        (words.ROLLOUT_STARTED, f"revision {B} is to replace {A}")
+    ]
     switched = plan_cluster(NEXT, running(CLUSTER, status=started.status, workloads=BOTH), NOW)
-    assert [(each.reason, each.message) for each in switched.events] == [(words.ROLLOUT_SWITCHED, f"revision {B} serves instead of {A}")]
-    assert news(NEXT, running(NEXT, status=switched.status, workloads=BOTH)) == [(words.READY, False)]
+    assert [(each.reason, each.message) for each in switched.events] == [
+        (words.ROLLOUT_SWITCHED, f"revision {B} serves instead of {A}")
+    ]
+    assert news(NEXT, running(NEXT, status=switched.status, workloads=BOTH)) == [
+        (words.READY, False)
+    ]
 
 
 def test_a_dropped_roll_out():
     started = plan_cluster(NEXT, running(CLUSTER, status=READY), NOW).status
-    assert news(CLUSTER, running(CLUSTER, status=started)) == [(words.ROLLOUT_DROPPED, False), (words.READY, False)]
+    assert news(CLUSTER, running(CLUSTER, status=started)) == [
+        (words.ROLLOUT_DROPPED, False),
+        (words.READY, False),
+    ]
 
 
 def test_a_spoilt_status_makes_no_noise():
-    assert events({"conditions": 3, "roles": "x", "revision": {}}, {**READY}) == events({}, {**READY})
+    assert events({"conditions": 3, "roles": "x", "revision": {}}, {**READY}) == events(
+        {}, {**READY}
+    )

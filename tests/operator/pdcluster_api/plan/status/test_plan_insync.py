@@ -8,12 +8,28 @@ from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import WorkerRecords
 from pdcluster_api.plan.status.insync import MISMATCH_GRACE_SECONDS, in_sync, odd_ones
-from tests.operator.pdcluster_api.plan.clusters import NOW, condition_of, identity, make_cluster, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    NOW,
+    condition_of,
+    identity,
+    make_cluster,
+    running,
+    workload,
+)
 from tests.operator.pods import pod_states
 
 OF = identity("r1")
 NOTHING = Previous({})
-WAS = {"conditions": [{"type": "DiscoveryInSync", "status": "False", "reason": "RecordsWithoutPods", "message": "as it was"}]}
+WAS = {
+    "conditions": [
+        {
+            "type": "DiscoveryInSync",
+            "status": "False",
+            "reason": "RecordsWithoutPods",
+            "message": "as it was",
+        }
+    ]
+}
 
 
 def with_pods(*names: str, **fields: Any) -> list[Any]:
@@ -31,7 +47,9 @@ def test_records_of_all_pods_and_no_others_are_in_sync():
 
 
 @pytest.mark.parametrize(
-    "workloads", [with_pods("a", "b", terminating=True), with_pods("a", "b", ready=False)], ids=["ending", "not-ready"]
+    "workloads",
+    [with_pods("a", "b", terminating=True), with_pods("a", "b", ready=False)],
+    ids=["ending", "not-ready"],
 )
 def test_a_pod_that_ends_or_starts_is_expected_to_have_a_record_or_none(workloads: list[Any]):
     for names in ((), ("a",), ("a", "b")):
@@ -41,16 +59,26 @@ def test_a_pod_that_ends_or_starts_is_expected_to_have_a_record_or_none(workload
 
 
 def test_what_has_just_begun_is_looked_at_again_and_is_not_told_yet():
-    found = in_sync(worker_records("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS - 1}), with_pods("a", "orphan"), NOTHING)
+    found = in_sync(
+        worker_records("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS - 1}),
+        with_pods("a", "orphan"),
+        NOTHING,
+    )
     assert found.condition is not None
     assert (found.condition.is_true, found.ghosts) == (True, ())
     assert found.requeue_after_seconds is not None
 
 
 def test_ghosts_that_stay_are_said_and_may_be_removed():
-    found = in_sync(worker_records("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), with_pods("a"), NOTHING)
+    found = in_sync(
+        worker_records("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), with_pods("a"), NOTHING
+    )
     assert found.condition is not None
-    assert (found.condition.is_true, found.condition.reason, found.ghosts) == (False, "RecordsWithoutPods", ("ghost",))
+    assert (found.condition.is_true, found.condition.reason, found.ghosts) == (
+        False,
+        "RecordsWithoutPods",
+        ("ghost",),
+    )
     assert found.condition.message == "records in etcd without a pod are removed: ghost"
 
 
@@ -67,33 +95,51 @@ def test_when_most_have_no_pod_at_once_none_is_removed():
     found = in_sync(worker_records("a", "b", "c", odd=odd), with_pods("a"), NOTHING)
     assert found.condition is not None
     assert (found.condition.reason, found.ghosts) == ("RecordsWithoutPods", ())
-    assert found.condition.message.startswith("2 of 3 records in etcd have no pod (b, c); none is removed")
+    assert found.condition.message.startswith(
+        "2 of 3 records in etcd have no pod (b, c); none is removed"
+    )
 
 
 def test_one_record_alone_is_no_mass():
-    found = in_sync(worker_records("ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), with_pods(), NOTHING)
+    found = in_sync(
+        worker_records("ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), with_pods(), NOTHING
+    )
     assert found.ghosts == ("ghost",)
 
 
 def test_a_worker_that_drains_is_odd_without_a_record_and_no_orphan():
     draining = with_pods("a", ready=False, started=True)
     assert odd_ones({}, draining) == {"a"}
-    assert odd_ones({}, with_pods("a", ready=False)) == odd_ones({}, with_pods("a", started=True, terminating=True)) == frozenset()
+    assert (
+        odd_ones({}, with_pods("a", ready=False))
+        == odd_ones({}, with_pods("a", started=True, terminating=True))
+        == frozenset()
+    )
     found = in_sync(worker_records(odd={"a": 99.0}), draining, NOTHING)
     assert found.condition is not None
     assert found.condition.is_true
 
 
 def test_an_etcd_that_does_not_answer_is_looked_at_again():
-    assert in_sync(WorkerRecords(error="away", again_seconds=20.0), with_pods("a"), NOTHING).requeue_after_seconds == 20.0
-    assert in_sync(None, with_pods("a"), NOTHING).requeue_after_seconds is None  # its first answer makes the cluster due
+    assert (
+        in_sync(
+            WorkerRecords(error="away", again_seconds=20.0), with_pods("a"), NOTHING
+        ).requeue_after_seconds
+        == 20.0
+    )
+    # its first answer makes the cluster due
+    assert in_sync(None, with_pods("a"), NOTHING).requeue_after_seconds is None
 
 
 @pytest.mark.parametrize("known", [None, WorkerRecords(error="away")], ids=["not-asked", "away"])
 def test_while_etcd_does_not_answer_it_stays_as_it_was(known: WorkerRecords | None):
     found = in_sync(known, with_pods("a"), Previous(WAS))
     assert found.condition is not None
-    assert (found.condition.is_true, found.condition.message, found.ghosts) == (False, "as it was", ())
+    assert (found.condition.is_true, found.condition.message, found.ghosts) == (
+        False,
+        "as it was",
+        (),
+    )
     assert in_sync(known, with_pods("a"), NOTHING).condition is None
 
 

@@ -11,10 +11,23 @@ from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_api.plan.status.invalid import NOTHING_IS_REVERTED
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.revision import revision_of
-from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, LATER, NOW, condition_of, identity, make_cluster, running, workload
+from tests.operator.pdcluster_api.plan.clusters import (
+    ETCD_READY,
+    LATER,
+    NOW,
+    condition_of,
+    identity,
+    make_cluster,
+    running,
+    workload,
+)
 
 FAULTS = [
-    Fault("spec.roles.decode.pools[0].gpu", "'B900' is not a known accelerator", "use one of B200, cpu"),
+    Fault(
+        "spec.roles.decode.pools[0].gpu",
+        "'B900' is not a known accelerator",
+        "use one of B200, cpu",
+    ),
     Fault("spec.x", "bad", "drop it"),
 ]
 CLUSTER = make_cluster()
@@ -30,7 +43,11 @@ def refused(**fields):
 def test_every_fault_is_told_and_the_cluster_is_stalled():
     status = plan_invalid(FAULTS, refused(), LATER).status
     ready = condition_of(status, words.READY)
-    assert (ready["status"], ready["reason"], ready["lastTransitionTime"]) == ("False", words.INVALID_SPEC, LATER)
+    assert (ready["status"], ready["reason"], ready["lastTransitionTime"]) == (
+        "False",
+        words.INVALID_SPEC,
+        LATER,
+    )
     assert ready["message"] == f"{FAULTS[0]}; {FAULTS[1]}; {NOTHING_IS_REVERTED}"
     assert condition_of(status, words.STALLED)["message"] == ready["message"]
     assert not condition_of(status, words.RECONCILING)
@@ -42,7 +59,11 @@ def test_what_runs_goes_on_and_is_told_as_it_is():
     status = plan_invalid(FAULTS, refused(workloads=live), LATER).status
     assert status["decode"] == "1/2"
     assert condition_of(status, words.DECODE_READY)["status"] == "False"
-    assert condition_of(status, words.PREFILL_READY)["status"] == condition_of(status, words.SERVING)["status"] == "True"
+    assert (
+        condition_of(status, words.PREFILL_READY)["status"]
+        == condition_of(status, words.SERVING)["status"]
+        == "True"
+    )
     assert {key: status[key] for key in ("endpoint", "model", "revision", "servingRevision")} == {
         key: READY[key] for key in ("endpoint", "model", "revision", "servingRevision")
     }
@@ -56,16 +77,26 @@ def test_the_size_that_runs_counts_as_wanted():
 
 def test_an_etcd_that_was_not_asked_is_told_as_before():
     status = plan_invalid(FAULTS, refused(), LATER).status
-    assert condition_of(status, words.DISCOVERY_READY) == {**condition_of(READY, words.DISCOVERY_READY), "observedGeneration": 2}
+    assert condition_of(status, words.DISCOVERY_READY) == {
+        **condition_of(READY, words.DISCOVERY_READY),
+        "observedGeneration": 2,
+    }
 
 
-@pytest.mark.parametrize(("reason", "serves"), [(words.CONFIGURATION_REFUSED, "False"), (words.FORBIDDEN, "True")])
+@pytest.mark.parametrize(
+    ("reason", "serves"), [(words.CONFIGURATION_REFUSED, "False"), (words.FORBIDDEN, "True")]
+)
 def test_what_was_wrong_with_the_api_keys_still_is(reason: str, serves: str):
-    before = plan_cluster(CLUSTER, running(CLUSTER, key_fault=Problem(reason, "Secret keys: no key")), NOW).status
+    before = plan_cluster(
+        CLUSTER, running(CLUSTER, key_fault=Problem(reason, "Secret keys: no key")), NOW
+    ).status
     status = plan_invalid(FAULTS, replace(refused(), status=before), LATER).status
     for kind in (words.INGRESS_READY, words.SERVING):
         assert condition_of(status, kind) == {**condition_of(before, kind), "observedGeneration": 2}
-    assert (condition_of(status, words.INGRESS_READY)["status"], condition_of(status, words.SERVING)["status"]) == ("False", serves)
+    assert (
+        condition_of(status, words.INGRESS_READY)["status"],
+        condition_of(status, words.SERVING)["status"],
+    ) == ("False", serves)
 
 
 def test_an_ingress_that_does_not_answer_is_told_as_it_is():
@@ -83,13 +114,19 @@ def test_it_is_told_once():
 
 def test_an_object_that_never_was_valid():
     status = plan_invalid(FAULTS, Observed(1, {}, UNKNOWN), NOW).status
-    assert [each["type"] for each in status["conditions"]] == [words.READY, words.SERVING, words.STALLED]
+    assert [each["type"] for each in status["conditions"]] == [
+        words.READY,
+        words.SERVING,
+        words.STALLED,
+    ]
     assert "roles" not in status
 
 
 def test_a_mended_object_is_ready_again():
     status = plan_invalid(FAULTS, refused(), NOW).status
-    plan = plan_cluster(CLUSTER, running(CLUSTER, status=status, generation=3, discovery=ETCD_READY), LATER)
+    plan = plan_cluster(
+        CLUSTER, running(CLUSTER, status=status, generation=3, discovery=ETCD_READY), LATER
+    )
     assert condition_of(plan.status, words.READY)["status"] == "True"
     assert [each.reason for each in plan.events] == [words.READY]
 
@@ -103,4 +140,6 @@ def test_in_a_roll_out_the_numbers_stay_those_of_what_serves():
 
 def test_a_role_that_nobody_knows_in_a_spoilt_status_is_left_out():
     spoilt = {**READY, "roles": [{"name": "router", "pools": [{"name": "cpu", "desired": 1}]}]}
-    assert "router" not in str(plan_invalid(FAULTS, replace(refused(), status=spoilt), NOW).status["conditions"])
+    assert "router" not in str(
+        plan_invalid(FAULTS, replace(refused(), status=spoilt), NOW).status["conditions"]
+    )

@@ -1,4 +1,6 @@
-"""Workers that should answer requests, by role: of what serves now, or as declared while nothing does."""
+"""Workers that should answer requests, by role: of what serves now, or as declared while nothing
+does.
+"""
 
 from dataclasses import replace
 
@@ -14,21 +16,35 @@ from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_clust
 NONE = dict.fromkeys(ANSWERING, 0)
 
 
-def plan_of(*workloads: Workload, serving: str = "r1", role: str = "decode", ends_first: bool = False) -> ClusterPlan:
+def plan_of(
+    *workloads: Workload, serving: str = "r1", role: str = "decode", ends_first: bool = False
+) -> ClusterPlan:
     made = make_cluster()
-    return replace(plan_cluster(made, running(made), NOW), workloads=workloads, serving=serving, serving_role=role, ends_first=ends_first)
+    return replace(
+        plan_cluster(made, running(made), NOW),
+        workloads=workloads,
+        serving=serving,
+        serving_role=role,
+        ends_first=ends_first,
+    )
 
 
 def test_decode_workers_of_all_pools_answer_and_prefill_workers_do_not():
     cluster = make_cluster(decode=[pool(2, "a"), pool(3, "b")])
 
-    assert serving_replicas(cluster, plan_cluster(cluster, running(cluster), NOW)) == NONE | {"decode": 5}
+    assert serving_replicas(cluster, plan_cluster(cluster, running(cluster), NOW)) == NONE | {
+        "decode": 5
+    }
 
 
 def test_in_a_roll_out_the_workers_of_the_revision_that_serves_count():
     """The declared workers are of another role, and answer nothing yet."""
     declared = make_cluster()
-    plan = plan_of(Workload(identity("r1", "mixed"), 4), Workload(identity(revision_of(declared.spec)), 2), role="mixed")
+    plan = plan_of(
+        Workload(identity("r1", "mixed"), 4),
+        Workload(identity(revision_of(declared.spec)), 2),
+        role="mixed",
+    )
 
     assert serving_replicas(declared, plan) == NONE | {"mixed": 4}
 
@@ -41,7 +57,9 @@ def test_routers_count_when_the_service_leads_to_them(role: str, routers: int):
 
 
 def test_while_the_old_workers_end_first_the_declared_ones_count():
-    assert serving_replicas(make_cluster(strategy="Recreate"), plan_of(ends_first=True)) == NONE | {"decode": 2}
+    assert serving_replicas(make_cluster(strategy="Recreate"), plan_of(ends_first=True)) == NONE | {
+        "decode": 2
+    }
 
 
 def test_replicas_that_are_0_on_purpose_are_0():

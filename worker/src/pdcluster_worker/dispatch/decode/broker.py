@@ -1,4 +1,5 @@
-"""Late binding: a waiting request goes to whichever prefill worker has room first, the best of them if several have.
+"""Late binding: a waiting request goes to whichever prefill worker has room first, the best of them
+if several have.
 
 The first requests of the waiting queue ask every prefill worker for a credit.
 Each answers at once, granted or queued.  When all have answered (or after a
@@ -19,7 +20,9 @@ from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
 from pdcluster_worker.routing.waiting import ASKING_HEADS, CreditQueue
 
 ANSWER_SECONDS = 0.05
-"""Longest wait of a choice for the slowest answer; a round trip takes about a millisecond, so this bounds a stuck peer."""
+"""Longest wait of a choice for the slowest answer; a round trip takes about a millisecond, so this
+bounds a stuck peer.
+"""
 
 
 @dataclass(slots=True)
@@ -29,7 +32,8 @@ class _Wait:
     priority: int
     hashes: Sequence[bytes]
     chosen: "asyncio.Future[Peer | None]"
-    asked: dict[Peer, bool | None] = field(default_factory=dict)  # None: not answered, False: queued there, True: granted
+    # None: not answered, False: queued there, True: granted
+    asked: dict[Peer, bool | None] = field(default_factory=dict)
     overdue: bool = False
 
 
@@ -55,7 +59,9 @@ class CreditBroker:
         self._waits: dict[str, _Wait] = {}
         self._tie = random.Random()
 
-    async def acquire(self, request_id: str, tokens: int, priority: int, hashes: Sequence[bytes]) -> Peer | None:
+    async def acquire(
+        self, request_id: str, tokens: int, priority: int, hashes: Sequence[bytes]
+    ) -> Peer | None:
         """Wait for a credit for `tokens`; None when no prefill worker is left to ask.
 
         One that takes no request of that length is not asked.
@@ -63,13 +69,19 @@ class CreditBroker:
         The request must be in the queue, and stays there: the caller takes it out.
         Cancelling gives everything back.
         """
-        wait = _Wait(request_id, tokens, priority, hashes, asyncio.get_running_loop().create_future())
+        wait = _Wait(
+            request_id, tokens, priority, hashes, asyncio.get_running_loop().create_future()
+        )
         self._waits[request_id] = wait
         try:
             self.ask()
             return await wait.chosen
         except asyncio.CancelledError:
-            if wait.chosen.done() and not wait.chosen.cancelled() and (peer := wait.chosen.result()) is not None:
+            if (
+                wait.chosen.done()
+                and not wait.chosen.cancelled()
+                and (peer := wait.chosen.result()) is not None
+            ):
                 peer.release(request_id)
             raise
         finally:
@@ -78,7 +90,9 @@ class CreditBroker:
             self.ask()
 
     def ask(self) -> None:
-        """Let the heads of the queue ask every prefill worker that they have not asked; call it when either set changes."""
+        """Let the heads of the queue ask every prefill worker that they have not asked; call it
+        when either set changes.
+        """
         ready = self._prefills()
         waits = (self._waits.get(request_id) for request_id in self._queue.heads(ASKING_HEADS))
         for wait in [wait for wait in waits if wait is not None and not wait.chosen.done()]:
@@ -93,14 +107,18 @@ class CreditBroker:
         """Take one answer of a prefill worker."""
         wait = self._waits.get(request_id)
         if wait is None or wait.chosen.done() or peer not in wait.asked:
-            if granted and (wait is None or not wait.chosen.done() or wait.chosen.result() is not peer):
+            if granted and (
+                wait is None or not wait.chosen.done() or wait.chosen.result() is not peer
+            ):
                 peer.release(request_id)
             return
         wait.asked[peer] = granted
         self._decide(wait)
 
     def on_change(self, peer: Peer) -> None:
-        """Handle a prefill worker that takes new work, or no longer does: what it has not granted is asked of the others."""
+        """Handle a prefill worker that takes new work, or no longer does: what it has not granted
+        is asked of the others.
+        """
         if not peer.ready:
             for wait in list(self._waits.values()):
                 if peer in wait.asked and not wait.asked[peer]:

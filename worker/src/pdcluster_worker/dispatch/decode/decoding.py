@@ -69,11 +69,16 @@ class DecodeDispatcher:
         return self._quality.num_waiting + self._num_decoding
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
-        """Raise RequestError when a prompt with all its choices is not taken now; see `quality.Quality.admit`."""
+        """Raise RequestError when a prompt with all its choices is not taken now; see
+        `quality.Quality.admit`.
+        """
         self._quality.admit(specs)
 
     async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """Yield the request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
+        """Yield the request's tokens.
+
+        Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt.
+        """
         terms: Terms | None = self._quality.terms(spec, prefill)
         while terms is not None:
             with self._quality.turn(terms) as turn, self._running(terms) as request:
@@ -143,9 +148,14 @@ class DecodeDispatcher:
                     yield generated
                     if generated.token.finish_reason is not None:
                         return
-        elif prefill == "remote" or (prefill == "auto" and self._offloading.goes(place, spec, hashes, self._num_decoding, pace)):
+        elif prefill == "remote" or (
+            prefill == "auto"
+            and self._offloading.goes(place, spec, hashes, self._num_decoding, pace)
+        ):
             pace.sent("remote")
-            async with aclosing(self._remote.first_token(place, spec, hashes, forced=prefill == "remote")) as first:
+            async with aclosing(
+                self._remote.first_token(place, spec, hashes, forced=prefill == "remote")
+            ) as first:
                 async for generated in first:
                     started = True
                     yield generated
@@ -160,7 +170,9 @@ class DecodeDispatcher:
             yield Generated(await place.mailbox.token(), "local")
 
     async def _first_step(self, mailbox: RequestOutputs) -> Token:
-        """The first token decoded here after a remote prefill, timed from the hand-over of its KV."""
+        """The first token decoded here after a remote prefill, timed from the
+        hand-over of its KV.
+        """
         clock = asyncio.get_running_loop().time
         start = clock()
         token = await mailbox.token()

@@ -1,7 +1,7 @@
 """Gathers what the offload decision is made by, notes what came of it, and measures how that went.
 
-The decision itself is `routing.offload`'s, what both sides are expected to take `routing.side_costs`', the
-moving threshold `routing.slo_feedback`'s.
+The decision itself is `routing.offload`'s, what both sides are expected to take
+`routing.side_costs`', the moving threshold `routing.slo_feedback`'s.
 """
 
 import asyncio
@@ -14,7 +14,13 @@ from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.moving import reads_kv
-from pdcluster_worker.routing.offload import OffloadFacts, Verdict, decide, length_threshold, takes_length
+from pdcluster_worker.routing.offload import (
+    OffloadFacts,
+    Verdict,
+    decide,
+    length_threshold,
+    takes_length,
+)
 from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.routing.qos.verdict import offloads_at_once
 from pdcluster_worker.routing.side_costs import Side, SideCosts
@@ -24,31 +30,54 @@ from pdcluster_worker.routing.slo_feedback import SloFeedback
 class Offloading:
     """One per decode worker."""
 
-    def __init__(self, worker: Worker, prefills: Callable[[], list[Peer]], decodes: Callable[[], list[Peer]]) -> None:
+    def __init__(
+        self, worker: Worker, prefills: Callable[[], list[Peer]], decodes: Callable[[], list[Peer]]
+    ) -> None:
         self._worker = worker
         self._prefills = prefills
         self._decodes = decodes
         self._feedback = SloFeedback()
         self._costs = SideCosts()
 
-    def goes(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], num_decoding: int, pace: "Pace") -> bool:
+    def goes(
+        self,
+        place: Place,
+        spec: RequestSpec,
+        hashes: Sequence[bytes],
+        num_decoding: int,
+        pace: "Pace",
+    ) -> bool:
         """Decide for a prefill worker; a long prompt that stays on a decode worker is counted.
 
-        num_decoding: requests of this worker past their first token.  pace: of the request; gets its uncached tokens.
+        num_decoding: requests of this worker past their first token.  pace: of the request; gets
+                      its uncached tokens.
         """
         policy = self._worker.policy.offload
         num_tokens = len(spec.prompt) + len(spec.output)
         able = [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
         facts = self._facts(place, num_tokens, hashes, able, num_decoding)
-        pace.uncached_tokens, pace.others, pace.num_workers = facts.uncached_tokens, self._prefill_queue_tokens(able), len(able)
-        facts = self._costs.known(facts, asyncio.get_running_loop().time(), others=pace.others, num_workers=pace.num_workers)
+        pace.uncached_tokens, pace.others, pace.num_workers = (
+            facts.uncached_tokens,
+            self._prefill_queue_tokens(able),
+            len(able),
+        )
+        facts = self._costs.known(
+            facts,
+            asyncio.get_running_loop().time(),
+            others=pace.others,
+            num_workers=pace.num_workers,
+        )
         threshold = self.threshold(facts.uncached_tokens)
         tier = tier_of(spec.priority)
         if offloads_at_once(self._worker.policy, tier, facts.uncached_tokens):
             verdict = Verdict(is_remote=True, reason="high_priority")
         else:
             verdict = decide(policy, facts, threshold)
-            if policy.policy == "measured" and able and facts.uncached_tokens >= policy.min_offload_length:
+            if (
+                policy.policy == "measured"
+                and able
+                and facts.uncached_tokens >= policy.min_offload_length
+            ):
                 verdict = self._costs.or_probe(verdict, asyncio.get_running_loop().time())
         is_remote = verdict.is_remote and bool(able)
         note(
@@ -71,10 +100,14 @@ class Offloading:
             self._worker.count_long_prompt(is_remote=False)
         return is_remote
 
-    def reads_kv(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], holder: Peer) -> bool:
+    def reads_kv(
+        self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], holder: Peer
+    ) -> bool:
         """Return whether a request that moved here reads its KV from the worker that it left."""
         num_tokens = len(spec.prompt) + len(spec.output)
-        uncached_tokens = num_tokens - self._worker.engines.cached_tokens(place.engine, hashes, num_tokens)
+        uncached_tokens = num_tokens - self._worker.engines.cached_tokens(
+            place.engine, hashes, num_tokens
+        )
         most = self._worker.policy.offload.max_transfer_milliseconds / 1000
         is_slow = most > 0 and self._worker.transfer_seconds(holder.key, uncached_tokens) > most
         return reads_kv(uncached_tokens) and not is_slow
@@ -89,7 +122,9 @@ class Offloading:
 
     def pace(self, request_id: str, num_tokens: int) -> "Pace":
         """Begin to measure a request; num_tokens: that are to be prefilled."""
-        return Pace(self._feedback, self._costs, request_id, num_tokens, asyncio.get_running_loop().time)
+        return Pace(
+            self._feedback, self._costs, request_id, num_tokens, asyncio.get_running_loop().time
+        )
 
     def _facts(
         self,
@@ -110,12 +145,18 @@ class Offloading:
             decode_active=num_decoding,
             prefill_batches=min((_batches(peer) for peer in able), default=0.0),
             decode_ratio=0.0 if stats is None else 1 - stats.free_blocks / engine.facts.num_blocks,
-            transfer_seconds=min((worker.transfer_seconds(peer.key, to_move) for peer in able), default=0.0),
+            transfer_seconds=min(
+                (worker.transfer_seconds(peer.key, to_move) for peer in able), default=0.0
+            ),
         )
 
     def _prefill_queue_tokens(self, prefills: list[Peer]) -> int:
-        """Prompt tokens that wait for prefill workers or are computed there, by the reports of all workers."""
-        at_prefill = sum(max(peer.load.credit_tokens, peer.load.waiting_tokens) for peer in prefills)
+        """Prompt tokens that wait for prefill workers or are computed there, by the reports of all
+        workers.
+        """
+        at_prefill = sum(
+            max(peer.load.credit_tokens, peer.load.waiting_tokens) for peer in prefills
+        )
         elsewhere = sum(peer.load.credit_queue_tokens for peer in self._decodes())
         return at_prefill + elsewhere + self._worker.load().credit_queue_tokens
 
@@ -132,13 +173,21 @@ class Offloading:
 class Pace:
     """Timing of one request, token by token: input of `sloFeedback` and `measured`.
 
-    side:            where its prompt was sent; its time is that side's, also where a prefill worker failed and the
-                     prompt was computed here.  None = its KV is read, and its time says nothing of either side.
+    side:            where its prompt was sent; its time is that side's, also where a prefill worker
+                     failed and the prompt was computed here.  None = its KV is read, and its time
+                     says nothing of either side.
     uncached_tokens: of its prompt, as far as is known.
     others, num_workers: of the prefill workers, see `SideCosts.seconds`.
     """
 
-    def __init__(self, feedback: SloFeedback, costs: SideCosts, request_id: str, num_tokens: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        feedback: SloFeedback,
+        costs: SideCosts,
+        request_id: str,
+        num_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
         self.side: Side | None = "local"
         self.uncached_tokens = num_tokens
         self.others, self.num_workers = 0, 1
@@ -152,7 +201,14 @@ class Pace:
         """Its prompt waits there from now on."""
         self.side = side
         others, num_workers = (self.others, self.num_workers) if side == "remote" else (0, 1)
-        self._costs.sent(side, self._request_id, self.uncached_tokens, self._clock(), others=others, num_workers=num_workers)
+        self._costs.sent(
+            side,
+            self._request_id,
+            self.uncached_tokens,
+            self._clock(),
+            others=others,
+            num_workers=num_workers,
+        )
 
     def ended(self) -> None:
         """End the timing, with or without a first token."""

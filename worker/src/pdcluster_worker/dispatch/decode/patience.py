@@ -1,4 +1,5 @@
-"""Patience of a decode worker with the peer that works for one of its requests: it waits while the peer makes progress.
+"""Patience of a decode worker with the peer that works for one of its requests: it waits while the
+peer makes progress.
 
 A prefill worker makes progress while its engine runs steps or peers acknowledge its
 KV, for this request or for others: so a long prompt in a long queue is waited
@@ -15,7 +16,9 @@ from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.peers import Load
 
 MARGINS = 1.5
-"""Margins of the peer that we wait: its own report, which comes after one, goes to all at once and has the reason."""
+"""Margins of the peer that we wait: its own report, which comes after one, goes to all at once and
+has the reason.
+"""
 
 
 class NoProgressError(PeerError):
@@ -47,7 +50,8 @@ class PrefillPatience:
 
 @asynccontextmanager
 async def checked(check: Callable[[], None], period: Callable[[], float]) -> AsyncIterator[None]:
-    """Call `check` every so many seconds while the block runs; what it raises comes out of the block.
+    """Call `check` every so many seconds while the block runs; what it raises comes out of the
+    block.
 
     The block must not yield to a consumer: it is ended as by a cancellation.
     """

@@ -1,4 +1,5 @@
-"""Acts on what `routing.qos` decides about the requests of one decode worker: admits, degrades, sheds and demotes.
+"""Acts on what `routing.qos` decides about the requests of one decode worker: admits, degrades,
+sheds and demotes.
 
 Guarantees: a request is refused before any work of this worker, or when it has
 waited too long, and never after its first token; what it loses is said with its
@@ -31,7 +32,9 @@ from pdcluster_worker.routing.qos.tiers import PRIORITIES, tier_of
 from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS, Outlook, Refusal
 
 _DEMOTED = "-low"
-"""Added to the id of a request that starts again with low priority: its first run may still be ending."""
+"""Added to the id of a request that starts again with low priority: its first run may still be
+ending.
+"""
 
 
 _NORMAL = RequestSpec("", [], Sampling(max_tokens=1, seed=0))
@@ -62,7 +65,9 @@ class _Wait:
 
 
 class Terms(Struct, frozen=True):
-    """Terms on which a request runs, since when, and what it has lost, as in the answer's `degraded`."""
+    """Terms on which a request runs, since when, and what it has lost, as in the answer's
+    `degraded`.
+    """
 
     spec: RequestSpec
     prefill: PrefillMode
@@ -97,8 +102,12 @@ class Quality:
         self._meter = Meter(clock)
         self._averages = Averages()
         self._waits: dict[_Wait, None] = {}  # by arrival
-        worker.metrics.qos_estimated_ttft_seconds.set_function(lambda: self._estimated(lambda outlook: outlook.ttft_seconds))
-        worker.metrics.qos_estimated_tpot_seconds.set_function(lambda: self._estimated(lambda outlook: outlook.tpot_seconds))
+        worker.metrics.qos_estimated_ttft_seconds.set_function(
+            lambda: self._estimated(lambda outlook: outlook.ttft_seconds)
+        )
+        worker.metrics.qos_estimated_tpot_seconds.set_function(
+            lambda: self._estimated(lambda outlook: outlook.tpot_seconds)
+        )
 
     @property
     def num_waiting(self) -> int:
@@ -111,7 +120,8 @@ class Quality:
         return sum(wait.num_tokens for wait in self._waits)
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
-        """Take all choices of a prompt, or raise RequestError: 429 for low priority over its objectives, 503 where there is no room.
+        """Take all choices of a prompt, or raise RequestError: 429 for low priority over its
+        objectives, 503 where there is no room.
 
         One that has begun elsewhere finds only the room limited.
         """
@@ -142,7 +152,8 @@ class Quality:
             self._meter.left(has_started=turn.has_started)
 
     async def first(self, turn: Turn, tokens: AsyncGenerator[Generated, None]) -> Generated | None:
-        """Wait for the first token, which says what the request lost; None = it is to run again, as `demoted`.
+        """Wait for the first token, which says what the request lost; None = it is to run again, as
+        `demoted`.
 
         Raises RequestError for a request that is given up meanwhile.
         """
@@ -159,7 +170,9 @@ class Quality:
         """Count a token after the first one."""
         self._meter.token()
 
-    async def _awaited(self, tokens: AsyncGenerator[Generated, None], turn: Turn) -> Generated | None:
+    async def _awaited(
+        self, tokens: AsyncGenerator[Generated, None], turn: Turn
+    ) -> Generated | None:
         tier = turn.terms.tier
         wait: _Wait | None = None
         try:
@@ -184,7 +197,9 @@ class Quality:
         low = self._worker.policy.low_priority
         late: Tier = "low" if low.past_threshold == "Shed" else "normal"
         if low.threshold_milliseconds is not None and wait.tier == late:
-            wait.alarm = asyncio.get_running_loop().call_later(low.threshold_milliseconds / 1000.0, self._too_long, wait)
+            wait.alarm = asyncio.get_running_loop().call_later(
+                low.threshold_milliseconds / 1000.0, self._too_long, wait
+            )
 
     def _too_long(self, wait: _Wait) -> None:
         """A request has waited too long: unless it waits alone, it makes room for the others."""
@@ -193,40 +208,68 @@ class Quality:
             return
         if wait.tier == "low" and not wait.is_over:
             milliseconds = self._worker.policy.low_priority.threshold_milliseconds or 0.0
-            message = f"low priority: no first token in {milliseconds:g} ms (qos.lowPriority.thresholdMilliseconds): retry later"
-            wait.given_up = Refusal("waited_too_long", message, verdict.retry_after(self._seconds_of(self.waiting_tokens)))
+            message = (
+                f"low priority: no first token in {milliseconds:g} ms "
+                "(qos.lowPriority.thresholdMilliseconds): retry later"
+            )
+            wait.given_up = Refusal(
+                "waited_too_long",
+                message,
+                verdict.retry_after(self._seconds_of(self.waiting_tokens)),
+            )
         wait.end()
 
     def _check_room(self, num_tokens: int, tier: Tier) -> None:
-        """Raise RequestError when the queue is full; high priority takes the place of the low one that came last."""
+        """Raise RequestError when the queue is full; high priority takes the place of the low one
+        that came last.
+        """
         admission, waiting_tokens = self._worker.policy.admission, self.waiting_tokens
         reason = full(admission, self.num_waiting, waiting_tokens, num_tokens)
         if reason is None:
             return
         low = [wait for wait in self._waits if wait.tier == "low" and not wait.is_over]
         if tier == "high" and low and self._worker.policy.early_rejection.enabled:
-            message = "low priority: the queue is full, and a request of high priority takes this place: retry later"
-            low[-1].given_up = Refusal("displaced", message, verdict.retry_after(self._seconds_of(waiting_tokens)))
+            message = (
+                "low priority: the queue is full, and a request of high priority takes this place: "
+                "retry later"
+            )
+            low[-1].given_up = Refusal(
+                "displaced", message, verdict.retry_after(self._seconds_of(waiting_tokens))
+            )
             low[-1].end()
             return
         wait = seconds_until_room(
-            admission, self.num_waiting, waiting_tokens + num_tokens, self._averages.firsts_per_second, self._averages.prompt_token_seconds
+            admission,
+            self.num_waiting,
+            waiting_tokens + num_tokens,
+            self._averages.firsts_per_second,
+            self._averages.prompt_token_seconds,
         )
         self._worker.metrics.qos_rejected.labels("queue_full", tier).inc()
-        raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=verdict.retry_after(wait))
+        raise RequestError(
+            reason, status=503, code="queue_full", retry_after_seconds=verdict.retry_after(wait)
+        )
 
     def terms(self, spec: RequestSpec, prefill: PrefillMode) -> Terms:
-        """Choose the terms of a request now.  Raises RequestError for a forced remote prefill that its priority bars."""
+        """Choose the terms of a request now.
+
+        Raises RequestError for a forced remote prefill that its priority bars.
+        """
         policy, tier = self._worker.policy, tier_of(spec.priority)
         if tier != "low" or spec.output:
             return Terms(spec, prefill, since=self._clock())
-        loss = verdict.degradation(policy, tier, verdict.pressure(self._outlook(spec), slo_of(spec, policy.slo)))
+        loss = verdict.degradation(
+            policy, tier, verdict.pressure(self._outlook(spec), slo_of(spec, policy.slo))
+        )
         lost: list[str] = []
         if loss.max_tokens is not None and loss.max_tokens < spec.sampling.max_tokens:
             lost.append(f"max_tokens={loss.max_tokens}")
             spec = replace(spec, sampling=spec.sampling.capped(loss.max_tokens))
         if loss.is_local and prefill == "remote":
-            message = 'low priority: prefill workers are barred now (qos.lowPriority.prefillWorkers): leave pdcluster.prefill "remote" out'
+            message = (
+                "low priority: prefill workers are barred now (qos.lowPriority.prefillWorkers): "
+                'leave pdcluster.prefill "remote" out'
+            )
             raise self._refused(Refusal("prefill_barred", message, 1), tier)
         if loss.is_local and prefill == "auto" and self._worker.role == "decode":
             prefill = "local"
@@ -251,7 +294,12 @@ class Quality:
     def _refused(self, refusal: Refusal, tier: Tier) -> RequestError:
         note("refused", reason=refusal.code, retry_after_seconds=refusal.retry_after_seconds)
         self._worker.metrics.qos_rejected.labels(refusal.code, tier).inc()
-        return RequestError(refusal.message, status=TOO_MANY_REQUESTS, code=refusal.code, retry_after_seconds=refusal.retry_after_seconds)
+        return RequestError(
+            refusal.message,
+            status=TOO_MANY_REQUESTS,
+            code=refusal.code,
+            retry_after_seconds=refusal.retry_after_seconds,
+        )
 
     def _outlook(self, spec: RequestSpec) -> Outlook:
         measured = self._meter.take()
@@ -261,8 +309,12 @@ class Quality:
         estimator = estimation.estimator or self._averages
         ends = self._averages.ends_per_second
         return Outlook(
-            ttft_seconds=estimator.estimated_ttft_seconds(estimation.flight_of(spec), estimation.line),
-            tpot_seconds=self._averages.estimated_tpot_seconds(self._meter.num_streams + self._meter.num_waiting + 1),
+            ttft_seconds=estimator.estimated_ttft_seconds(
+                estimation.flight_of(spec), estimation.line
+            ),
+            tpot_seconds=self._averages.estimated_tpot_seconds(
+                self._meter.num_streams + self._meter.num_waiting + 1
+            ),
             turn_seconds=1 / ends if ends else None,
         )
 
@@ -272,7 +324,9 @@ class Quality:
         return None if seconds is None else prompt_tokens * seconds
 
     def _estimated(self, figure: Callable[[Outlook], float | None]) -> float:
-        """Estimate for the metrics: of a request of normal priority that came now; NaN while nothing is known."""
+        """Estimate for the metrics: of a request of normal priority that came now; NaN while
+        nothing is known.
+        """
         value = figure(self._outlook(_NORMAL))
         return math.nan if value is None else value
 

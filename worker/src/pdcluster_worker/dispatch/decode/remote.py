@@ -1,4 +1,5 @@
-"""The remote leg of a request: a credit, then blocks, then the prefill worker's first token, then its KV.
+"""The remote leg of a request: a credit, then blocks, then the prefill worker's first token, then
+its KV.
 
 Whatever happens, the engine gets one message about the end of the transfer, and the
 credit and the blocks go back.  On failure, and when the prefill worker does not
@@ -68,17 +69,25 @@ class RemotePrefill:
         self._worker = worker
         self._broker = broker
 
-    async def first_token(self, place: Place, spec: RequestSpec, hashes: list[bytes], *, forced: bool) -> AsyncGenerator[Generated, None]:
-        """The first token, if a prefill worker made it; afterwards the engine here goes on, from its KV or by itself.
+    async def first_token(
+        self, place: Place, spec: RequestSpec, hashes: list[bytes], *, forced: bool
+    ) -> AsyncGenerator[Generated, None]:
+        """The first token, if a prefill worker made it; afterwards the engine here goes on, from
+        its KV or by itself.
 
-        hashes: of the full blocks of its tokens.  Yields nothing when the prefill will be local after all.  Raises
+        hashes: of the full blocks of its tokens.  Yields nothing when the prefill will be local
+                after all.  Raises
         RequestError 503 when that happens although the client forced `remote`.
         """
         start = asyncio.get_running_loop().time()
         reserved = await self._reserve(place, spec, hashes)
         if reserved is None:
             if forced:
-                raise RequestError('no prefill worker is ready, and pdcluster.prefill is "remote"', status=503, code="no_prefill_worker")
+                raise RequestError(
+                    'no prefill worker is ready, and pdcluster.prefill is "remote"',
+                    status=503,
+                    code="no_prefill_worker",
+                )
             self._worker.count_long_prompt(is_remote=False)
             place.send(Submit(aged(spec, asyncio.get_running_loop().time() - start)))
             return
@@ -86,10 +95,14 @@ class RemotePrefill:
             async for generated in tokens:
                 yield generated
 
-    async def read(self, place: Place, spec: RequestSpec, holder: Peer) -> AsyncGenerator[Generated, None]:
-        """The next token of a request that moved here, made by the worker that it left, which sends its KV.
+    async def read(
+        self, place: Place, spec: RequestSpec, holder: Peer
+    ) -> AsyncGenerator[Generated, None]:
+        """The next token of a request that moved here, made by the worker that it left, which sends
+        its KV.
 
-        No credit is asked for: that worker has the KV, and computes what fills no block.  Yields nothing when there are
+        No credit is asked for: that worker has the KV, and computes what fills no block.  Yields
+                                nothing when there are
         no blocks for it now, and the engine here will compute its prompt.
         """
         async with checked(place.check, self._period):
@@ -103,7 +116,9 @@ class RemotePrefill:
             async for generated in tokens:
                 yield generated
 
-    async def _prefilled(self, place: Place, reserved: _Reserved, spec: RequestSpec, *, forced: bool) -> AsyncGenerator[Generated, None]:
+    async def _prefilled(
+        self, place: Place, reserved: _Reserved, spec: RequestSpec, *, forced: bool
+    ) -> AsyncGenerator[Generated, None]:
         first: Token | None = None
         done = False
         outcome = "cancelled"  # unless the code below gets further
@@ -114,7 +129,9 @@ class RemotePrefill:
                         done = True
                         self._finish(place, reserved, first, reply)
                         continue
-                    first = msgspec.structs.replace(reply, queue_seconds=(reply.queue_seconds or 0.0) + reserved.waited_seconds)
+                    first = msgspec.structs.replace(
+                        reply, queue_seconds=(reply.queue_seconds or 0.0) + reserved.waited_seconds
+                    )
                     if first.finish_reason is not None:  # it moves no KV: this is all
                         done, outcome = True, "ok"
                     yield Generated(first, "remote")
@@ -125,7 +142,12 @@ class RemotePrefill:
             raise  # of this worker: nothing is left to prefill with
         except (PeerError, RequestError) as e:
             outcome = "stalled" if _is_stall(e) else "failed"
-            logger.warning("remote prefill failed request=%s peer=%s reason=%s", spec.request_id, reserved.peer.key, e)
+            logger.warning(
+                "remote prefill failed request=%s peer=%s reason=%s",
+                spec.request_id,
+                reserved.peer.key,
+                e,
+            )
             note("prefill_failed", peer=reserved.peer.key, outcome=outcome)
             if isinstance(e, RequestError) and e.param == CONSTRAINT_PARAM:
                 raise  # it cannot be compiled here either
@@ -147,16 +169,27 @@ class RemotePrefill:
         if outcome != "ok":
             reserved.peer.release(request_id)  # in case the call never began
 
-    def _replies(self, place: Place, reserved: _Reserved, spec: RequestSpec) -> AsyncGenerator[Reply, None]:
+    def _replies(
+        self, place: Place, reserved: _Reserved, spec: RequestSpec
+    ) -> AsyncGenerator[Reply, None]:
         blocks = reserved.blocks
         engine = place.engine
-        target = Target(blocks.epoch, engine.facts.engine_id, engine.kv_addresses, blocks.cached_tokens, blocks.block_ids)
+        target = Target(
+            blocks.epoch,
+            engine.facts.engine_id,
+            engine.kv_addresses,
+            blocks.cached_tokens,
+            blocks.block_ids,
+        )
         return reserved.peer.prefill(aged(spec, reserved.waited_seconds), target)
 
-    async def _next(self, place: Place, replies: AsyncGenerator[Reply, None], peer: Peer) -> Reply | None:
+    async def _next(
+        self, place: Place, replies: AsyncGenerator[Reply, None], peer: Peer
+    ) -> Reply | None:
         """The next reply, None at the end.
 
-        Raises NoProgressError when the peer makes no progress, EngineDiedError or EngineStalledError when our engine fails.
+        Raises NoProgressError when the peer makes no progress, EngineDiedError or
+        EngineStalledError when our engine fails.
         """
         patience = PrefillPatience(asyncio.get_running_loop().time, lambda: peer.load)
 
@@ -170,7 +203,9 @@ class RemotePrefill:
     def _period(self) -> float:
         return period_seconds(self._worker.policy.stall_seconds)
 
-    def _finish(self, place: Place, reserved: _Reserved, first: Token | None, done: PrefillDone) -> None:
+    def _finish(
+        self, place: Place, reserved: _Reserved, first: Token | None, done: PrefillDone
+    ) -> None:
         if first is None:
             raise PeerError("the KV came without a first token")
         metrics = self._worker.metrics
@@ -178,10 +213,16 @@ class RemotePrefill:
         metrics.kv_transfer_seconds.observe(done.seconds)
         metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
         note_migration(done)
-        place.send(ReceiveDone(place.mailbox.request_id, reserved.blocks.epoch, first, done.checksum))
+        place.send(
+            ReceiveDone(place.mailbox.request_id, reserved.blocks.epoch, first, done.checksum)
+        )
 
-    async def _reserve(self, place: Place, spec: RequestSpec, hashes: list[bytes]) -> _Reserved | None:
-        """A credit first, then blocks, so that a waiting request holds none; None when no prefill worker is left."""
+    async def _reserve(
+        self, place: Place, spec: RequestSpec, hashes: list[bytes]
+    ) -> _Reserved | None:
+        """A credit first, then blocks, so that a waiting request holds none; None when no prefill
+        worker is left.
+        """
         clock = asyncio.get_running_loop().time
         num_tokens = len(spec.prompt) + len(spec.output)
         start = clock()
@@ -189,7 +230,11 @@ class RemotePrefill:
         outcome = "cancelled"
         try:
             async with checked(place.check, self._period):
-                while (peer := await self._broker.acquire(spec.request_id, num_tokens, spec.priority, hashes)) is not None:
+                while (
+                    peer := await self._broker.acquire(
+                        spec.request_id, num_tokens, spec.priority, hashes
+                    )
+                ) is not None:
                     blocks = await self._receive(place, aged(spec, clock() - start), peer)
                     if isinstance(blocks, ReceiveReady):
                         waited = clock() - start
@@ -207,8 +252,12 @@ class RemotePrefill:
             self._worker.credit_queue.discard(spec.request_id)
             self._broker.ask()
 
-    async def _receive(self, place: Place, spec: RequestSpec, granting: Peer | None = None) -> ReceiveReady | ReceiveRefused:
-        """Ask the engine for blocks; unless it has them the credit goes back.  granting: the peer that gave one; None = none did"""
+    async def _receive(
+        self, place: Place, spec: RequestSpec, granting: Peer | None = None
+    ) -> ReceiveReady | ReceiveRefused:
+        """Ask the engine for blocks; unless it has them the credit goes back.  granting: the peer
+        that gave one; None = none did
+        """
         answer = None
         try:
             place.send(Receive(spec))
@@ -217,10 +266,14 @@ class RemotePrefill:
             if granting is not None and not isinstance(answer, ReceiveReady):
                 granting.release(spec.request_id)
         if not isinstance(answer, ReceiveReady | ReceiveRefused):
-            raise RequestError(f"the engine answered {type(answer).__name__} to Receive", status=500)
+            raise RequestError(
+                f"the engine answered {type(answer).__name__} to Receive", status=500
+            )
         return answer
 
 
 def _is_stall(error: PeerError | RequestError) -> bool:
     """Return whether a peer failed because it stalls, by its own report or by our patience."""
-    return isinstance(error, NoProgressError) or (isinstance(error, RequestError) and error.code == ENGINE_STALLED)
+    return isinstance(error, NoProgressError) or (
+        isinstance(error, RequestError) and error.code == ENGINE_STALLED
+    )

@@ -1,4 +1,6 @@
-"""The engine process as a child of the server process: start it, talk to it, notice its death, stop it."""
+"""The engine process as a child of the server process: start it, talk to it, notice its death, stop
+it.
+"""
 
 import asyncio
 import contextlib
@@ -31,7 +33,13 @@ class EngineChild:
     exit_status: of the process, when it has ended; killed: done when `kill` was called.
     """
 
-    def __init__(self, config_path: Path, environment: Mapping[str, str], rank: int = 0, board: int | None = None) -> None:
+    def __init__(
+        self,
+        config_path: Path,
+        environment: Mapping[str, str],
+        rank: int = 0,
+        board: int | None = None,
+    ) -> None:
         """environment: of the process, over this one's.
 
         rank:  among the engines of its worker.
@@ -41,7 +49,8 @@ class EngineChild:
         self._board = board
         self._config_path = config_path
         self._environment = {**os.environ, **environment}
-        self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-")  # 0700: the socket is ours alone
+        # 0700: the socket is ours alone
+        self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-")
         self._context = zmq.Context(io_threads=1)
         self._address = f"ipc://{self._folder.name}/engine"
         self._socket = PairSocket(self._context, self._address)
@@ -52,13 +61,33 @@ class EngineChild:
         self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Start the process, which waits for `client.begin` before it loads; `client.ready()` says when it serves."""
+        """Start the process, which waits for `client.begin` before it loads; `client.ready()` says
+        when it serves.
+        """
         self._socket.bind()
-        arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--rank", str(self.rank))
+        arguments = (
+            "--engine-config",
+            str(self._config_path),
+            "--engine",
+            self._address,
+            "--rank",
+            str(self.rank),
+        )
         board = () if self._board is None else (self._board,)
-        command = (sys.executable, "-m", "pdcluster_worker", *arguments, *(word for each in board for word in ("--board", str(each))))
-        self._process = await asyncio.create_subprocess_exec(*command, env=self._environment, pass_fds=board)
-        self._tasks = [asyncio.create_task(part) for part in (self._talk(), self._watch(), self._unlink_when_connected())]
+        command = (
+            sys.executable,
+            "-m",
+            "pdcluster_worker",
+            *arguments,
+            *(word for each in board for word in ("--board", str(each))),
+        )
+        self._process = await asyncio.create_subprocess_exec(
+            *command, env=self._environment, pass_fds=board
+        )
+        self._tasks = [
+            asyncio.create_task(part)
+            for part in (self._talk(), self._watch(), self._unlink_when_connected())
+        ]
 
     def kill(self, reason: str) -> None:
         """End a process that answers nothing, stopped ones too; its requests fail with `reason`."""
@@ -75,7 +104,10 @@ class EngineChild:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
-        """End the process: ask, then kill; one that still loads is not asked.  One that hangs in the kernel is left to it."""
+        """End the process: ask, then kill; one that still loads is not asked.
+
+        One that hangs in the kernel is left to it.
+        """
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(Exception):
                 if self.client.is_loading:
@@ -104,7 +136,9 @@ class EngineChild:
             self.client.fail(f"messages failed: {e}")
 
     async def _unlink_when_connected(self) -> None:
-        """A connected socket needs no name, and a folder that is gone cannot be left behind by a SIGKILL."""
+        """A connected socket needs no name, and a folder that is gone cannot be left behind by a
+        SIGKILL.
+        """
         with contextlib.suppress(EngineDiedError):
             await self.client.ready()
         self._folder.cleanup()

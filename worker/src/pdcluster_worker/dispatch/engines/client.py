@@ -4,7 +4,8 @@ Sends EngineInput, sorts EngineOutput into one mailbox per request, and hands
 statistics and block events to its subscribers.  When the engine dies or
 stalls, every open mailbox reports it; nothing waits for an answer that cannot
 come.  When an engine counts as stalled is `dispatch.engines.stall_watch`'s rule, and what
-the messages mean for a request is `dispatch.decode.decoding`'s and `dispatch.prefilling`'s business.
+the messages mean for a request is `dispatch.decode.decoding`'s and `dispatch.prefilling`'s
+business.
 """
 
 import asyncio
@@ -50,14 +51,22 @@ ENGINE_STALLED = "engine_stalled"
 OUT_OF_BLOCKS = "out_of_blocks"
 """Code of the error of a request that its engine preempted again and again; it goes to peers."""
 
-RequestOutput = Token | messages.ReceiveReady | messages.ReceiveRefused | messages.PrefillDone | messages.PrefillFailed
+RequestOutput = (
+    Token
+    | messages.ReceiveReady
+    | messages.ReceiveRefused
+    | messages.PrefillDone
+    | messages.PrefillFailed
+)
 
 
 class EngineDiedError(RequestError):
     """The engine process is gone; its requests fail with it."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the engine of this worker stopped: {reason}", status=503, code="engine_dead")
+        super().__init__(
+            f"the engine of this worker stopped: {reason}", status=503, code="engine_dead"
+        )
 
 
 class EngineStalledError(RequestError):
@@ -100,7 +109,8 @@ class RequestOutputs:
             self.num_tokens += 1
             self.ended = item.finish_reason is not None
         elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
-            # An engine that has stalled, or is short of blocks, holds the request, and would continue it.
+            # An engine that has stalled, or is short of blocks, holds the request, and would
+            # continue it.
             self.ended = not isinstance(item, EngineStalledError | ShortOfBlocksError)
         self._items.append(item)
         if self._arrival is not None and not self._arrival.done():
@@ -129,7 +139,9 @@ class RequestOutputs:
         """Wait for the next output, which must be a token."""
         item = await self.get()
         if not isinstance(item, Token):
-            raise RequestError(f"the engine answered {type(item).__name__} where a token was due", status=500)
+            raise RequestError(
+                f"the engine answered {type(item).__name__} where a token was due", status=500
+            )
         return item
 
 
@@ -152,7 +164,8 @@ class EngineClient:
         self._mailboxes: dict[str, RequestOutputs] = {}
         self._num_sent = 0
         self._unknown: set[str] = set()  # open requests that `stats` cannot know of
-        self._begun: deque[tuple[int, str]] = deque()  # (place among what was sent, request) of those that were sent since
+        # (place among what was sent, request) of those that were sent since
+        self._begun: deque[tuple[int, str]] = deque()
         self._outgoing: asyncio.Queue[EngineInput] = asyncio.Queue()
         self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
 
@@ -161,7 +174,10 @@ class EngineClient:
         return await asyncio.shield(self._ready)
 
     def send(self, message: EngineInput) -> None:
-        """Queue one message; order is kept.  Raises EngineDiedError when there is no engine any more."""
+        """Queue one message; order is kept.
+
+        Raises EngineDiedError when there is no engine any more.
+        """
         if self.died is not None:
             raise EngineDiedError(self.died)
         self._num_sent += 1
@@ -170,7 +186,9 @@ class EngineClient:
         self._outgoing.put_nowait(message)
 
     def begin(self, dtype: DType) -> None:
-        """Have the engine load its model, to compute in `dtype`; no message that statistics know of."""
+        """Have the engine load its model, to compute in `dtype`; no message that statistics know
+        of.
+        """
         self._outgoing.put_nowait(messages.Begin(dtype))
 
     @property
@@ -199,7 +217,9 @@ class EngineClient:
 
     @property
     def num_unknown(self) -> int:
-        """Open requests that `stats` cannot know of: not sent to the engine yet, or since it reported."""
+        """Open requests that `stats` cannot know of: not sent to the engine yet, or since it
+        reported.
+        """
         return len(self._unknown)
 
     def knows(self, request_id: str) -> bool:
@@ -209,11 +229,16 @@ class EngineClient:
     def open(self, request_id: str) -> RequestOutputs:
         """Start to listen for one request.
 
-        Raises RequestError if its id is in use, EngineDiedError or EngineStalledError while nothing would answer.
+        Raises RequestError if its id is in use, EngineDiedError or EngineStalledError while nothing
+        would answer.
         """
         self.check()
         if self.knows(request_id):
-            raise RequestError(f"request id {request_id} is already being served", status=409, code="duplicate_request")
+            raise RequestError(
+                f"request id {request_id} is already being served",
+                status=409,
+                code="duplicate_request",
+            )
         mailbox = self._mailboxes[request_id] = RequestOutputs(request_id)
         self._unknown.add(request_id)
         return mailbox
@@ -233,7 +258,9 @@ class EngineClient:
             self.send(messages.Abort(mailbox.request_id))
 
     def fail(self, reason: str) -> None:
-        """Note that the engine is gone: every open request fails now and every later one at once."""
+        """Note that the engine is gone: every open request fails now and every later
+        one at once.
+        """
         if self.died is not None:
             return
         self.died = reason
@@ -244,7 +271,9 @@ class EngineClient:
             mailbox.put(EngineDiedError(reason))
 
     def stall(self, reason: str) -> None:
-        """Note that the engine has stalled: open requests fail now and later ones at once, until `recover`."""
+        """Note that the engine has stalled: open requests fail now and later ones at once, until
+        `recover`.
+        """
         self.stalled = reason
         for mailbox in self._mailboxes.values():
             mailbox.put(EngineStalledError(reason))
@@ -270,7 +299,8 @@ class EngineClient:
 
     def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
         for output in outputs:
-            if self.died is None:  # the numbers and blocks of one that was killed are given up already
+            # the numbers and blocks of one that was killed are given up already
+            if self.died is None:
                 self._take(output)
 
     def _take(self, output: EngineOutput) -> None:
@@ -301,7 +331,9 @@ class EngineClient:
         while self._begun and self._begun[0][0] <= stats.num_inputs:
             self._unknown.discard(self._begun.popleft()[1])
 
-    def _put(self, request_id: str, item: RequestOutput | messages.Preempted | RequestError) -> None:
+    def _put(
+        self, request_id: str, item: RequestOutput | messages.Preempted | RequestError
+    ) -> None:
         # An output for a closed mailbox crossed its Abort on the way and has no reader.
         if (mailbox := self._mailboxes.get(request_id)) is not None:
             mailbox.put(item)

@@ -76,7 +76,11 @@ class Engine:
         stats, num_unknown = self.client.stats, self.client.num_unknown
         if stats is None:
             return WAITING_WEIGHT * num_unknown
-        return WAITING_WEIGHT * (stats.num_waiting + num_unknown) + stats.num_running + stats.num_receiving
+        return (
+            WAITING_WEIGHT * (stats.num_waiting + num_unknown)
+            + stats.num_running
+            + stats.num_receiving
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,11 @@ class Engines:
         down = {rank: f"is lost: {reason}" for rank, (_, reason) in self.lost.items()}
         down |= {engine.rank: reason for engine in self if (reason := engine.client.problem)}
         said = "; ".join(f"engine {rank} {reason}" for rank, reason in sorted(down.items()))
-        return f"{len(down)} of {len(self._engines | self.lost)} engines do not serve: {said}" if down else None
+        return (
+            f"{len(down)} of {len(self._engines | self.lost)} engines do not serve: {said}"
+            if down
+            else None
+        )
 
     def add(self, engine: Engine) -> None:
         """Take an engine that has loaded, in place of the one that had its rank."""
@@ -169,38 +177,57 @@ class Engines:
         self._say_changes(engine, BlockEvents([], gone, sequence=0))
 
     def forget(self, engine: Engine) -> bool:
-        """Say no more that this one is lost; False where it was forgotten or another has its rank."""
+        """Say no more that this one is lost; False where it was forgotten or another
+        has its rank.
+        """
         if self.lost.get(engine.rank, (None, ""))[0] is not engine:
             return False
         del self.lost[engine.rank]
         return True
 
     def records(self) -> list[EngineRecord]:
-        """Records of several engines in etcd; empty for a single engine, which the worker's record describes."""
-        states: dict[Engine, EngineState] = {engine: "ready" if engine.serves else "stalled" for engine in self}
+        """Records of several engines in etcd; empty for a single engine, which the worker's record
+        describes.
+        """
+        states: dict[Engine, EngineState] = {
+            engine: "ready" if engine.serves else "stalled" for engine in self
+        }
         states |= {engine: "lost" for engine, _ in self.lost.values()}
         if len(states) == 1:
             return []
         ordered = sorted(states.items(), key=lambda item: item[0].rank)
-        return [EngineRecord(engine.rank, engine.facts.engine_id, engine.kv_address, state) for engine, state in ordered]
+        return [
+            EngineRecord(engine.rank, engine.facts.engine_id, engine.kv_address, state)
+            for engine, state in ordered
+        ]
 
     def open(self, request_id: str, hashes: Callable[[], Sequence[bytes]]) -> Place:
         """Choose an engine for a request, and listen for what it says.
 
         hashes: of the prompt's full blocks; asked for only where there is a choice.
-        Raises RequestError if the id is in use, EngineDiedError or EngineStalledError if none serves.
+        Raises RequestError if the id is in use, EngineDiedError or EngineStalledError if none
+        serves.
         """
         if any(engine.client.knows(request_id) for engine in self):
-            raise RequestError(f"request id {request_id} is already being served", status=409, code="duplicate_request")
+            raise RequestError(
+                f"request id {request_id} is already being served",
+                status=409,
+                code="duplicate_request",
+            )
         engine = self._choose(hashes)
         place = Place(engine, engine.client.open(request_id))
         self.on_open(engine)
         return place
 
     def cached_tokens(self, engine: Engine, hashes: Sequence[bytes], num_tokens: int) -> int:
-        """Prefix hit at an engine: whole blocks, and at least one token is always left to compute."""
+        """Prefix hit at an engine: whole blocks, and at least one token is always
+        left to compute.
+        """
         block_size = engine.facts.geometry.block_size
-        return min(self._blocks.match(_key(engine), hashes), (num_tokens - 1) // block_size) * block_size
+        return (
+            min(self._blocks.match(_key(engine), hashes), (num_tokens - 1) // block_size)
+            * block_size
+        )
 
     def matched_blocks(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks of `hashes` in the prefix cache that has most of them."""
@@ -230,16 +257,24 @@ class Engines:
             callback(engine, stats)
 
     def _take_blocks(self, engine: Engine, events: BlockEvents) -> None:
-        """Follow the changes of one cache in their order; after a gap it is asked for everything."""
+        """Follow the changes of one cache in their order; after a gap it is asked for
+        everything.
+        """
         arrival = engine.order.arrival(events.sequence, is_whole=events.is_cleared)
         if arrival is Arrival.ASK_SNAPSHOT:
-            logger.warning("engine %d: missed block events before sequence=%d: asked for all", engine.rank, events.sequence)
+            logger.warning(
+                "engine %d: missed block events before sequence=%d: asked for all",
+                engine.rank,
+                events.sequence,
+            )
             engine.client.send(AskSnapshot())
         if arrival is not Arrival.TAKE:
             return
         if events.is_cleared:
             self._blocks.snapshot(_key(engine), events.stored)
-            self._say_blocks(engine, BlockEvents(sorted(self.hashes()), [], events.sequence, is_cleared=True))
+            self._say_blocks(
+                engine, BlockEvents(sorted(self.hashes()), [], events.sequence, is_cleared=True)
+            )
         else:
             self._blocks.apply(_key(engine), events.stored, events.removed)
             self._say_changes(engine, events)
@@ -247,7 +282,11 @@ class Engines:
     def _say_changes(self, engine: Engine, events: BlockEvents) -> None:
         """Pass on changes of all caches together: a block that another engine has is not gone."""
         others = [other for other in self if other is not engine]
-        gone = [block for block in events.removed if not any(self._blocks.match(_key(other), [block]) for other in others)]
+        gone = [
+            block
+            for block in events.removed
+            if not any(self._blocks.match(_key(other), [block]) for other in others)
+        ]
         self._say_blocks(engine, BlockEvents(events.stored, gone, events.sequence))
 
     def _say_blocks(self, engine: Engine, events: BlockEvents) -> None:
@@ -258,7 +297,8 @@ class Engines:
 def choose(scores: Sequence[int], matches: Sequence[int]) -> int:
     """Index of the engine for a request.
 
-    The lowest score; of those at most one waiting request above it the one with most blocks of the prompt; then the first.
+    The lowest score; of those at most one waiting request above it the one with most blocks of the
+    prompt; then the first.
 
     >>> choose([8, 4, 5], [0, 0, 0]), choose([8, 4, 5], [2, 0, 1]), choose([9, 4, 5], [2, 0, 0])
     (1, 0, 1)

@@ -1,4 +1,5 @@
-"""The engine processes of one worker: starts all, starts one again that died, and ends when none is left.
+"""The engine processes of one worker: starts all, starts one again that died, and ends when none is
+left.
 
 While they load, the end of any is the end of the worker: what one cannot have
 none can have.  Afterwards an engine that dies or is killed takes only its own
@@ -25,10 +26,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 LAST_PAUSE_SECONDS = 60.0
-"""Longest pause before an engine that died is started again; doubled each time that it lived shorter than the last pause."""
+"""Longest pause before an engine that died is started again; doubled each time that it lived
+shorter than the last pause.
+"""
 
 FORGET_SECONDS = 300.0
-"""Time for which a lost engine on another host is remembered: its supervisor may bring it back meanwhile."""
+"""Time for which a lost engine on another host is remembered: its supervisor may bring it back
+meanwhile.
+"""
 
 
 class Child(Protocol):
@@ -44,7 +49,9 @@ class Child(Protocol):
     killed: asyncio.Future[None]
 
     async def start(self) -> None:
-        """Start the process, which loads after a message to begin; `client.ready()` says when it serves."""
+        """Start the process, which loads after a message to begin; `client.ready()` says when it
+        serves.
+        """
         ...
 
     async def gone(self) -> None:
@@ -67,12 +74,20 @@ class EngineGroup:
     address:   host and port of its KV, as peers reach it.
     ended:     the child that took the worker with it: any while they load, later the last.
     invariant: requests give the same bits on each (`engine.batchInvariant`).
-    on_start:  called with an engine that begins to serve, and whether it was restarted here; must not block.
+    on_start:  called with an engine that begins to serve, and whether it was restarted here; must
+               not block.
     on_end:    called with an engine that has died while others serve.
     on_forget: called with an engine on another host that has not come back.
     """
 
-    def __init__(self, size: int, new_child: Callable[[int], Child], address: Callable[[int], str], *, invariant: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        new_child: Callable[[int], Child],
+        address: Callable[[int], str],
+        *,
+        invariant: bool = False,
+    ) -> None:
         self._invariant = invariant
         self.engines = Engines()
         self.ended: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
@@ -93,10 +108,15 @@ class EngineGroup:
         """Start all processes, which wait for `begin` before they load."""
         for child in self._children:
             await child.start()
-        self._tasks = [asyncio.create_task(self._keep(child), name=f"engine {child.rank}") for child in self._children]
+        self._tasks = [
+            asyncio.create_task(self._keep(child), name=f"engine {child.rank}")
+            for child in self._children
+        ]
 
     def report_children(self, on_child: Callable[[Child], None]) -> None:
-        """Call `on_child` for every process here, and for each that is started again, before it says anything."""
+        """Call `on_child` for every process here, and for each that is started again, before it
+        says anything.
+        """
         self._on_child = on_child
         for child in self._children:
             on_child(child)
@@ -108,7 +128,10 @@ class EngineGroup:
             child.client.begin(dtype)
 
     async def ready(self) -> Engines:
-        """Wait until all serve.  Raises EngineDiedError if one ends before, ModelError if they do not have the same model."""
+        """Wait until all serve.
+
+        Raises EngineDiedError if one ends before, ModelError if they do not have the same model.
+        """
         facts = [await child.client.ready() for child in self._children]
         for child, its_facts in zip(self._children, facts, strict=True):
             _check_same(facts[0], its_facts, invariant=self._invariant)
@@ -136,7 +159,9 @@ class EngineGroup:
         return next((rank for rank in ranks if rank not in self._adopted), None)
 
     async def adopt(self, child: Child, host: str) -> None:
-        """Let an engine on another host serve until it is gone; it is not started again from here."""
+        """Let an engine on another host serve until it is gone; it is not started
+        again from here.
+        """
         self._adopted[child.rank] = child
         try:
             await child.start()
@@ -172,7 +197,9 @@ class EngineGroup:
         self._is_ending = True
 
     async def _keep(self, child: Child) -> None:
-        """Watch one rank for as long as the worker lives, and start its engine again when that has died."""
+        """Watch one rank for as long as the worker lives, and start its engine again when that has
+        died.
+        """
         clock = asyncio.get_running_loop().time
         backoff = Backoff(FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS)
         pause = backoff.next_seconds()
@@ -207,7 +234,11 @@ class EngineGroup:
 
     def _lives_without(self, child: Child) -> bool:
         """Take a dead engine out; False when no other one is left."""
-        others = [engine for engine in self.engines if engine.client is not child.client and engine.client.died is None]
+        others = [
+            engine
+            for engine in self.engines
+            if engine.client is not child.client and engine.client.died is None
+        ]
         if not others:
             return False
         reason = child.client.died or "it ended"
@@ -257,19 +288,25 @@ class EngineGroup:
 
 
 def _check_same(first: EngineReady, other: EngineReady, *, invariant: bool) -> None:
-    """Raise ModelError unless requests may run on either engine with the same tokens, and their KV goes to the same peers.
+    """Raise ModelError unless requests may run on either engine with the same tokens, and their KV
+    goes to the same peers.
 
-    Lengths may differ, by each engine's own blocks: the shortest is the worker's (`dispatch.backend`).
-    invariant: the same bits are promised, too.
+    Lengths may differ, by each engine's own blocks: the shortest is the worker's
+    (`dispatch.backend`). invariant: the same bits are promised, too.
     """
 
     def compared(facts: EngineReady) -> tuple[object, ...]:
         return facts.geometry, facts.weights, facts.dtype, facts.vocab_size
 
     if compared(first) != compared(other):
-        raise ModelError("the engines of this worker have loaded different models: was the model's folder changed between two starts?")
+        raise ModelError(
+            "the engines of this worker have loaded different models: was the model's folder "
+            "changed between two starts?"
+        )
     if invariant and first.device.operations != other.device.operations:
         raise ModelError(
-            f"operations are {first.device.operations} and {other.device.operations}, which give other bits: under engine.batchInvariant "
-            "set PDCLUSTER_KERNELS to a level that all hosts have, or leave engine.batchInvariant out"
+            f"operations are {first.device.operations} and {other.device.operations}, which give "
+            "other bits: under engine.batchInvariant "
+            "set PDCLUSTER_KERNELS to a level that all hosts have, or leave engine.batchInvariant "
+            "out"
         )

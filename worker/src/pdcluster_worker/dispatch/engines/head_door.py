@@ -1,4 +1,5 @@
-"""Listener of a head, at which headless engines join: engines on other hosts, behind this worker's address.
+"""Listener of a head, at which headless engines join: engines on other hosts, behind this worker's
+address.
 
 They come by themselves, are checked, and run requests like the engines here.
 One that is gone ends its requests alone; its supervisor restarts it,
@@ -57,7 +58,9 @@ class LineSocket:
 class HeadlessChild:
     """One headless engine, seen from its head; implements `group.Child`."""
 
-    def __init__(self, rank: int, node: str, line: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+    def __init__(
+        self, rank: int, node: str, line: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    ) -> None:
         self.rank = rank
         self.client = EngineClient(LineSocket(*line))
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -68,7 +71,9 @@ class HeadlessChild:
 
     async def start(self) -> None:
         """Listen to it; the answer has given its dtype."""
-        self._talking = asyncio.create_task(self._talk(), name=f"engine {self.rank} of {self._node}")
+        self._talking = asyncio.create_task(
+            self._talk(), name=f"engine {self.rank} of {self._node}"
+        )
 
     async def gone(self) -> None:
         """Wait until its line has ended."""
@@ -100,7 +105,9 @@ class HeadlessChild:
             calling.cancel()
 
     async def _call_while_it_loads(self) -> None:
-        """Ping it while it loads: it takes a silent head for gone, and the regular pings begin only once it has loaded."""
+        """Ping it while it loads: it takes a silent head for gone, and the regular pings begin only
+        once it has loaded.
+        """
         while self.client.is_loading:
             self.client.ping()
             with contextlib.suppress(TimeoutError, EngineDiedError):
@@ -122,9 +129,13 @@ class HeadDoor:
         """Listen.  Raises ConfigError when the port cannot be used."""
         host = self._config.listen.host
         try:
-            self._server = await asyncio.start_server(self._on_connection, host, port, ssl=server_context(self._config.tls))
+            self._server = await asyncio.start_server(
+                self._on_connection, host, port, ssl=server_context(self._config.tls)
+            )
         except OSError as e:
-            raise ConfigError(f"listen.head: cannot listen on {host}:{port}: {e.strerror or e}") from e
+            raise ConfigError(
+                f"listen.head: cannot listen on {host}:{port}: {e.strerror or e}"
+            ) from e
         self.port = self._server.sockets[0].getsockname()[1]
         logger.info("accepting headless engines port=%d", self.port)
 
@@ -145,7 +156,10 @@ class HeadDoor:
         try:
             await self._serve(reader, writer)
         except (LineError, OSError, TimeoutError, msgspec.DecodeError) as e:
-            logger.warning("a connection to the head ended before its hello reason=%s", str(e) or type(e).__name__)
+            logger.warning(
+                "a connection to the head ended before its hello reason=%s",
+                str(e) or type(e).__name__,
+            )
         finally:
             writer.close()
             with contextlib.suppress(OSError):
@@ -155,7 +169,9 @@ class HeadDoor:
         hello = decode_hello(await asyncio.wait_for(read_frame(reader, HELLO_BYTES), HELLO_SECONDS))
         rank = self._group.free_rank()
         refused = self._refusal(hello, rank)
-        write_frame(writer, encode(Answer(refused=refused) if refused else Answer(dtype=self._dtype)))
+        write_frame(
+            writer, encode(Answer(refused=refused) if refused else Answer(dtype=self._dtype))
+        )
         await writer.drain()
         if refused or rank is None:
             logger.warning("refused a headless engine node=%s reason=%s", hello.node, refused)
@@ -166,16 +182,28 @@ class HeadDoor:
             await self._group.adopt(child, hello.address)
         finally:
             await child.stop()
-        logger.warning("a headless engine is gone node=%s rank=%d reason=%s", hello.node, rank, child.client.died)
+        logger.warning(
+            "a headless engine is gone node=%s rank=%d reason=%s",
+            hello.node,
+            rank,
+            child.client.died,
+        )
 
     def _refusal(self, hello: HeadHello, rank: int | None) -> str:
         mine, config = (VERSION, *_named(self._config)), self._config
         theirs = (hello.version, hello.cluster, hello.revision, hello.role)
         if theirs != mine:
             named = zip(("version", "cluster", "revision", "role"), mine, theirs, strict=True)
-            return "; ".join(f"its {what} is {other!r}, the head's {own!r}" for what, own, other in named if own != other)
+            return "; ".join(
+                f"its {what} is {other!r}, the head's {own!r}"
+                for what, own, other in named
+                if own != other
+            )
         if rank is None:
-            return f"the head has {config.engine.data_parallel_size} engines and others on nodes, at most {MAX_ENGINES} together"
+            return (
+                f"the head has {config.engine.data_parallel_size} engines and others on nodes, at "
+                f"most {MAX_ENGINES} together"
+            )
         return ""
 
 

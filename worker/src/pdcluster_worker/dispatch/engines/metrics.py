@@ -1,4 +1,5 @@
-"""Moves the engines' own numbers into Prometheus: cumulative counters by their difference, gauges as the sum of all engines'.
+"""Moves the engines' own numbers into Prometheus: cumulative counters by their difference, gauges
+as the sum of all engines'.
 
 `engine_busy_ratio` is the share of the last
 `WINDOW_SECONDS` that the engines spent in a step, by this process's clock, for
@@ -22,7 +23,9 @@ _USED_STATES = ("in_use", "receiving", "quarantined")
 
 
 class EngineMetrics:
-    """Takes every EngineStats of each engine of a worker, in order.  `clock` gives monotonic seconds."""
+    """Takes every EngineStats of each engine of a worker, in order.  `clock` gives monotonic
+    seconds.
+    """
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
@@ -54,7 +57,9 @@ class EngineMetrics:
         self._set_gauges()
 
     def forget(self, rank: int, *, for_good: bool) -> None:
-        """Its engine has ended: the next one of that rank counts from 0; for_good: there is none to come."""
+        """Its engine has ended: the next one of that rank counts from 0; for_good: there is none to
+        come.
+        """
         if self._last.pop(rank, None) is not None:
             self._set_gauges()
         if for_good:
@@ -63,13 +68,17 @@ class EngineMetrics:
             self._busy[rank] = BusyTime(self._clock)
 
     def busy_ratio(self) -> float:
-        """Share of the last `WINDOW_SECONDS` (or since the start) that was spent in steps, 0 to 1; of several engines the mean."""
+        """Share of the last `WINDOW_SECONDS` (or since the start) that was spent in steps, 0 to 1;
+        of several engines the mean.
+        """
         return sum(busy.ratio() for busy in self._busy.values()) / len(self._busy)
 
     def _count_delays(self, stats: EngineStats) -> None:
         metrics = self._metrics
         for status, allowed, reason, executed, count in stats.delay_outcomes:
-            metrics.prefill_delayer_outcomes.labels(status, str(allowed).lower(), reason, str(executed).lower()).inc(count)
+            metrics.prefill_delayer_outcomes.labels(
+                status, str(allowed).lower(), reason, str(executed).lower()
+            ).inc(count)
         for passes, seconds in stats.delay_waits:
             metrics.prefill_delayer_wait_passes.observe(passes)
             metrics.prefill_delayer_wait_seconds.observe(seconds)
@@ -86,10 +95,14 @@ class EngineMetrics:
         drafted = _differences(stats.drafted, last.drafted if last else [])
         accepted = _differences(stats.accepted, last.accepted if last else [])
         metrics = self._metrics
-        for counter, counts in ((metrics.spec_decode_draft_tokens, drafted), (metrics.spec_decode_accepted_tokens, accepted)):
+        for counter, counts in (
+            (metrics.spec_decode_draft_tokens, drafted),
+            (metrics.spec_decode_accepted_tokens, accepted),
+        ):
             for position, count in enumerate(counts):
                 counter.labels(str(position)).inc(count)
-        # A draft is right only where those before it are: so many requests had each number of right ones, and a token more.
+        # A draft is right only where those before it are: so many requests had each number of right
+        # ones, and a token more.
         at_least = [*drafted[:1], *accepted, 0]
         for num_accepted, (count, more) in enumerate(pairwise(at_least)):
             for _ in range(count - more):
@@ -99,7 +112,11 @@ class EngineMetrics:
         metrics, all_stats = self._metrics, list(self._last.values())
         metrics.num_requests_running.set(sum(stats.num_running for stats in all_stats))
         metrics.fences_overdue.set(sum(stats.fences_overdue for stats in all_stats))
-        blocks = {state: sum(stats.blocks.get(state, 0) for stats in all_stats) for stats in all_stats for state in stats.blocks}
+        blocks = {
+            state: sum(stats.blocks.get(state, 0) for stats in all_stats)
+            for stats in all_stats
+            for state in stats.blocks
+        }
         for state, count in blocks.items():
             metrics.kv_blocks.labels(state).set(count)
         total = sum(blocks.values())
@@ -113,7 +130,8 @@ class BusyTime:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._start = clock()
-        self._busy: deque[tuple[float, float]] = deque([(self._start, 0.0)])  # (when, busy_seconds then)
+        # (when, busy_seconds then)
+        self._busy: deque[tuple[float, float]] = deque([(self._start, 0.0)])
 
     def add(self, busy_seconds: float) -> None:
         """Take a report's total."""
@@ -127,7 +145,8 @@ class BusyTime:
         return min((self._busy[-1][1] - self._busy[0][1]) / elapsed, 1.0) if elapsed > 0 else 0.0
 
     def _forget(self) -> None:
-        # One sample at or beyond the window's edge stays, to measure from: the engine was idle between two reports that lie far apart.
+        # One sample at or beyond the window's edge stays, to measure from: the engine was idle
+        # between two reports that lie far apart.
         edge = self._clock() - WINDOW_SECONDS
         while len(self._busy) > 1 and self._busy[1][0] <= edge:
             self._busy.popleft()
@@ -138,7 +157,9 @@ def _differences(now: Sequence[int], before: Sequence[int]) -> list[int]:
     return [count - past for count, past in zip_longest(now, before, fillvalue=0)]
 
 
-def _counters(metrics: Metrics, stats: EngineStats, last: EngineStats | None) -> list[tuple[Counter, float, float]]:
+def _counters(
+    metrics: Metrics, stats: EngineStats, last: EngineStats | None
+) -> list[tuple[Counter, float, float]]:
     """(counter, cumulative value now, cumulative value at the report before)."""
     fields = {
         "engine_steps": "num_steps",
@@ -154,6 +175,14 @@ def _counters(metrics: Metrics, stats: EngineStats, last: EngineStats | None) ->
         "preemptions": "preemptions",
     }
     pairs = [(getattr(metrics, name), field) for name, field in fields.items()]
-    pairs += [(metrics.kv_transfer_bytes.labels(way), f"bytes_{way}") for way in ("sent", "received")]
-    pairs += [(metrics.engine_phase_seconds.labels(phase), f"{phase}_seconds") for phase in ("inputs", "forward", "sample")]
-    return [(counter, getattr(stats, field), getattr(last, field) if last else 0) for counter, field in pairs]
+    pairs += [
+        (metrics.kv_transfer_bytes.labels(way), f"bytes_{way}") for way in ("sent", "received")
+    ]
+    pairs += [
+        (metrics.engine_phase_seconds.labels(phase), f"{phase}_seconds")
+        for phase in ("inputs", "forward", "sample")
+    ]
+    return [
+        (counter, getattr(stats, field), getattr(last, field) if last else 0)
+        for counter, field in pairs
+    ]

@@ -45,7 +45,8 @@ class PairSocket:
                 self._room = self._loop.create_future()
                 self._look()
                 await self._room
-        # A call may swallow the signal that something has come: the socket's descriptor says it once.
+        # A call may swallow the signal that something has come: the socket's descriptor says it
+        # once.
         self._look()
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Decide when an engine has stalled: it has work and makes no step, or answers no ping, for too long.
+"""Decide when an engine has stalled: it has work and makes no step, or answers no ping, for too
+long.
 
 Too long is its longest recent step and a margin: a step cannot be interrupted
 for a ping, and a slow machine has long steps.  Time counts only while it is
@@ -108,7 +109,8 @@ class StallWatch:
     def on_pong(self, pong: Pong) -> None:
         """Take an answer.
 
-        An engine without work is well, and one with work if it has made a step since the last answer.
+        An engine without work is well, and one with work if it has made a step since the last
+        answer.
         """
         self._is_asked = False
         if not pong.has_work:

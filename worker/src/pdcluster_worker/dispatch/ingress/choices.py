@@ -1,4 +1,6 @@
-"""Several choices of one prompt as one stream: the first runs ahead, the others start from the prompt that it left in the prefix cache."""
+"""Several choices of one prompt as one stream: the first runs ahead, the others start from the
+prompt that it left in the prefix cache.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -20,7 +22,9 @@ class Choices(AsyncIterator[Generated]):
     def __init__(self, streams: Mapping[str, Stream[Generated]]) -> None:
         prompt_cached = asyncio.Event()
         self._positions = {request_id: index for index, request_id in enumerate(streams)}
-        self._merged = Merged([_Choice(index, stream, prompt_cached) for index, stream in enumerate(streams.values())])
+        self._merged = Merged(
+            [_Choice(index, stream, prompt_cached) for index, stream in enumerate(streams.values())]
+        )
 
     def abort(self, request_id: str) -> None:
         """End one choice; its siblings go on.  An ended one is a no-op."""

@@ -1,4 +1,5 @@
-"""Choose the decode worker of a request: known state of each worker, the policy's decision, and recent choices.
+"""Choose the decode worker of a request: known state of each worker, the policy's decision, and
+recent choices.
 
 Gathers loads (reports, and charges since), prefix matches (events, and what was
 sent lately) and failures; the decision is `routing.decode_score`'s.  Where the
@@ -71,7 +72,8 @@ class _Routed:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """A worker's last report of its load, as a policy reads it: for all requests until the next one.
+    """A worker's last report of its load, as a policy reads it: for all requests until the next
+    one.
 
     candidate: as it is while the report is all that is known of the worker.
     """
@@ -111,7 +113,8 @@ class Choosing:
         self._recent = RecentPrefixes()
         self._routed: dict[str, _Routed] = {}
         self._failed: dict[str, float] = {}  # when each peer last failed a request
-        self._known: dict[str, Peer] = {}  # whose prefixes are noted: another engine of a pod begins with none
+        # whose prefixes are noted: another engine of a pod begins with none
+        self._known: dict[str, Peer] = {}
         self._reports: dict[str, _Report] = {}
         self._turn = asyncio.Lock()
         self._eased = asyncio.Event()
@@ -121,7 +124,9 @@ class Choosing:
         self._held_at = -math.inf  # and when that was
 
     @contextmanager
-    def following(self, specs: Sequence[RequestSpec], hints: RouteHints = NO_HINTS) -> Iterator[None]:
+    def following(
+        self, specs: Sequence[RequestSpec], hints: RouteHints = NO_HINTS
+    ) -> Iterator[None]:
         """Keep account of the choices of one prompt until the end: charges and hints."""
         routed = _Routed(hints, {spec.request_id for spec in specs})
         self._routed.update((spec.request_id, routed) for spec in specs)
@@ -134,12 +139,21 @@ class Choosing:
             self._eased.set()
 
     def on_token(self, request_id: str) -> None:
-        """Note a choice's token: after the first one, of the first worker or the next, its prompt waits no more."""
+        """Note a choice's token: after the first one, of the first worker or the next, its prompt
+        waits no more.
+        """
         if self._load.prefilled(request_id):
             self._eased.set()
 
-    def choose(self, spec: RequestSpec, may_run_here: bool, failed: Container[str] = (), full: Container[str] = ()) -> Peer | None:
-        """The peer to run it; None for this worker, or when no worker takes it.  failed, full: peers to leave out; the former are tainted.
+    def choose(
+        self,
+        spec: RequestSpec,
+        may_run_here: bool,
+        failed: Container[str] = (),
+        full: Container[str] = (),
+    ) -> Peer | None:
+        """The peer to run it; None for this worker, or when no worker takes it.  failed, full:
+        peers to leave out; the former are tainted.
 
         Raises RequestError 503 where the request names a worker that cannot run it.
         """
@@ -164,7 +178,8 @@ class Choosing:
         return peer
 
     async def room(self, specs: Sequence[RequestSpec]) -> None:
-        """Wait while every worker has more prompt tokens queued than the policy's threshold, in order of arrival.
+        """Wait while every worker has more prompt tokens queued than the policy's threshold, in
+        order of arrival.
 
         Raises RequestError 503 when too many wait.
         """
@@ -173,7 +188,12 @@ class Choosing:
         num_tokens = sum(len(spec.prompt) + len(spec.output) for spec in specs)
         reason = full(self._policy.admission, self._num_held, self._held_tokens, num_tokens)
         if reason is not None:
-            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=retry_after(self._recently_held()))
+            raise RequestError(
+                reason,
+                status=503,
+                code="queue_full",
+                retry_after_seconds=retry_after(self._recently_held()),
+            )
         start = self._clock()
         self._num_held += 1
         self._held_tokens += num_tokens
@@ -189,7 +209,9 @@ class Choosing:
         note("held", seconds=self._held_seconds)
 
     def _recently_held(self) -> float | None:
-        """Seconds that the last one waited; None where that is too long ago to say anything of now."""
+        """Seconds that the last one waited; None where that is too long ago to say
+        anything of now.
+        """
         return self._held_seconds if self._clock() - self._held_at <= MAX_RETRY_SECONDS else None
 
     async def _until_eased(self) -> None:
@@ -206,7 +228,9 @@ class Choosing:
             return False
         now = self._clock()
         takes_new = self._worker.takes_new
-        candidates = self._candidates(self._policy.decode_score, self._peers((), now), takes_new, [], now)
+        candidates = self._candidates(
+            self._policy.decode_score, self._peers((), now), takes_new, [], now
+        )
         return bool(candidates) and all(c.prefill_tokens > threshold for c in candidates)
 
     @property
@@ -214,7 +238,9 @@ class Choosing:
         return self._worker.policy
 
     def _peers(self, failed: Container[str], now: float) -> dict[str, Peer]:
-        """Those that take new work, by key; notes the ones that failed, and forgets what a former engine had cached."""
+        """Those that take new work, by key; notes the ones that failed, and forgets what a former
+        engine had cached.
+        """
         found = self._decodes()
         if len(found) != len(self._known) or not all(map(is_, found, self._known.values())):
             for peer in found:
@@ -228,7 +254,12 @@ class Choosing:
         return {key: peer for key, peer in self._known.items() if key not in failed}
 
     def _candidates(
-        self, policy: DecodeScorePolicy, peers: dict[str, Peer], may_run_here: bool, hashes: Sequence[bytes], now: float
+        self,
+        policy: DecodeScorePolicy,
+        peers: dict[str, Peer],
+        may_run_here: bool,
+        hashes: Sequence[bytes],
+        now: float,
     ) -> list[DecodeCandidate]:
         matches, recent = self._matches(policy, hashes, now)
         self._failed = {key: at for key, at in self._failed.items() if now - at < TAINT_SECONDS}
@@ -244,18 +275,28 @@ class Choosing:
                 candidates.append(report.candidate)
                 continue
             taint = policy.failure_taint if key in self._failed else 1.0
-            candidates.append(_candidate(key, charges, load, matches.get(key, 0), key in recent, taint=taint))
+            candidates.append(
+                _candidate(key, charges, load, matches.get(key, 0), key in recent, taint=taint)
+            )
         if may_run_here:
             load = self._worker.load()
-            charges = self._load.potential(self._pod, load, _reported(load, self._here.num_requests))
+            charges = self._load.potential(
+                self._pod, load, _reported(load, self._here.num_requests)
+            )
             matched = matches.get(self._pod, 0)
             if policy.kv_events and hashes:
                 matched = max(matched, self._worker.engines.matched_blocks(hashes))
-            candidates.append(_candidate(self._pod, charges, load, matched, self._pod in recent, is_self=True))
+            candidates.append(
+                _candidate(self._pod, charges, load, matched, self._pod in recent, is_self=True)
+            )
         return candidates
 
-    def _matches(self, policy: DecodeScorePolicy, hashes: Sequence[bytes], now: float) -> tuple[dict[str, int], Collection[str]]:
-        """Leading blocks cached at each worker, and the workers that such a prompt was sent to lately."""
+    def _matches(
+        self, policy: DecodeScorePolicy, hashes: Sequence[bytes], now: float
+    ) -> tuple[dict[str, int], Collection[str]]:
+        """Leading blocks cached at each worker, and the workers that such a prompt was sent to
+        lately.
+        """
         if not hashes:
             return {}, ()
         self._recent.seconds = policy.recent_seconds
@@ -268,11 +309,16 @@ class Choosing:
         return matches, self._recent.match_all(hashes[:1], now)
 
     def _decide(
-        self, policy: DecodeScorePolicy, spec: RequestSpec, hints: RouteHints, candidates: Sequence[DecodeCandidate]
+        self,
+        policy: DecodeScorePolicy,
+        spec: RequestSpec,
+        hints: RouteHints,
+        candidates: Sequence[DecodeCandidate],
     ) -> Decision | None:
         if hints.worker and all(c.key != hints.worker for c in candidates):
             raise RequestError(
-                f"pdcluster.route.worker: {quoted(hints.worker)} takes no requests here: leave it out, or name one that is ready",
+                f"pdcluster.route.worker: {quoted(hints.worker)} takes no requests here: leave it "
+                "out, or name one that is ready",
                 status=503,
                 param="pdcluster.route.worker",
                 code="worker_unavailable",
@@ -280,13 +326,24 @@ class Choosing:
         if not candidates:
             return None
         asked = Asked(len(spec.prompt) + len(spec.output), self._worker.block_size)
-        return self._chooser.choose(policy, asked, candidates, pinned=hints.worker, session=hints.session)
+        return self._chooser.choose(
+            policy, asked, candidates, pinned=hints.worker, session=hints.session
+        )
 
-    def _charge(self, spec: RequestSpec, chosen: DecodeCandidate, report: object, routed: _Routed) -> None:
-        """Charge the request to its worker; with it, at first, the other choices of its prompt, which find that cached."""
+    def _charge(
+        self, spec: RequestSpec, chosen: DecodeCandidate, report: object, routed: _Routed
+    ) -> None:
+        """Charge the request to its worker; with it, at first, the other choices of its prompt,
+        which find that cached.
+        """
         num_tokens = len(spec.prompt) + len(spec.output)
         uncached_tokens = max(0, num_tokens - chosen.matched_blocks * self._worker.block_size)
-        self._load.add(spec.request_id, chosen.key, report, Charges(1, uncached_tokens, self._worker.num_blocks(num_tokens)))
+        self._load.add(
+            spec.request_id,
+            chosen.key,
+            report,
+            Charges(1, uncached_tokens, self._worker.num_blocks(num_tokens)),
+        )
         for request_id in routed.uncharged - {spec.request_id}:
             self._load.add(request_id, chosen.key, report, Charges(1, 0, 1))
         routed.uncharged.clear()
@@ -311,7 +368,14 @@ def _reported(load: Load, num_requests: int) -> Charges:
 
 
 def _candidate(
-    key: str, charges: Charges, load: Load, matched_blocks: int, is_recent: bool, *, is_self: bool = False, taint: float = 1.0
+    key: str,
+    charges: Charges,
+    load: Load,
+    matched_blocks: int,
+    is_recent: bool,
+    *,
+    is_self: bool = False,
+    taint: float = 1.0,
 ) -> DecodeCandidate:
     return DecodeCandidate(
         key=key,

@@ -138,7 +138,10 @@ class Leg(AsyncIterator[Generated]):
             self._waiting.cancel()
 
     async def __anext__(self) -> Generated:
-        """Wait for the next token.  Raises CalledOffError, and whatever the peer's stream raises."""
+        """Wait for the next token.
+
+        Raises CalledOffError, and whatever the peer's stream raises.
+        """
         if self._is_called_off:
             raise CalledOffError
         task = self._waiting = asyncio.current_task()
@@ -159,7 +162,8 @@ class Leg(AsyncIterator[Generated]):
 
 
 def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:
-    """The request as its worker runs it: a bound or a priority that was lowered there holds on the next one too.
+    """The request as its worker runs it: a bound or a priority that was lowered there holds on the
+    next one too.
 
     >>> from pdcluster_worker.messages.requests import Sampling
     >>> spec = RequestSpec("r", [1], Sampling(max_tokens=100, seed=1, min_tokens=50))
@@ -177,7 +181,9 @@ def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:
 
 
 def reason_of(error: PeerError | RequestError) -> MoveReason | None:
-    """Reason to move a request that ended so to another worker; None = the request itself is at fault."""
+    """Reason to move a request that ended so to another worker; None = the request itself is at
+    fault.
+    """
     if isinstance(error, CalledOffError):
         return "draining"
     if isinstance(error, PeerError | EngineDiedError):
@@ -196,4 +202,6 @@ _UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well
 
 def is_engines(error: Exception) -> bool:
     """Return whether a request ended because of an engine of this worker, not because of itself."""
-    return isinstance(error, EngineDiedError | EngineStalledError | ShortOfBlocksError | UnmeetableDeadlineError)
+    return isinstance(
+        error, EngineDiedError | EngineStalledError | ShortOfBlocksError | UnmeetableDeadlineError
+    )

@@ -1,4 +1,5 @@
-"""Entry of requests: the decode worker that `dispatch.ingress.choosing` picks runs all choices, one hop away at most.
+"""Entry of requests: the decode worker that `dispatch.ingress.choosing` picks runs all choices, one
+hop away at most.
 
 A worker that drains, or whose engine has stalled, runs nothing that arrives
 now: it relays to a peer that stays.  What follows when the chosen worker fails
@@ -49,7 +50,9 @@ class Ingress:
     async def generate(
         self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
     ) -> AsyncGenerator[Generated, None]:
-        """All choices of one prompt, as they come.  Closing the iterator ends every leg.  Raises RequestError.
+        """All choices of one prompt, as they come.
+
+        Closing the iterator ends every leg.  Raises RequestError.
 
         The first choice may be prefilled remotely; the others start from its
         cached prompt, on the same worker.
@@ -57,7 +60,8 @@ class Ingress:
         arrival = self._clock()
         with self._choosing.following(specs, hints):
             await self._choosing.room(specs)
-            may_run_here = self._worker.takes_new  # decided once: a drain that begins later lets the request go on
+            # decided once: a drain that begins later lets the request go on
+            may_run_here = self._worker.takes_new
             peer = self._choosing.choose(specs[0], may_run_here)
             if peer is None and not may_run_here:
                 raise self._worker.refusal()
@@ -72,13 +76,21 @@ class Ingress:
                     for spec in specs:
                         self._choices.pop(spec.request_id, None)
 
-    def _run(self, specs: list[RequestSpec], prefill: PrefillMode, route: Route, arrival: float) -> Stream[Generated]:
-        """Run all choices; a lone one as it is, which costs neither a task nor a queue.  Raises RequestError."""
+    def _run(
+        self, specs: list[RequestSpec], prefill: PrefillMode, route: Route, arrival: float
+    ) -> Stream[Generated]:
+        """Run all choices; a lone one as it is, which costs neither a task nor a queue.
+
+        Raises RequestError.
+        """
         if route.where is None:
             self._here.admit([aged(spec, self._clock() - arrival) for spec in specs])
         route.race = self._racing.race(specs, route.where)
         others: PrefillMode = "local" if prefill == "remote" else prefill
-        courses = [Course(spec, others if index else prefill, self._clock, arrival) for index, spec in enumerate(specs)]
+        courses = [
+            Course(spec, others if index else prefill, self._clock, arrival)
+            for index, spec in enumerate(specs)
+        ]
         runs = {course.spec.request_id: ChoiceRun(self._legs, course, route) for course in courses}
         if len(runs) == 1:
             return runs.popitem()[1]
@@ -87,7 +99,9 @@ class Ingress:
         return choices
 
     def abort(self, request_id: str) -> None:
-        """End one of several choices early; unknown and ended ids are a no-op, and so is a lone choice."""
+        """End one of several choices early; unknown and ended ids are a no-op, and so is a lone
+        choice.
+        """
         if (choices := self._choices.get(request_id)) is not None:
             choices.abort(request_id)
 

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 class Route:
     """Start of the choices of one prompt.
 
-    where:        the worker of the last leg that began, where the prompt is cached; None = this one.
+    where:        the worker of the last leg that began, where the prompt is cached; None = this
+                  one.
     may_run_here: a drain that begins later lets the request go on.
     race:         that the first choice runs, of `where` and another worker; None = there is none.
     """
@@ -79,15 +80,26 @@ class Legs:
         """Begin a leg; with a race both of its legs, of which one goes on."""
         if race is None:
             return self._leg(course, where)
-        return Raced(self._worker, race, course, [self._leg(course, entrant) for entrant in race.entrants])
+        return Raced(
+            self._worker, race, course, [self._leg(course, entrant) for entrant in race.entrants]
+        )
 
     def _leg(self, course: Course, peer: Peer | None) -> Stream[Generated]:
-        return self._here.run(*course.next_leg()) if peer is None else Leg(course, peer, self._at_peers)
+        return (
+            self._here.run(*course.next_leg())
+            if peer is None
+            else Leg(course, peer, self._at_peers)
+        )
 
     # --- the one after it ---------------------------------------------------------------------
 
-    def next_worker(self, course: Course, route: Route, where: Peer | None, error: PeerError | RequestError) -> Peer | None:
-        """Choose the worker of the leg after one that ended at `where`; None is this one.  Raises RequestError if there is none."""
+    def next_worker(
+        self, course: Course, route: Route, where: Peer | None, error: PeerError | RequestError
+    ) -> Peer | None:
+        """Choose the worker of the leg after one that ended at `where`; None is this one.
+
+        Raises RequestError if there is none.
+        """
         reason = reason_of(error)
         if reason is None or (where is None and not is_engines(error)):
             raise error
@@ -111,7 +123,13 @@ class Legs:
         _note(course, reason, where, following)
         return following
 
-    def _again(self, course: Course, error: PeerError | RequestError, may_be_here: bool, full: frozenset[str]) -> Peer | None:
+    def _again(
+        self,
+        course: Course,
+        error: PeerError | RequestError,
+        may_be_here: bool,
+        full: frozenset[str],
+    ) -> Peer | None:
         """Another try: the client has seen nothing.  full: workers without room for it."""
         if isinstance(error, EngineDiedError):
             raise error  # a request that kills its engine kills one
@@ -159,7 +177,9 @@ class Legs:
         here = [] if has_room(self._worker.load().free_blocks, needed) else [HERE]
         return frozenset([*(peer.key for peer in peers), *here, key_of(where)])
 
-    def _choose(self, course: Course, may_be_here: bool, full: frozenset[str] = frozenset()) -> Peer | None:
+    def _choose(
+        self, course: Course, may_be_here: bool, full: frozenset[str] = frozenset()
+    ) -> Peer | None:
         try:
             return self._choosing.choose(course.so_far(), may_be_here, course.failed, full)
         except RequestError as e:  # it names its worker

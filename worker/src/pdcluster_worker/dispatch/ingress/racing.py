@@ -43,14 +43,18 @@ class Race:
 class Racing:
     """Choose the requests that race; one per ingress.  decodes: peers that take new work."""
 
-    def __init__(self, worker: Worker, here: DecodeDispatcher, decodes: Callable[[], list[Peer]]) -> None:
+    def __init__(
+        self, worker: Worker, here: DecodeDispatcher, decodes: Callable[[], list[Peer]]
+    ) -> None:
         self._worker = worker
         self._here = here
         self._decodes = decodes
         self._budget = racing.RaceBudget()
 
     def race(self, specs: Sequence[RequestSpec], first: Peer | None) -> Race | None:
-        """The race of the first choice of a prompt that was given to `first`; None = it runs there alone."""
+        """The race of the first choice of a prompt that was given to `first`; None = it runs there
+        alone.
+        """
         policy = self._worker.policy.racing
         if not policy.enabled or not self._budget.earn(policy):
             return None
@@ -74,9 +78,14 @@ class Racing:
 
 
 class Raced(AsyncIterator[Generated]):
-    """The tokens of the leg that makes the first one; both run from now on.  Raises what the last leg raised when none does."""
+    """The tokens of the leg that makes the first one; both run from now on.
 
-    def __init__(self, worker: Worker, race: Race, course: Course, legs: Sequence[Stream[Generated]]) -> None:
+    Raises what the last leg raised when none does.
+    """
+
+    def __init__(
+        self, worker: Worker, race: Race, course: Course, legs: Sequence[Stream[Generated]]
+    ) -> None:
         self._metrics = worker.metrics
         self._race = race
         self._course = course

@@ -18,11 +18,17 @@ SMALL_TILE = 32
 SPARE = 0.1
 """Share of the target that a step leaves unused, for the ones after it with longer contexts."""
 MOST_CHANGE = 2.0
-"""Largest factor by which one step changes the budget: a single slow one may be the machine's fault."""
+"""Largest factor by which one step changes the budget: a single slow one may be the machine's
+fault.
+"""
 
 
-def schedule_chunks(queues: Queues, prefills: list[Request], step: Schedule, limit: int | None = None) -> None:
-    """Schedule a chunk of each unfinished prefill that still runs, in order; its blocks were promised to it."""
+def schedule_chunks(
+    queues: Queues, prefills: list[Request], step: Schedule, limit: int | None = None
+) -> None:
+    """Schedule a chunk of each unfinished prefill that still runs, in order; its blocks were
+    promised to it.
+    """
     for request in prefills:
         if step.budget == 0:
             return

@@ -13,7 +13,9 @@ def num_uncomputed(request: Request) -> int:
 
 
 def is_decode(request: Request) -> bool:
-    """Return whether the request is past its prefill: only its newest output token is uncomputed."""
+    """Return whether the request is past its prefill: only its newest output token is
+    uncomputed.
+    """
     return request.num_planned_tokens > request.num_prompt_tokens and num_uncomputed(request) == 1
 
 
@@ -30,8 +32,8 @@ class Order:
     """Sort keys; the least goes first.
 
     running: of requests that hold blocks; the last of them is the victim of a preemption.
-    waiting: of the others; a preempted request goes to the front of its equals, and of the same priority the earliest
-             deadline goes first (EDF).
+    waiting: of the others; a preempted request goes to the front of its equals, and of the same
+             priority the earliest deadline goes first (EDF).
     """
 
     running: Callable[[Request], tuple[float, ...]]
@@ -49,7 +51,12 @@ def _never_ran(request: Request) -> bool:
 
 _BY_PRIORITY = Order(
     running=lambda request: (request.priority, request.arrival_seconds),
-    waiting=lambda request: (request.priority, _never_ran(request), request.due_seconds, request.arrival_seconds),
+    waiting=lambda request: (
+        request.priority,
+        _never_ran(request),
+        request.due_seconds,
+        request.arrival_seconds,
+    ),
 )
 _ORDERS = {
     "fcfs": Order(

@@ -34,7 +34,9 @@ def preempt(queues: Queues, request: Request, step: Schedule) -> None:
     """Take the request's blocks for another one, in the middle of a plan."""
     # Requests preempt in the order of `running`, so the last in order is planned last.
     assert request not in step.items, f"request {request.request_id} is preempted after its turn"
-    assert not request.num_in_flight_tokens, f"request {request.request_id} is preempted in the middle of a step"
+    assert not request.num_in_flight_tokens, (
+        f"request {request.request_id} is preempted in the middle of a step"
+    )
     step.preempted.append(request)
     queues.put_back(request)
 

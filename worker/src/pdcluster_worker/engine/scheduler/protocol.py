@@ -32,7 +32,9 @@ class Scheduler(Protocol):
 
     @property
     def computing(self) -> list[Request]:
-        """Running requests with a token for the next step: all but those whose last one is under way, or that wait for it."""
+        """Running requests with a token for the next step: all but those whose last one is under
+        way, or that wait for it.
+        """
         ...
 
     @property
@@ -52,7 +54,9 @@ class Scheduler(Protocol):
 
     @property
     def displaced(self) -> Request | None:
-        """The next running request that makes way for a waiting one of higher priority; None where none does."""
+        """The next running request that makes way for a waiting one of higher priority; None where
+        none does.
+        """
         ...
 
     def displace(self) -> None:

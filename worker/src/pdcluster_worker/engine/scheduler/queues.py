@@ -68,8 +68,12 @@ class Queues:
 
     @property
     def computing(self) -> list[Request]:
-        """Running requests with a token for the next step: all but those whose last one is under way, or that wait for it."""
-        return [request for request in self.running if not (request.is_ending or request.is_waiting)]
+        """Running requests with a token for the next step: all but those whose last one is under
+        way, or that wait for it.
+        """
+        return [
+            request for request in self.running if not (request.is_ending or request.is_waiting)
+        ]
 
     @property
     def has_free_seat(self) -> bool:
@@ -86,10 +90,15 @@ class Queues:
     def displaced(self) -> Request | None:
         """The next one that makes way for the first waiting request; None where none does.
 
-        Under `preemptive`: the last in order, if that has lower priority, computes for no peer, and what
+        Under `preemptive`: the last in order, if that has lower priority, computes for no peer, and
+                            what
         such requests hold is enough.
         """
-        if self.settings.scheduler.policy != "preemptive" or not self.waiting or not (self.running or self.ready):
+        if (
+            self.settings.scheduler.policy != "preemptive"
+            or not self.waiting
+            or not (self.running or self.ready)
+        ):
             return None
         first = self.waiting[0]
         if too_large(first.num_tokens, self.settings) is not None:
@@ -97,12 +106,22 @@ class Queues:
         needed = self.tables.reservation(first, self.room.num_tokens(first)).num_needed
         if self.has_free_seat and needed <= self.tables.pool.num_available:
             return None
-        lower = [each for each in (*self.running, *self.ready) if each.priority > first.priority and each.target is None]
+        lower = [
+            each
+            for each in (*self.running, *self.ready)
+            if each.priority > first.priority and each.target is None
+        ]
         held = sum(len(each.block_table) for each in lower)
-        return self.last_in_order if self.last_in_order in lower and needed <= self.tables.pool.num_available + held else None
+        return (
+            self.last_in_order
+            if self.last_in_order in lower and needed <= self.tables.pool.num_available + held
+            else None
+        )
 
     def displace(self) -> None:
-        """Preempt all that make way for the first waiting request; between two steps, none of them under way."""
+        """Preempt all that make way for the first waiting request; between two steps, none of them
+        under way.
+        """
         while (request := self.displaced) is not None:
             self.put_back(request)
 
@@ -110,7 +129,12 @@ class Queues:
         """Take the blocks of a request, and queue it again, before those that never ran."""
         self.remove(request)
         self.num_preemptions += 1
-        logger.info("preempted request=%s blocks=%d tokens=%d", request.request_id, len(request.block_table), request.num_tokens)
+        logger.info(
+            "preempted request=%s blocks=%d tokens=%d",
+            request.request_id,
+            len(request.block_table),
+            request.num_tokens,
+        )
         self.tables.release(request)
         request.status = Status.PREEMPTED
         self.add(request)

@@ -36,7 +36,9 @@ class Sarathi(Queues):
         super().__init__(settings, tables)
         own = settings.scheduler
         self._least_chunk = settings.block_size
-        self._budget = ChunkBudget(settings.max_batched_tokens, self._least_chunk, own.tbt_slo_seconds)
+        self._budget = ChunkBudget(
+            settings.max_batched_tokens, self._least_chunk, own.tbt_slo_seconds
+        )
         self._stages = StageSizes(own.chunk_schedule) if own.chunk_schedule else None
 
     @property

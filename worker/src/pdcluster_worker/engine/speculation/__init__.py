@@ -1,4 +1,6 @@
-"""Speculative decoding: later tokens are guessed, and the next step of the model verifies them together."""
+"""Speculative decoding: later tokens are guessed, and the next step of the model verifies them
+together.
+"""
 
 from pdcluster_worker.engine.speculation.draft_model import DraftSizes, ModelDrafter
 from pdcluster_worker.engine.speculation.ngram import NgramDrafter

@@ -43,19 +43,25 @@ class DraftSizes:
 
 
 class ModelDrafter:
-    """See `engine.ports.Drafter`.  runner: of the draft model; its steps are waited for one by one."""
+    """See `engine.ports.Drafter`.  runner: of the draft model; its steps are waited
+    for one by one.
+    """
 
     def __init__(self, runner: ModelRunner, sizes: DraftSizes) -> None:
         self.pool = BlockPool(sizes.num_blocks)
         self._runner = runner
         self._sizes = sizes
         self._shadows: dict[str, Request] = {}  # the one asked for last is at the end
-        self._num_known: dict[str, int] = {}  # tokens of each shadow that are its request's; drafts follow them
+        # tokens of each shadow that are its request's; drafts follow them
+        self._num_known: dict[str, int] = {}
         self._unknown: set[str] = set()  # requests with a token that the draft model has not
 
     def may_follow(self, request: Request) -> bool:
         """See `engine.ports.Drafter`: a model always has a guess."""
-        return request.num_tokens < self._sizes.max_model_len and request.request_id not in self._unknown
+        return (
+            request.num_tokens < self._sizes.max_model_len
+            and request.request_id not in self._unknown
+        )
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """See `engine.ports.Drafter`.  A step of the draft model that fails gives no drafts."""
@@ -82,7 +88,10 @@ class ModelDrafter:
             for request_id in asked:
                 self.forget(request_id)
             return [[] for _ in wanted]
-        return [[] if shadow is None else shadow.tokens[request.num_tokens :] for (request, _), shadow in zip(wanted, shadows, strict=True)]
+        return [
+            [] if shadow is None else shadow.tokens[request.num_tokens :]
+            for (request, _), shadow in zip(wanted, shadows, strict=True)
+        ]
 
     def forget(self, request_id: str) -> None:
         """See `engine.ports.Drafter`."""
@@ -97,11 +106,16 @@ class ModelDrafter:
         """The request's shadow with its tokens; what was computed of others is void."""
         shadow = self._shadows.pop(request.request_id, None)
         if shadow is None:
-            sampling = replace(request.sampling, logprobs=None, prompt_logprobs=None, constraint=None)
+            sampling = replace(
+                request.sampling, logprobs=None, prompt_logprobs=None, constraint=None
+            )
             shadow = Request(request.request_id, [], request.num_prompt_tokens, sampling)
         self._shadows[request.request_id] = shadow
         same = self._num_known.get(request.request_id, 0)
-        while same < min(len(shadow.tokens), request.num_tokens) and shadow.tokens[same] == request.tokens[same]:
+        while (
+            same < min(len(shadow.tokens), request.num_tokens)
+            and shadow.tokens[same] == request.tokens[same]
+        ):
             same += 1
         shadow.tokens[same:] = request.tokens[same:]
         if max(shadow.tokens[same:], default=0) >= self._sizes.draft_vocab_size:
@@ -124,18 +138,24 @@ class ModelDrafter:
         return True
 
     def _decode(self, goals: dict[Request, int]) -> None:
-        """Sample tokens of each shadow up to its goal; of one that does not catch up in the first batch, none."""
+        """Sample tokens of each shadow up to its goal; of one that does not catch up in the first
+        batch, none.
+        """
         items: list[Scheduled] = []
         budget = self._sizes.max_batched_tokens
         # The nearest first: those that have caught up are one token behind.
-        for shadow in sorted(goals, key=lambda shadow: shadow.num_tokens - shadow.num_computed_tokens):
+        for shadow in sorted(
+            goals, key=lambda shadow: shadow.num_tokens - shadow.num_computed_tokens
+        ):
             num_tokens = min(shadow.num_tokens - shadow.num_computed_tokens, budget)
             if num_tokens > 0:
                 items.append(Scheduled.of(shadow, num_tokens))
                 budget -= num_tokens
         while items:
             going = self._step(items)
-            items = [Scheduled.of(shadow, 1) for shadow in going if shadow.num_tokens < goals[shadow]]
+            items = [
+                Scheduled.of(shadow, 1) for shadow in going if shadow.num_tokens < goals[shadow]
+            ]
 
     def _step(self, items: list[Scheduled]) -> list[Request]:
         """Run one batch; the shadows that have a token more."""

@@ -13,18 +13,25 @@ from pdcluster_worker.engine.request import Request
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 
 _LETTERS = 0x110000
-"""Tokens are searched as letters of a string; of a larger vocabulary some share one, and the guess is a worse one."""
+"""Tokens are searched as letters of a string; of a larger vocabulary some share one, and the guess
+is a worse one.
+"""
 
 
 class NgramDrafter:
-    """See `engine.ports.Drafter`.  Keeps the tokens of each request as a string, which is searched at memory's speed."""
+    """See `engine.ports.Drafter`.
+
+    Keeps the tokens of each request as a string, which is searched at memory's speed.
+    """
 
     def __init__(self, settings: SpeculationSettings) -> None:
         self._most, self._least = settings.lookup_max, settings.lookup_min
         self._texts: dict[str, str] = {}
 
     def may_follow(self, request: Request) -> bool:
-        """See `engine.ports.Drafter`: where the known tokens have a match, those with one token more often have."""
+        """See `engine.ports.Drafter`: where the known tokens have a match, those with one token
+        more often have.
+        """
         return self._find(self._text(request), self._least) >= 0
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
@@ -46,7 +53,9 @@ class NgramDrafter:
         return []
 
     def _find(self, text: str, length: int) -> int:
-        """The earliest place of the last `length` letters before the one where they stand; -1 = there is none."""
+        """The earliest place of the last `length` letters before the one where they stand; -1 =
+        there is none.
+        """
         return text.find(text[-length:], 0, len(text) - 1) if len(text) > length else -1
 
     def _text(self, request: Request) -> str:

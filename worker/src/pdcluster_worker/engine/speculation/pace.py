@@ -1,4 +1,5 @@
-"""Decide if drafts pay: by the share of them that was right, and by the cost of a further row in a step.
+"""Decide if drafts pay: by the share of them that was right, and by the cost of a further row in a
+step.
 
 With n rows a step takes a + b * n seconds.  d drafts of which a share s is right
 give n + s * d tokens in a + b * (n + d) seconds and the seconds of drafting them:
@@ -63,7 +64,9 @@ class StepTimes:
         self._draft_seconds += 0.1 * (seconds / max(1, num_drafts) - self._draft_seconds)
 
     def least_share(self, num_rows: int) -> float:
-        """Drafts pay above this share of right ones, in a step of so many rows without them; 0 to 1."""
+        """Drafts pay above this share of right ones, in a step of so many rows without them; 0 to
+        1.
+        """
         if self._weight == 0.0:
             return 0.0
         mean_rows, mean_seconds = self._rows / self._weight, self._seconds / self._weight

@@ -55,7 +55,11 @@ class Speculation:
         if not schedule.items or (most is not None and num_running > most):
             return
         least_share = self._times.least_share(len(schedule.items))
-        items = [item for item in schedule.items.values() if _goes_on(item) and self._pays(item.request, least_share)]
+        items = [
+            item
+            for item in schedule.items.values()
+            if _goes_on(item) and self._pays(item.request, least_share)
+        ]
         self._draft([item for item in items if _is_decode(item)], schedule)
         if self._looks_ahead:
             for item in items:
@@ -93,7 +97,9 @@ class Speculation:
                 continue
             room = self._tables.grow_for_drafts(request, item.end, room)
             if room > 0:
-                schedule.items[request] = replace(item, num_tokens=1 + room, drafts=tuple(tokens[:room]), waits=True)
+                schedule.items[request] = replace(
+                    item, num_tokens=1 + room, drafts=tuple(tokens[:room]), waits=True
+                )
                 schedule.budget -= room
                 num_drafts += room
         if num_drafts:
@@ -127,4 +133,7 @@ def _goes_on(item: Scheduled) -> bool:
 
 def _is_decode(item: Scheduled) -> bool:
     """Return whether only a known output token is computed: the tokens after it can be guessed."""
-    return item.num_tokens == 1 and item.request.num_prompt_tokens <= item.start < item.request.num_tokens
+    return (
+        item.num_tokens == 1
+        and item.request.num_prompt_tokens <= item.start < item.request.num_tokens
+    )

@@ -1,4 +1,6 @@
-"""transformers' answer about a model: its form, and logits that our decoder is compared with.  Asked for once, then kept.
+"""transformers' answer about a model: its form, and logits that our decoder is compared with.
+
+Asked for once, then kept.
 
 transformers' modeling code takes seconds to import and stays in memory, and an engine
 with our decoder needs it for this alone.  So a process of its own is asked
@@ -64,7 +66,9 @@ class Asked:
     question: what was asked.  is_kept: whether the answer was there already.
     """
 
-    def __init__(self, question: Question, file: Path, folder: "tempfile.TemporaryDirectory[str] | None") -> None:
+    def __init__(
+        self, question: Question, file: Path, folder: "tempfile.TemporaryDirectory[str] | None"
+    ) -> None:
         """folder: for an answer that cannot be kept; it goes with `close`."""
         self.question = question
         self.is_kept = file.exists()
@@ -73,7 +77,10 @@ class Asked:
         self._process = None if self.is_kept else _start(question, file)
 
     def wait(self) -> Path | None:
-        """The file of the answer; None when there is none, and the log says why.  Raises ModelError when the model is refused."""
+        """The file of the answer; None when there is none, and the log says why.
+
+        Raises ModelError when the model is refused.
+        """
         if self._process is None:
             return self._file
         said, _ = self._process.communicate()
@@ -81,7 +88,10 @@ class Asked:
         if status == WRONG_SETTING:
             raise ModelError(said.strip())
         if status:
-            logger.warning("the process that asks transformers ended with %d: the model is loaded by its code", status)
+            logger.warning(
+                "the process that asks transformers ended with %d: the model is loaded by its code",
+                status,
+            )
             return None
         return self._file
 
@@ -95,7 +105,9 @@ class Asked:
 
 
 def ask_early(config: WorkerConfig) -> Asked | None:
-    """Ask for the model of an engine; None where that is of no use, as with ranks.  Raises nothing: loading it will.
+    """Ask for the model of an engine; None where that is of no use, as with ranks.
+
+    Raises nothing: loading it will.
 
     For `auto` the CPU's own dtype is asked for, which most often is what the revision agrees on.
     """
@@ -104,13 +116,18 @@ def ask_early(config: WorkerConfig) -> Asked | None:
         return None
     dtype = read_native_dtype() if model.dtype == "auto" else model.dtype
     try:
-        return ask(Question(Path(model.path).expanduser(), dtype, engine.max_model_len, engine.threads))
+        return ask(
+            Question(Path(model.path).expanduser(), dtype, engine.max_model_len, engine.threads)
+        )
     except (ModelError, OSError):
         return None
 
 
 def ask(question: Question) -> Asked | None:
-    """Find or ask for an answer; None for a model type that our decoder does not know.  Raises ModelError, OSError."""
+    """Find or ask for an answer; None for a model type that our decoder does not know.
+
+    Raises ModelError, OSError.
+    """
     if read_config(question.path)["model_type"] not in FAMILIES:
         return None
     name, passing = _name(question), None
@@ -145,7 +162,9 @@ def folder_of_answers() -> Path:
 
 def drop_oldest(folder: Path) -> None:
     """Remove all answers but the newest ones."""
-    for file in sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True)[MAX_KEPT:]:
+    for file in sorted(
+        folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True
+    )[MAX_KEPT:]:
         file.unlink(missing_ok=True)
 
 
@@ -155,6 +174,8 @@ def _name(question: Question) -> str:
 
 def _start(question: Question, file: Path) -> "subprocess.Popen[str]":
     """Start the process that answers; what it logs goes where this one's log goes."""
-    settings = json.dumps([str(question.path), question.dtype, question.max_model_len, question.threads])
+    settings = json.dumps(
+        [str(question.path), question.dtype, question.max_model_len, question.threads]
+    )
     command = (sys.executable, "-m", "pdcluster_worker.model.answering", str(file), settings)
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

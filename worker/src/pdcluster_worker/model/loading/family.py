@@ -1,4 +1,7 @@
-"""The model types that our decoder runs, each a handful of traits.  Has no torch: a start looks here before that is imported."""
+"""The model types that our decoder runs, each a handful of traits.
+
+Has no torch: a start looks here before that is imported.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,16 +18,27 @@ from typing import Any, BinaryIO
 from pdcluster_worker.errors import ModelError
 
 SAMPLE_BYTES = 4096
-"""Read from each end of each tensor: one disk block, so a 140 GB model costs some thousand reads."""
+"""Read from each end of each tensor: one disk block, so a 140 GB model costs some
+thousand reads.
+"""
 
 _MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
 
-_NOT_WEIGHTS = {"_name_or_path", "_model_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+_NOT_WEIGHTS = {
+    "_name_or_path",
+    "_model_name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "use_cache",
+}
 """Config fields that say where a folder came from or how to run it."""
 
 
 def weights_files(folder: Path) -> list[Path]:
-    """The folder's weights in name order: its safetensors files, or without any its torch .bin files."""
+    """The folder's weights in name order: its safetensors files, or without any its torch .bin
+    files.
+    """
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
@@ -43,13 +54,18 @@ def fingerprint(folder: Path) -> str:
             for part in _parts(path):
                 digest.update(part)
         except OSError as e:
-            raise ModelError(f"cannot read {path}: {e.strerror}: make the model folder readable for user id {os.geteuid()}") from e
+            raise ModelError(
+                f"cannot read {path}: {e.strerror}: make the model folder readable for user id "
+                f"{os.geteuid()}"
+            ) from e
     return digest.hexdigest()
 
 
 def _parts(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        yield from _safetensors_parts(path, file) if path.suffix == ".safetensors" else _spread_parts(file)
+        yield from (
+            _safetensors_parts(path, file) if path.suffix == ".safetensors" else _spread_parts(file)
+        )
 
 
 def _essentials(path: Path) -> bytes:
@@ -72,7 +88,10 @@ def _safetensors_header(path: Path, file: BinaryIO) -> bytes:
     prefix = file.read(8)
     length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
     if not 2 <= length <= _MAX_HEADER_BYTES:
-        raise ModelError(f"{path} is not a safetensors file (header of {length} bytes): copy the model folder again")
+        raise ModelError(
+            f"{path} is not a safetensors file (header of {length} bytes): copy the model folder "
+            "again"
+        )
     header = file.read(length)
     if len(header) != length:
         raise ModelError(f"{path} is cut short inside its header: copy the model folder again")
@@ -88,7 +107,9 @@ def _ends(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _spread_parts(file: BinaryIO) -> Iterator[bytes]:
-    """Size and samples at even distances of a file whose inside we do not parse (it is a pickle)."""
+    """Size and samples at even distances of a file whose inside we do not parse (it
+    is a pickle).
+    """
     size = file.seek(0, 2)
     yield struct.pack("<Q", size)
     num_samples = 256

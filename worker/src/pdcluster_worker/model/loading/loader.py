@@ -41,7 +41,8 @@ class ModelInfo:
 
     weights: fingerprint (`model.loading.fingerprint`).  dtype: what the model computes in.
     windows: of each layer, the tokens that a row sees, its own the last; None = all before it.
-    length_note: why max_model_len is lower than the model's own length; empty where it is not, or was asked for.
+    length_note: why max_model_len is lower than the model's own length; empty where it is not, or
+                 was asked for.
     """
 
     geometry: KVGeometry
@@ -56,7 +57,8 @@ class ModelInfo:
     def window(self) -> int | None:
         """Tokens that a row sees at most, in whatever layer; None where a layer sees all.
 
-        Only behind such a window can KV blocks be given back: a block holds the keys and values of all layers.
+        Only behind such a window can KV blocks be given back: a block holds the keys and values of
+        all layers.
         """
         limited = [window for window in self.windows if window is not None]
         return max(limited) if len(limited) == len(self.windows) else None
@@ -64,10 +66,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A transformers causal language model in eval mode, the heads of its layers, and its description.
+    """A transformers causal language model in eval mode, the heads of its layers, and its
+    description.
 
-    answer: transformers' logits for the proof, of a module that is only the model's form (`model.skeleton`);
-            None = the module computes them itself.
+    answer: transformers' logits for the proof, of a module that is only the model's form
+            (`model.skeleton`); None = the module computes them itself.
     """
 
     module: Any
@@ -115,15 +118,23 @@ def load_model(
         dtype=_name(shape.dtype),
     )
     seconds = time.monotonic() - started
-    logger.info("loaded model path=%s dtype=%s threads=%d seconds=%.1f", path, _name(kind), torch.get_num_threads(), seconds)
+    logger.info(
+        "loaded model path=%s dtype=%s threads=%d seconds=%.1f",
+        path,
+        _name(kind),
+        torch.get_num_threads(),
+        seconds,
+    )
     info = ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"], found.windows)
     return LoadedModel(module, shape.attention, info)
 
 
 def resolve_dtype(dtype: DType) -> torch.dtype:
-    """`auto` is bfloat16 where this CPU multiplies it natively (AVX512-BF16 or AMX: 2 to 4 times faster), else float32.
+    """`auto` is bfloat16 where this CPU multiplies it natively (AVX512-BF16 or AMX: 2 to 4 times
+    faster), else float32.
 
-    A worker's engine is never asked for `auto`: its revision has agreed on one by then (`peers.dtype`).
+    A worker's engine is never asked for `auto`: its revision has agreed on one by then
+    (`peers.dtype`).
     """
     if dtype != "auto":
         return torch.bfloat16 if dtype == "bfloat16" else torch.float32
@@ -132,7 +143,9 @@ def resolve_dtype(dtype: DType) -> torch.dtype:
 
 
 def context_limit(config: Config, max_model_len: int | None) -> int:
-    """Most tokens of one request: the lower of the config's max_position_embeddings and the setting."""
+    """Most tokens of one request: the lower of the config's max_position_embeddings and the
+    setting.
+    """
     limits = [limit for limit in (config.get("max_position_embeddings"), max_model_len) if limit]
     if not limits:
         raise ModelError("config.json names no max_position_embeddings: set engine.maxModelLen")
@@ -140,17 +153,27 @@ def context_limit(config: Config, max_model_len: int | None) -> int:
 
 
 def _complete_config(path: Path, raw: Config) -> Config:
-    """The config with its model type's defaults, plus what is only in the file.  Raises ModelError for an unknown type."""
+    """The config with its model type's defaults, plus what is only in the file.
+
+    Raises ModelError for an unknown type.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # each config class validates in its own way
         reason = one_line(e)
-        raise ModelError(f"{path / 'config.json'}: transformers cannot read model type {raw['model_type']}: {reason}") from e
+        raise ModelError(
+            f"{path / 'config.json'}: transformers cannot read model type {raw['model_type']}: "
+            f"{reason}"
+        ) from e
     complete: Config = {**raw, **config.to_dict()}
-    # Some types have their own words for these (n_positions, n_layer); attributes go by the common ones.
-    complete |= {name: getattr(config, name, None) for name in ("max_position_embeddings", "num_hidden_layers", "vocab_size")}
+    # Some types have their own words for these (n_positions, n_layer); attributes go by the common
+    # ones.
+    complete |= {
+        name: getattr(config, name, None)
+        for name in ("max_position_embeddings", "num_hidden_layers", "vocab_size")
+    }
     complete["generates_text"] = type(config) in AutoModelForCausalLM._model_mapping
     return complete
 
@@ -172,13 +195,17 @@ def _read_weights(path: Path, dtype: torch.dtype) -> Any:
         )
     except KeyError as e:
         raise ModelError(
-            f"{path}: this model type's code does not use transformers' attention interface ({e}), so ours is not reached"
+            f"{path}: this model type's code does not use transformers' attention interface ({e}), "
+            "so ours is not reached"
         ) from e
     except Exception as e:  # a torn or foreign file fails in many ways
         raise ModelError(f"cannot load weights of {path}: {type(e).__name__}: {e}") from e
     if missing := sorted(loading["missing_keys"]):
         # transformers would fill them with random numbers, other ones in each worker.
-        raise ModelError(f"{path}: its weights lack {len(missing)} tensors of config.json, {', '.join(missing[:3])} first: save it whole")
+        raise ModelError(
+            f"{path}: its weights lack {len(missing)} tensors of config.json, "
+            f"{', '.join(missing[:3])} first: save it whole"
+        )
     return module.eval()
 
 

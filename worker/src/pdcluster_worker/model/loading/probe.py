@@ -15,9 +15,20 @@ from torch import Tensor
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops.operations import AttentionShape
 
-UNDERSTOOD_OPTIONS = {"scaling", "sliding_window", "attention_mask", "dropout", "position_ids", "is_causal", "use_cache", "cache_position"}
+UNDERSTOOD_OPTIONS = {
+    "scaling",
+    "sliding_window",
+    "attention_mask",
+    "dropout",
+    "position_ids",
+    "is_causal",
+    "use_cache",
+    "cache_position",
+}
 MAX_RELATIVE_DIFFERENCE = 0.01
-"""The two passes multiply the same row in the same shapes, so even bfloat16 agrees far better than this."""
+"""The two passes multiply the same row in the same shapes, so even bfloat16 agrees far better than
+this.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,8 @@ class LayerShape:
 class Probed:
     """Result of a dry run.
 
-    shape: of all layers.  windows: of each layer, the tokens that a row sees; None = the whole context.
+    shape: of all layers.  windows: of each layer, the tokens that a row sees; None = the whole
+           context.
     """
 
     shape: LayerShape
@@ -47,51 +59,90 @@ class Probe:
         self.layers: dict[int, LayerShape] = {}
         self.windows: dict[int, int | None] = {}
 
-    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Check the call; the result depends on the token's own query, key and value, and so on its position."""
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
+    ) -> Tensor:
+        """Check the call; the result depends on the token's own query, key and value, and so on its
+        position.
+        """
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int) or layer in self.layers:
-            raise ModelError(f"attention of layer {layer} runs twice or has no number: layers that share KV are not supported")
-        if key.shape != value.shape or query.shape[-1] != key.shape[-1] or query.shape[1] % key.shape[1]:
             raise ModelError(
-                f"layer {layer} attends with query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}: "
+                f"attention of layer {layer} runs twice or has no number: layers that share KV are "
+                "not supported"
+            )
+        if (
+            key.shape != value.shape
+            or query.shape[-1] != key.shape[-1]
+            or query.shape[1] % key.shape[1]
+        ):
+            raise ModelError(
+                f"layer {layer} attends with query {tuple(query.shape)}, key {tuple(key.shape)}, "
+                f"value {tuple(value.shape)}: "
                 "keys and values must have one head size and divide the query heads"
             )
         self._check_options(layer, module, options)
         scaling = options.get("scaling")
         scaling = key.shape[3] ** -0.5 if scaling is None else float(scaling)
-        self.layers[layer] = LayerShape(AttentionShape(query.shape[1], key.shape[1], key.shape[3], scaling), key.dtype)
+        self.layers[layer] = LayerShape(
+            AttentionShape(query.shape[1], key.shape[1], key.shape[3], scaling), key.dtype
+        )
         repeats = query.shape[1] // key.shape[1]
-        return (query + (key + value).repeat_interleave(repeats, dim=1)).transpose(1, 2).contiguous()
+        return (
+            (query + (key + value).repeat_interleave(repeats, dim=1)).transpose(1, 2).contiguous()
+        )
 
     def _check_options(self, layer: int, module: Any, options: dict[str, Any]) -> None:
         window = options.get("sliding_window")
         if window is not None and window < 1:
-            raise ModelError(f"layer {layer} uses a sliding window of {window} tokens, which must be at least 1")
-        self.windows[layer] = window if window is not None and window < self._max_model_len else None
+            raise ModelError(
+                f"layer {layer} uses a sliding window of {window} tokens, which must be at least 1"
+            )
+        self.windows[layer] = (
+            window if window is not None and window < self._max_model_len else None
+        )
         if options.get("attention_mask") is not None:
             raise ModelError(f"layer {layer} brings its own attention mask, which is not supported")
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
             raise ModelError(f"layer {layer} is not causal, which is not supported")
-        unknown = sorted(name for name in options.keys() - UNDERSTOOD_OPTIONS if options[name] is not None and options[name] is not False)
+        unknown = sorted(
+            name
+            for name in options.keys() - UNDERSTOOD_OPTIONS
+            if options[name] is not None and options[name] is not False
+        )
         if unknown:
-            raise ModelError(f"layer {layer} asks attention for {', '.join(unknown)}, which is not supported")
+            raise ModelError(
+                f"layer {layer} asks attention for {', '.join(unknown)}, which is not supported"
+            )
 
 
 def probe(model: Any, num_layers: int, max_model_len: int) -> Probed:
-    """Run the model dry.  Returns the shape that all layers share and their windows; raises ModelError for what we cannot run."""
+    """Run the model dry.
+
+    Returns the shape that all layers share and their windows; raises ModelError for what we cannot
+    run.
+    """
     first = Probe(max_model_len)
     # Token 2 at position 5, with another neighbour and in another place.
     after = _forward(model, first, token_ids=[1, 2], positions=[0, 5])[1]
     before = _forward(model, Probe(max_model_len), token_ids=[2, 3], positions=[5, 3])[0]
     if set(first.layers) != set(range(num_layers)):
-        raise ModelError(f"{len(first.layers)} of {num_layers} layers use our attention function: the others are not ordinary attention")
+        raise ModelError(
+            f"{len(first.layers)} of {num_layers} layers use our attention function: the others "
+            "are not ordinary attention"
+        )
     shapes = set(first.layers.values())
     if len(shapes) != 1:
-        raise ModelError(f"layers differ in heads, head size, scaling or dtype ({', '.join(map(str, shapes))}): one KV geometry is needed")
+        raise ModelError(
+            f"layers differ in heads, head size, scaling or dtype ({', '.join(map(str, shapes))}): "
+            "one KV geometry is needed"
+        )
     difference = (after - before).norm() / after.norm()
     if not difference <= MAX_RELATIVE_DIFFERENCE:
-        raise ModelError("the model cannot be batched: a token's result depends on unrelated tokens of its step, or not on its position")
+        raise ModelError(
+            "the model cannot be batched: a token's result depends on unrelated tokens of its "
+            "step, or not on its position"
+        )
     return Probed(shapes.pop(), tuple(first.windows[layer] for layer in range(num_layers)))
 
 
@@ -99,10 +150,18 @@ def _forward(model: Any, attend: Probe, token_ids: list[int], positions: list[in
     """Logits of every token, [T, vocab_size] in float32."""
     with torch.inference_mode():
         try:
-            out = model(input_ids=torch.tensor([token_ids]), position_ids=torch.tensor([positions]), use_cache=False, attend=attend)
+            out = model(
+                input_ids=torch.tensor([token_ids]),
+                position_ids=torch.tensor([positions]),
+                use_cache=False,
+                attend=attend,
+            )
         except ModelError:
             raise
         except Exception as e:  # whatever a model type's code does when it cannot run this way
-            raise ModelError(f"the model's code fails on a flat batch with our attention function: {type(e).__name__}: {e}") from e
+            raise ModelError(
+                "the model's code fails on a flat batch with our attention function: "
+                f"{type(e).__name__}: {e}"
+            ) from e
     logits: Tensor = out.logits[0].float()
     return logits

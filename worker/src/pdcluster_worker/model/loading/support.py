@@ -17,29 +17,71 @@ from pdcluster_worker.model.loading.fingerprint import weights_files
 Config = dict[str, Any]
 
 CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel")
-RECURRENT_PREFIXES = ("mamba_", "ssm_", "linear_attn", "linear_num_", "rwkv_", "conv_L_cache", "lru_")
-RECURRENT_TYPES = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "zamba", "zamba2", "bamba"}
-MULTIMODAL_FIELDS = ("vision_config", "audio_config", "speech_config", "text_config", "vision_tower", "mm_vision_tower")
+RECURRENT_PREFIXES = (
+    "mamba_",
+    "ssm_",
+    "linear_attn",
+    "linear_num_",
+    "rwkv_",
+    "conv_L_cache",
+    "lru_",
+)
+RECURRENT_TYPES = {
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "rwkv",
+    "xlstm",
+    "recurrent_gemma",
+    "jamba",
+    "zamba",
+    "zamba2",
+    "bamba",
+}
+MULTIMODAL_FIELDS = (
+    "vision_config",
+    "audio_config",
+    "speech_config",
+    "text_config",
+    "vision_tower",
+    "mm_vision_tower",
+)
 SEQUENCE_LENGTH_ROPES = ("dynamic", "longrope")
 
 
 def read_config(folder: Path) -> Config:
-    """The folder's config.json.  Raises ModelError when the folder, the file or the weights are missing."""
+    """The folder's config.json.
+
+    Raises ModelError when the folder, the file or the weights are missing.
+    """
     path = folder / "config.json"
     if not folder.is_dir():
-        raise ModelError(f"model folder {folder} does not exist: set model.path to a Hugging Face model folder (`make model` fetches one)")
+        raise ModelError(
+            f"model folder {folder} does not exist: set model.path to a Hugging Face model folder "
+            "(`make model` fetches one)"
+        )
     if not path.is_file():
-        raise ModelError(f"{folder} has no config.json: model.path must be a Hugging Face model folder")
+        raise ModelError(
+            f"{folder} has no config.json: model.path must be a Hugging Face model folder"
+        )
     try:
         config = json.loads(path.read_bytes())
     except OSError as e:
-        raise ModelError(f"cannot read {path}: {e.strerror}: make the model folder readable for user id {os.geteuid()}") from e
+        raise ModelError(
+            f"cannot read {path}: {e.strerror}: make the model folder readable for user id "
+            f"{os.geteuid()}"
+        ) from e
     except ValueError as e:
         raise ModelError(f"{path} is not JSON: {e}") from e
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelError(f"{path} names no model_type: model.path must be a Hugging Face model folder")
+        raise ModelError(
+            f"{path} names no model_type: model.path must be a Hugging Face model folder"
+        )
     if not weights_files(folder):
-        raise ModelError(f"{folder} has no weights (*.safetensors or pytorch_model*.bin): copy the model folder again")
+        raise ModelError(
+            f"{folder} has no weights (*.safetensors or pytorch_model*.bin): copy the model folder "
+            "again"
+        )
     return config
 
 
@@ -49,34 +91,57 @@ def check_kind(config: Config) -> None:
     config: the file's fields over the model type's defaults; `generates_text` says
             whether transformers has a causal language model for the type.
     """
-    _refuse(config, [reason for rule in (_task, _multimodal, _latent, _recurrent, _alibi) for reason in rule(config)])
+    _refuse(
+        config,
+        [
+            reason
+            for rule in (_task, _multimodal, _latent, _recurrent, _alibi)
+            for reason in rule(config)
+        ],
+    )
 
 
 def check_attention(config: Config, max_model_len: int) -> None:
-    """Raise ModelError with every reason why its attention over `max_model_len` tokens is not ordinary causal attention."""
+    """Raise ModelError with every reason why its attention over `max_model_len` tokens is not
+    ordinary causal attention.
+    """
     _refuse(config, [*_rope(config, max_model_len), *_attention(config)])
 
 
 def check_windows(config: Config, windows: Sequence[int | None], max_model_len: int) -> None:
-    """Raise ModelError where the layers' code asks attention for other sliding windows than the config names.
+    """Raise ModelError where the layers' code asks attention for other sliding windows than the
+    config names.
 
-    windows: of each layer as its code asks for it; None = the whole context of up to `max_model_len` tokens.
+    windows: of each layer as its code asks for it; None = the whole context of up to
+             `max_model_len` tokens.
     """
     window = config.get("sliding_window")
     if not window or window >= max_model_len:
         return
     always = config.get("use_sliding_window") is not False
-    slides = [kind == "sliding_attention" for kind in config.get("layer_types") or ()] or [always] * len(windows)
+    slides = [kind == "sliding_attention" for kind in config.get("layer_types") or ()] or [
+        always
+    ] * len(windows)
     if [window if here else None for here in slides] != list(windows):
-        reason = f"sliding_window={window} is on, but its code does not ask attention for it as the config says"
-        _refuse(config, [f"{reason}: set engine.maxModelLen to at most {window}, or the config's sliding_window to null"])
+        reason = (
+            f"sliding_window={window} is on, but its code does not ask attention for it as the "
+            "config says"
+        )
+        _refuse(
+            config,
+            [
+                f"{reason}: set engine.maxModelLen to at most {window}, or the config's "
+                "sliding_window to null"
+            ],
+        )
 
 
 def _refuse(config: Config, reasons: list[str]) -> None:
     if reasons:
         name = config["model_type"]
         raise ModelError(
-            f"model type {name} cannot be served: {'; '.join(reasons)} (only decoder-only models with full or sliding attention can)"
+            f"model type {name} cannot be served: {'; '.join(reasons)} (only decoder-only models "
+            "with full or sliding attention can)"
         )
 
 
@@ -87,7 +152,10 @@ def _task(config: Config) -> Iterator[str]:
         if architecture.endswith("ForConditionalGeneration"):
             yield f"architectures names {architecture}, an encoder-decoder or multimodal model"
         elif not architecture.endswith(CAUSAL_LM_SUFFIXES):
-            yield f"architectures names {architecture}, a pooling or classification model that generates no text"
+            yield (
+                f"architectures names {architecture}, a pooling or classification model that "
+                "generates no text"
+            )
     if not config["generates_text"]:
         yield "transformers has no causal language model of this type"
 
@@ -113,12 +181,19 @@ def _recurrent(config: Config) -> Iterator[str]:
     for field in ("layer_types", "layers_block_type", "block_types"):
         others = set(config.get(field) or ()) - {"full_attention", "sliding_attention", "attention"}
         if others:
-            yield f"{field} has layers that are not full attention ({', '.join(sorted(map(str, others)))})"
+            yield (
+                f"{field} has layers that are not full attention "
+                f"({', '.join(sorted(map(str, others)))})"
+            )
 
 
 def _alibi(config: Config) -> Iterator[str]:
     nested = config.get("attn_config")
-    if config.get("alibi") or (isinstance(nested, dict) and nested.get("alibi")) or config.get("position_embedding_type") == "alibi":
+    if (
+        config.get("alibi")
+        or (isinstance(nested, dict) and nested.get("alibi"))
+        or config.get("position_embedding_type") == "alibi"
+    ):
         yield "it uses ALiBi position biases (alibi)"
     elif config["model_type"] == "bloom":
         yield "it uses ALiBi position biases (every bloom does)"
@@ -128,17 +203,27 @@ def _rope(config: Config, max_model_len: int) -> Iterator[str]:
     rope = config.get("rope_parameters") or {}
     # Either one set of parameters, or one for each layer type.
     for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        limit = part.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+        limit = part.get("original_max_position_embeddings") or config.get(
+            "original_max_position_embeddings"
+        )
         limit = limit or config.get("max_position_embeddings") or 0
         if part.get("rope_type") in SEQUENCE_LENGTH_ROPES and max_model_len > limit:
-            # Its frequencies follow the longest sequence of the batch: a request's tokens would depend on its neighbours.
-            yield f"rope_type {part['rope_type']} changes with the length past {limit} tokens: set engine.maxModelLen to at most {limit}"
+            # Its frequencies follow the longest sequence of the batch: a request's tokens would
+            # depend on its neighbours.
+            yield (
+                f"rope_type {part['rope_type']} changes with the length past {limit} tokens: set "
+                f"engine.maxModelLen to at most {limit}"
+            )
 
 
 def _attention(config: Config) -> Iterator[str]:
     if config.get("attn_logit_softcapping"):
-        yield f"it caps attention logits (attn_logit_softcapping={config['attn_logit_softcapping']})"
-    if config.get("model_type") == "gpt_oss" or any("attention_sink" in field and config[field] for field in config):
+        yield (
+            f"it caps attention logits (attn_logit_softcapping={config['attn_logit_softcapping']})"
+        )
+    if config.get("model_type") == "gpt_oss" or any(
+        "attention_sink" in field and config[field] for field in config
+    ):
         yield "it uses attention sinks"
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         yield "its attention is bidirectional (is_causal, use_bidirectional_attention)"

@@ -1,4 +1,6 @@
-"""Sizes of the attention kernels for one model and cache: pure, decided once, so that no sum depends on a batch."""
+"""Sizes of the attention kernels for one model and cache: pure, decided once, so that no sum
+depends on a batch.
+"""
 
 from dataclasses import dataclass
 

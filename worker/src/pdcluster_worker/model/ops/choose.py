@@ -16,13 +16,23 @@ from pdcluster_worker.model.ops.step_limits import StepLimits
 logger = logging.getLogger(__name__)
 
 
-def make_operations(cache: Tensor, shape: AttentionShape, limits: StepLimits, *, invariant: bool, group: Group = ALONE) -> Operations:
-    """Operations for the device that holds the KV cache.  Raises ModelError where `invariant` cannot be had.
+def make_operations(
+    cache: Tensor,
+    shape: AttentionShape,
+    limits: StepLimits,
+    *,
+    invariant: bool,
+    group: Group = ALONE,
+) -> Operations:
+    """Operations for the device that holds the KV cache.
+
+    Raises ModelError where `invariant` cannot be had.
 
     cache, shape: of this rank of `group`.
     """
     if cache.is_cuda:
-        from pdcluster_worker.model.ops.cuda import CudaOperations  # needs Triton, which images for CPUs lack
+        # needs Triton, which images for CPUs lack
+        from pdcluster_worker.model.ops.cuda import CudaOperations
 
         if invariant:
             raise ModelError("engine.batchInvariant is for CPUs so far, not for cuda: leave it out")
@@ -33,6 +43,9 @@ def make_operations(cache: Tensor, shape: AttentionShape, limits: StepLimits, *,
         return CpuOperations(cache, shape, kernels, group)
     reason = f"there are none for {cache.dtype}" if isinstance(kernels, Kernels) else kernels.reason
     if invariant:
-        raise ModelError(f"engine.batchInvariant needs the compiled kernels: {reason}; leave it out or install with kernels")
+        raise ModelError(
+            f"engine.batchInvariant needs the compiled kernels: {reason}; leave it out or install "
+            "with kernels"
+        )
     logger.warning("computes with plain torch operations, which are slower: %s", reason)
     return Reference(cache, shape, group)

@@ -27,7 +27,16 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     shared_rows,
 )
 from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
-from pdcluster_worker.model.ops.operations import ALONE, Activation, AttentionShape, Forward, Group, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.operations import (
+    ALONE,
+    Activation,
+    AttentionShape,
+    Forward,
+    Group,
+    HeadNorms,
+    Norm,
+    Rotation,
+)
 from pdcluster_worker.model.sampling.sample_kernel import kernel_choosing
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Choosing
 from pdcluster_worker.model.step_plan import StepPlan
@@ -37,7 +46,9 @@ _STEP_BYTES = 64
 
 
 class PackedWeights:
-    """Weights of one product, packed.  arguments: their address; the tensors are kept because it points at them."""
+    """Weights of one product, packed.  arguments: their address; the tensors are kept because it
+    points at them.
+    """
 
     __slots__ = ("address", "arguments", "bias", "columns", "depth", "dtype", "missing", "tiles")
 
@@ -49,16 +60,22 @@ class PackedWeights:
         self.dtype = torch.float32 if wide else weight.dtype
         bias_address = None if self.bias is None else self.bias.data_ptr()
         sizes = self.columns, self.depth + self.missing, int(wide)
-        self.arguments = WeightsArguments(tiles.data_ptr(), bias_address, KINDS[weight.dtype], *sizes)
+        self.arguments = WeightsArguments(
+            tiles.data_ptr(), bias_address, KINDS[weight.dtype], *sizes
+        )
         self.address = ctypes.addressof(self.arguments)
 
 
 class CpuOperations:
-    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, bfloat16 or float32, contiguous from the layers on."""
+    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, bfloat16 or float32,
+    contiguous from the layers on.
+    """
 
     pads_rows = False
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, kernels: Kernels, group: Group = ALONE) -> None:
+    def __init__(
+        self, cache: Tensor, shape: AttentionShape, kernels: Kernels, group: Group = ALONE
+    ) -> None:
         if not cache[0, 0].is_contiguous():
             raise ValueError("the KV cache is not contiguous within a head")
         self._group = group
@@ -66,7 +83,11 @@ class CpuOperations:
         self._library = library = kernels.library
         declare(library)
         self._add_rms_norm, self._gate_mul = library.add_rms_norm, library.gate_mul
-        self._rope_store, self._attend, self._product = library.rope_store, library.attend, library.product
+        self._rope_store, self._attend, self._product = (
+            library.rope_store,
+            library.attend,
+            library.product,
+        )
         self.choosing = choosing_of(kernels)
         self._cache = cache
         self._kind = KINDS[cache.dtype]
@@ -88,7 +109,9 @@ class CpuOperations:
         """The step as it is."""
         return forward
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> PackedWeights:
+    def pack(
+        self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False
+    ) -> PackedWeights:
         """Copy the weights into panels of 32 columns; also where they are mapped from a file."""
         weight = weight.contiguous()
         columns, depth = weight.shape
@@ -110,29 +133,57 @@ class CpuOperations:
         """See `Operations`."""
         out = torch.empty_like(hidden)
         added = None if x is None else x.data_ptr()
-        self._add_rms_norm(self._kind, added, hidden.data_ptr(), out.data_ptr(), *hidden.shape, *norm_fields(norm))
+        self._add_rms_norm(
+            self._kind, added, hidden.data_ptr(), out.data_ptr(), *hidden.shape, *norm_fields(norm)
+        )
         return out
 
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See `Operations`."""
         rows, both = gate_up.shape
         out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
-        self._gate_mul(self._kind, gate_up.data_ptr(), out.data_ptr(), rows, both // 2, activation == "silu")
+        self._gate_mul(
+            self._kind, gate_up.data_ptr(), out.data_ptr(), rows, both // 2, activation == "silu"
+        )
         return out
 
-    def rope_store(self, qkv: Tensor, plan: StepPlan, layer: int, rotation: Rotation | None, norms: HeadNorms | None) -> None:
+    def rope_store(
+        self,
+        qkv: Tensor,
+        plan: StepPlan,
+        layer: int,
+        rotation: Rotation | None,
+        norms: HeadNorms | None,
+    ) -> None:
         """See `Operations`."""
         plan_at = self._address_of(plan)
         if rotation is not self._rotation or rotation is None:
             self._rotation, self._rotation_arguments = rotation, rotation_arguments(rotation)
         norms_at = None if norms is None else self._norms_address(norms)
-        self._rope_store(self._model_at, plan_at, qkv.data_ptr(), layer, ctypes.addressof(self._rotation_arguments), norms_at)
+        self._rope_store(
+            self._model_at,
+            plan_at,
+            qkv.data_ptr(),
+            layer,
+            ctypes.addressof(self._rotation_arguments),
+            norms_at,
+        )
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """See `Operations`.  Raises MemoryError where there is no memory for the step's parts."""
         out = torch.empty((qkv.shape[0], self._width), dtype=qkv.dtype)
-        if self._attend(self._model_at, self._address_of(plan), qkv.data_ptr(), out.data_ptr(), layer, window or 0):
-            raise MemoryError("no memory for the attention of this step: lower max_batched_tokens or the context length")
+        if self._attend(
+            self._model_at,
+            self._address_of(plan),
+            qkv.data_ptr(),
+            out.data_ptr(),
+            layer,
+            window or 0,
+        ):
+            raise MemoryError(
+                "no memory for the attention of this step: lower max_batched_tokens or the context "
+                "length"
+            )
         return out
 
     def reduce(self, x: Tensor) -> Tensor:
@@ -162,6 +213,8 @@ def choosing_of(kernels: Kernels) -> Choosing:
 
 
 def host_choosing() -> Choosing:
-    """Tokens chosen by the kernels of this process, where it has some, from logits that were computed elsewhere."""
+    """Tokens chosen by the kernels of this process, where it has some, from logits that were
+    computed elsewhere.
+    """
     kernels = kernels_found()
     return choosing_of(kernels) if isinstance(kernels, Kernels) else PLAIN_TENSORS

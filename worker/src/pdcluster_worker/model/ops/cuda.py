@@ -1,4 +1,5 @@
-"""The operations on an NVIDIA GPU: Triton kernels for what reads the cache or a row, cuBLAS for products.
+"""The operations on an NVIDIA GPU: Triton kernels for what reads the cache or a row, cuBLAS for
+products.
 
 FlashInfer attends instead where it is installed (`ops.flashinfer_attention`).
 Nothing here waits for the device, and launches depend on a plan's numbers alone,
@@ -16,7 +17,16 @@ from pdcluster_worker.model.ops.attention_sizes import power_of_two
 from pdcluster_worker.model.ops.cpu import host_choosing
 from pdcluster_worker.model.ops.flashinfer_attention import make_attention
 from pdcluster_worker.model.ops.graphs import Graphs
-from pdcluster_worker.model.ops.operations import ALONE, Activation, AttentionShape, Forward, Group, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.operations import (
+    ALONE,
+    Activation,
+    AttentionShape,
+    Forward,
+    Group,
+    HeadNorms,
+    Norm,
+    Rotation,
+)
 from pdcluster_worker.model.ops.paged_attention import strides
 from pdcluster_worker.model.ops.plan_copy import PlanCopy
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -40,14 +50,17 @@ class Product:
 
 
 class CudaOperations:
-    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous, on the device.
+    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous, on the
+    device.
 
     Plans must be where the device reads them: see `prepare`.
     """
 
     pads_rows = True
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, limits: StepLimits, group: Group = ALONE) -> None:
+    def __init__(
+        self, cache: Tensor, shape: AttentionShape, limits: StepLimits, group: Group = ALONE
+    ) -> None:
         if not cache.is_contiguous():
             raise ValueError("the KV cache must be contiguous")
         self._group = group
@@ -64,7 +77,9 @@ class CudaOperations:
         return tensor.to(self._cache.device)
 
     def prepare(self, forward: Forward) -> Forward:
-        """Capture graphs of decode steps; other steps get their plan by one transfer and run as they are."""
+        """Capture graphs of decode steps; other steps get their plan by one transfer and run as
+        they are.
+        """
         graphs = Graphs(self._copy, forward, self._attention.begin, longest=self._limits.longest)
         graphs.capture(max(self._limits.max_sequences, self._limits.max_decode_rows))
         return graphs.logits
@@ -103,12 +118,21 @@ class CudaOperations:
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See `Operations`."""
         num_rows, width = len(gate_up), gate_up.shape[1] // 2
-        out = gate_up.new_empty(num_rows, width)
+        gated = gate_up.new_empty(num_rows, width)
         grid = (num_rows, -(-width // GATE_BLOCK))
-        rows.gate_mul[grid](gate_up, out, width, block=GATE_BLOCK, is_silu=activation == "silu", **NO_FUSION)
-        return out
+        rows.gate_mul[grid](
+            gate_up, gated, width, block=GATE_BLOCK, is_silu=activation == "silu", **NO_FUSION
+        )
+        return gated
 
-    def rope_store(self, qkv: Tensor, plan: StepPlan, layer: int, rotation: Rotation | None, norms: HeadNorms | None) -> None:
+    def rope_store(
+        self,
+        qkv: Tensor,
+        plan: StepPlan,
+        layer: int,
+        rotation: Rotation | None,
+        norms: HeadNorms | None,
+    ) -> None:
         """See `Operations`."""
         if norms is not None and norms.query.rounds_first != norms.key.rounds_first:
             raise ValueError("the norms of queries and of keys must round alike")
@@ -154,7 +178,9 @@ class CudaOperations:
 
 
 def _wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T summed and returned in float32; narrow weights are widened only where torch cannot do without."""
+    """x @ weight.T summed and returned in float32; narrow weights are widened only where torch
+    cannot do without.
+    """
     if x.dtype == torch.float32 or not x.is_cuda:
         return functional.linear(x.float(), weight.float())
     return torch.mm(x, weight.t(), out_dtype=torch.float32)

@@ -1,4 +1,5 @@
-"""Attention by FlashInfer, where it is installed: its paged kernels read our cache by strides, without a copy.
+"""Attention by FlashInfer, where it is installed: its paged kernels read our cache by strides,
+without a copy.
 
 Keys of a layer are `cache[:, :, layer, 0]`, values `[.., 1]`: pages of the form
 that FlashInfer calls HND, with equal strides.  It plans once for each step.
@@ -25,12 +26,17 @@ def make_attention(cache: Tensor, shape: AttentionShape, limits: StepLimits) -> 
     own = TritonAttention(cache, shape, longest=limits.longest)
     if not cache.is_cuda or cache.dtype == torch.float32 or shape.head_dim not in (64, 128, 256):
         return own
-    return own if importlib.util.find_spec("flashinfer") is None else FlashInferAttention(cache, shape, own)
+    return (
+        own
+        if importlib.util.find_spec("flashinfer") is None
+        else FlashInferAttention(cache, shape, own)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The block tables of some sequences, as FlashInfer reads them; on the host, int32 but for `rows`.
+    """The block tables of some sequences, as FlashInfer reads them; on the host, int32 but for
+    `rows`.
 
     row_starts:  [S + 1] rows before each sequence, of these sequences alone.
     page_starts: [S + 1] pages before each.  pages: their block ids, one after another.
@@ -57,12 +63,17 @@ def chunk_pages(plan: StepPlan, block_size: int) -> Pages:
         page_starts=_starts(counts),
         pages=torch.cat([plan.tables[seat, :count] for seat, count in sequences]),
         last_lengths=contexts - (counts - 1) * block_size,
-        rows=torch.cat([torch.arange(start, start + count, dtype=torch.int64) for start, count in starts]),
+        rows=torch.cat(
+            [torch.arange(start, start + count, dtype=torch.int64) for start, count in starts]
+        ),
     )
 
 
 class FlashInferAttention:
-    """See `Attention`.  Decodes stay with Triton's kernel, whose launches a graph can hold whatever the contexts."""
+    """See `Attention`.
+
+    Decodes stay with Triton's kernel, whose launches a graph can hold whatever the contexts.
+    """
 
     name = "flashinfer and triton"
 
@@ -97,7 +108,10 @@ class FlashInferAttention:
         self._rows = pages.rows.to(self._cache.device)
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        """See `Operations.attend`.  Layers with a window are Triton's: FlashInfer's plan of a step holds one window for all."""
+        """See `Operations.attend`.
+
+        Layers with a window are Triton's: FlashInfer's plan of a step holds one window for all.
+        """
         if window is not None:
             return self._own.attend(qkv, plan, layer, window)
         out = self._own.decodes(qkv, plan, layer)

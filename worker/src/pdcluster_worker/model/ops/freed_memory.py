@@ -1,4 +1,6 @@
-"""Keeps what a step frees, so that the next step's tensors are not made of fresh pages, and gives back what loading freed."""
+"""Keeps what a step frees, so that the next step's tensors are not made of fresh pages, and gives
+back what loading freed.
+"""
 
 import contextlib
 import ctypes

@@ -1,4 +1,5 @@
-"""CUDA graphs of decode steps: one for each padded number of sequences, captured at start, the largest first, in one pool.
+"""CUDA graphs of decode steps: one for each padded number of sequences, captured at start, the
+largest first, in one pool.
 
 A graph replays the launches of a step without the host's work for each.  It reads
 the kept buffers of the plan's copy.  A step with a prefill chunk, or with more
@@ -23,7 +24,9 @@ _cuda: Any = torch.cuda  # its classes have no types
 
 
 def graph_sizes(max_sequences: int) -> list[int]:
-    """Padded rows of the graphs to capture, the largest first, whose memory the smaller ones use again."""
+    """Padded rows of the graphs to capture, the largest first, whose memory the smaller ones use
+    again.
+    """
     return row_sizes(max_sequences)[::-1]
 
 
@@ -34,7 +37,9 @@ def graph_for(plan: StepPlan, captured: Collection[int]) -> int | None:
 
 
 def example_plan(size: int, longest: int) -> StepPlan:
-    """A plan of that many rows of padding, launched as the longest context is: nothing is stored or read."""
+    """A plan of that many rows of padding, launched as the longest context is: nothing is stored or
+    read.
+    """
     rows = torch.arange(size)
     zeros, narrow = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int32)
     return StepPlan(
@@ -68,8 +73,12 @@ class Graphs:
     each size runs once before it is captured.
     """
 
-    def __init__(self, copy: PlanCopy, forward: Forward, begin: Callable[[StepPlan], None], *, longest: int) -> None:
-        """begin: called before a step that no graph holds.  longest: tokens of the longest context that a plan may have."""
+    def __init__(
+        self, copy: PlanCopy, forward: Forward, begin: Callable[[StepPlan], None], *, longest: int
+    ) -> None:
+        """begin: called before a step that no graph holds.  longest: tokens of the longest context
+        that a plan may have.
+        """
         self._begin = begin
         self._copy = copy
         self._forward = forward
@@ -94,7 +103,9 @@ class Graphs:
         logger.info("captured decode graphs sizes=%s", ",".join(map(str, sorted(self._captured))))
 
     def logits(self, plan: StepPlan) -> Tensor:
-        """Logits [R, vocab_size] of a plan that is not on the device yet; they hold until the next call."""
+        """Logits [R, vocab_size] of a plan that is not on the device yet; they hold until the next
+        call.
+        """
         size = graph_for(plan, self._captured)
         if size is None:
             self._begin(plan)

@@ -1,4 +1,6 @@
-"""Memory for weights that are read in every step: large maps, in huge pages where the kernel gives them."""
+"""Memory for weights that are read in every step: large maps, in huge pages where the kernel gives
+them.
+"""
 
 import mmap
 
@@ -19,7 +21,9 @@ class HugePages:
         self._used_bytes = 0
 
     def take(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8 at a cache line's start; given back when no piece of its map is in use."""
+        """[num_bytes] uint8 at a cache line's start; given back when no piece of its
+        map is in use.
+        """
         if self._used_bytes + num_bytes > len(self._map):
             self._map, self._used_bytes = _new_map(max(num_bytes, _MAP_BYTES)), 0
         piece = self._map[self._used_bytes : self._used_bytes + num_bytes]
@@ -31,7 +35,10 @@ def _new_map(num_bytes: int) -> Tensor:
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as e:
-        raise ModelError(f"no memory for {num_bytes} bytes of packed weights: use a smaller model or a larger machine") from e
+        raise ModelError(
+            f"no memory for {num_bytes} bytes of packed weights: use a smaller model or a larger "
+            "machine"
+        ) from e
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,4 +1,6 @@
-"""Arguments of the kernels: the structures of kernels/model.h and product.h, and the types of their functions."""
+"""Arguments of the kernels: the structures of kernels/model.h and product.h, and the types of their
+functions.
+"""
 
 import ctypes
 import functools
@@ -21,7 +23,18 @@ class ModelArguments(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("cache", c_void_p),
-        *((name, c_int64) for name in ("kind", "heads", "kv_heads", "dim", "block_size", "block_bytes", "head_bytes")),
+        *(
+            (name, c_int64)
+            for name in (
+                "kind",
+                "heads",
+                "kv_heads",
+                "dim",
+                "block_size",
+                "block_bytes",
+                "head_bytes",
+            )
+        ),
         ("scaling", c_float),
     ]
 
@@ -30,8 +43,14 @@ class PlanArguments(ctypes.Structure):
     """plan_of."""
 
     _fields_: ClassVar = [
-        *((name, c_void_p) for name in ("slots", "firsts", "lengths", "contexts", "seats", "tables")),
-        *((name, c_int64) for name in ("rows", "num_tokens", "num_sequences", "num_decodes", "table_width")),
+        *(
+            (name, c_void_p)
+            for name in ("slots", "firsts", "lengths", "contexts", "seats", "tables")
+        ),
+        *(
+            (name, c_int64)
+            for name in ("rows", "num_tokens", "num_sequences", "num_decodes", "table_width")
+        ),
     ]
 
 
@@ -68,7 +87,13 @@ def model_arguments(cache: Tensor, shape: AttentionShape) -> ModelArguments:
 def plan_arguments(plan: StepPlan) -> PlanArguments:
     """Addresses of the plan's arrays, which must outlive the result."""
     arrays = (plan.slots, plan.firsts, plan.lengths, plan.contexts, plan.seats, plan.tables)
-    sizes = len(plan.slots), plan.num_tokens, len(plan.firsts), plan.num_decodes, plan.tables.shape[1]
+    sizes = (
+        len(plan.slots),
+        plan.num_tokens,
+        len(plan.firsts),
+        plan.num_decodes,
+        plan.tables.shape[1],
+    )
     return PlanArguments(*(array.data_ptr() for array in arrays), *sizes)
 
 
@@ -76,12 +101,16 @@ def rotation_arguments(rotation: Rotation | None) -> RotationArguments:
     """No rotation is one without addresses."""
     if rotation is None:
         return RotationArguments(None, None, 0)
-    return RotationArguments(rotation.cosine.data_ptr(), rotation.sine.data_ptr(), rotation.cosine.shape[1])
+    return RotationArguments(
+        rotation.cosine.data_ptr(), rotation.sine.data_ptr(), rotation.cosine.shape[1]
+    )
 
 
 def head_norm_arguments(norms: HeadNorms) -> ctypes.Array[NormArguments]:
     """Arguments of the norms of queries, then of keys."""
-    return (NormArguments * 2)(*(NormArguments(*norm_fields(norm)) for norm in (norms.query, norms.key)))
+    return (NormArguments * 2)(
+        *(NormArguments(*norm_fields(norm)) for norm in (norms.query, norms.key))
+    )
 
 
 def norm_fields(norm: Norm) -> tuple[int, float, int]:
@@ -90,9 +119,21 @@ def norm_fields(norm: Norm) -> tuple[int, float, int]:
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Give the kernels' functions their types; ctypes would pass 32 bits of an address without them."""
+    """Give the kernels' functions their types; ctypes would pass 32 bits of an address without
+    them.
+    """
     arguments: dict[str, list[type]] = {
-        "add_rms_norm": [c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_float, c_int64],
+        "add_rms_norm": [
+            c_int64,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_int64,
+            c_int64,
+            c_void_p,
+            c_float,
+            c_int64,
+        ],
         "gate_mul": [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64],
         "rope_store": [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
         "attend": [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64],
@@ -109,5 +150,8 @@ def declare(library: ctypes.CDLL) -> None:
 def shared_rows(library: ctypes.CDLL, name: str) -> RowFunction:
     """A function over rows of the library by its name, its rows shared by torch's threads."""
     function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
-    library.share_rows.argtypes, library.share_rows.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), None
+    library.share_rows.argtypes, library.share_rows.restype = (
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
+        None,
+    )
     return functools.partial(library.share_rows, function)

@@ -1,4 +1,5 @@
-"""Finds the kernels that were built for this CPU: one shared object for each level of instructions, the best that fits.
+"""Finds the kernels that were built for this CPU: one shared object for each level of instructions,
+the best that fits.
 
 It knows nothing of tensors.  Without an object, or with one that the CPU cannot run,
 there is a reason instead, and the plain torch operations are used.
@@ -21,16 +22,42 @@ KERNELS_VARIABLE = "PDCLUSTER_KERNELS"
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 
 LEVELS: dict[str, frozenset[str]] = {
-    "amx": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16"}),
-    "avx512_bf16": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16"}),
+    "amx": frozenset(
+        {
+            "avx512f",
+            "avx512bw",
+            "avx512cd",
+            "avx512dq",
+            "avx512vl",
+            "avx512_bf16",
+            "amx_tile",
+            "amx_bf16",
+        }
+    ),
+    "avx512_bf16": frozenset(
+        {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16"}
+    ),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
     "avx2": frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}),
-    "plain": frozenset({"cx16", "lahf_lm", "popcnt", "ssse3", "sse4_1", "sse4_2"} if _IS_X86 else ()),
+    "plain": frozenset(
+        {"cx16", "lahf_lm", "popcnt", "ssse3", "sse4_1", "sse4_2"} if _IS_X86 else ()
+    ),
 }
-"""Levels, best first, and the CPU flags that each needs; worker/setup.py builds an object for each."""
+"""Levels, best first, and the CPU flags that each needs; worker/setup.py builds an
+object for each.
+"""
 
 _FUNCTIONS = (
-    *("start", "pack", "packed_bytes", "product", "add_rms_norm", "gate_mul", "rope_store", "attend"),
+    *(
+        "start",
+        "pack",
+        "packed_bytes",
+        "product",
+        "add_rms_norm",
+        "gate_mul",
+        "rope_store",
+        "attend",
+    ),
     *("sample_rows", "rank_rows", "share_rows", "sources"),
 )
 
@@ -65,9 +92,16 @@ def load_kernels(asked: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels
     if asked and asked not in LEVELS:
         return NoKernels(f"{KERNELS_VARIABLE} is {asked!r}, not off or one of {', '.join(LEVELS)}")
     if asked and (missing := LEVELS[asked] - flags):
-        return NoKernels(f"{KERNELS_VARIABLE} is {asked}, but this CPU has no {', '.join(sorted(missing))}")
-    reason = f"no kernels were built for {platform.machine()}: no C compiler was found when the worker was installed"
-    for level in [asked] if asked else [level for level, needed in LEVELS.items() if needed <= flags]:
+        return NoKernels(
+            f"{KERNELS_VARIABLE} is {asked}, but this CPU has no {', '.join(sorted(missing))}"
+        )
+    reason = (
+        f"no kernels were built for {platform.machine()}: no C compiler was found when the worker "
+        "was installed"
+    )
+    for level in (
+        [asked] if asked else [level for level, needed in LEVELS.items() if needed <= flags]
+    ):
         path = folder / f"{level}.so"
         if path.exists():
             loaded = _load(path, level)
@@ -85,7 +119,9 @@ def cpu_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     lines = (line.partition(":") for line in text.splitlines())
-    return frozenset(next((value for name, _, value in lines if name.strip() == "flags"), "").split())
+    return frozenset(
+        next((value for name, _, value in lines if name.strip() == "flags"), "").split()
+    )
 
 
 def _load(path: Path, level: str) -> Kernels | NoKernels:
@@ -93,19 +129,28 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
         library = ctypes.CDLL(str(path))
     except OSError as e:
         return NoKernels(f"kernels {path.name} cannot be loaded: {e}")
-    if not all(hasattr(library, name) for name in _FUNCTIONS) or not _is_of_sources_beside(library, path.parent):
-        return NoKernels(f"kernels {path.name} are of another version of the worker: install it again")
+    if not all(hasattr(library, name) for name in _FUNCTIONS) or not _is_of_sources_beside(
+        library, path.parent
+    ):
+        return NoKernels(
+            f"kernels {path.name} are of another version of the worker: install it again"
+        )
     functions = _thread_functions()
     if functions is None:
         return NoKernels("torch has loaded no libgomp whose threads the kernels could share")
     error = library.start(*functions)
     if error:
-        return NoKernels(f"kernels {path.name} do not run here: the kernel refuses the tiles of AMX (error {error})")
+        return NoKernels(
+            f"kernels {path.name} do not run here: the kernel refuses the tiles of AMX (error "
+            f"{error})"
+        )
     return Kernels(level, library)
 
 
 def _is_of_sources_beside(library: ctypes.CDLL, folder: Path) -> bool:
-    """Return whether the object was compiled from the sources in its folder; True where none are, as in a wheel."""
+    """Return whether the object was compiled from the sources in its folder; True where none are,
+    as in a wheel.
+    """
     paths = sorted(folder.glob("*.[ch]"))
     if not paths:
         return True
@@ -116,7 +161,13 @@ def _is_of_sources_beside(library: ctypes.CDLL, folder: Path) -> bool:
 
 def _thread_functions() -> list[ctypes.c_void_p] | None:
     """Addresses of the functions of torch's libgomp, or None where it has loaded none."""
-    names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")
+    names = (
+        "GOMP_parallel",
+        "GOMP_barrier",
+        "omp_get_thread_num",
+        "omp_get_num_threads",
+        "omp_get_max_threads",
+    )
     for place in _gomp_places():
         try:
             gomp = ctypes.CDLL(place)

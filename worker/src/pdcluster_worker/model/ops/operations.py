@@ -22,7 +22,9 @@ from pdcluster_worker.model.step_plan import StepPlan
 Activation = Literal["silu", "gelu_tanh"]
 
 Forward = Callable[[StepPlan], Tensor]
-"""A step of a decoder over these operations: float32 logits `[R, vocab_size]` of the plan's `sample_at`."""
+"""A step of a decoder over these operations: float32 logits `[R, vocab_size]` of the plan's
+`sample_at`.
+"""
 
 Packed = Any
 """Weights of one product, in the form that the implementation wants."""
@@ -55,7 +57,8 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding of one step's rows: the first 2 * R numbers of a head are rotated in pairs (i, i + R).
+    """Rotary embedding of one step's rows: the first 2 * R numbers of a head are rotated in pairs
+    (i, i + R).
 
     cosine, sine: [T, R] float32, rounded to the model's dtype.
     """
@@ -80,7 +83,9 @@ class Group(Protocol):
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """The columns of all ranks beside one another, in their order: [R, n] of each gives [R, ranks * n]."""
+        """The columns of all ranks beside one another, in their order: [R, n] of each gives [R,
+        ranks * n].
+        """
         ...
 
 
@@ -106,7 +111,9 @@ class Operations(Protocol):
     """Name for the log and /version, such as "cpu avx512_bf16"."""
 
     pads_rows: bool
-    """True if steps are padded to a few numbers of rows, each warmed at start: where code is made for each number."""
+    """True if steps are padded to a few numbers of rows, each warmed at start: where code is made
+    for each number.
+    """
 
     choosing: Choosing
     """Sampling from logits in host memory; every implementation gives the same bits."""
@@ -116,7 +123,8 @@ class Operations(Protocol):
         ...
 
     def prepare(self, forward: Forward) -> Forward:
-        """Return the function that runs a step: `forward`, with its plan on devices that read one, or a faster form of it.
+        """Return the function that runs a step: `forward`, with its plan on devices that read one,
+        or a faster form of it.
 
         Called once, when the model is loaded.  The logits of a call hold until the next one.
         """
@@ -134,22 +142,36 @@ class Operations(Protocol):
         ...
 
     def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
-        """Add x to `hidden` in place, both [T, W], and return the normed `hidden` as a new tensor; x None adds nothing."""
+        """Add x to `hidden` in place, both [T, W], and return the normed `hidden` as a new tensor;
+        x None adds nothing.
+        """
         ...
 
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """activation(gate) * up of gate_up [T, 2 * N], gate first: [T, N].  The activation is rounded before it is multiplied."""
+        """activation(gate) * up of gate_up [T, 2 * N], gate first: [T, N].
+
+        The activation is rounded before it is multiplied.
+        """
         ...
 
-    def rope_store(self, qkv: Tensor, plan: StepPlan, layer: int, rotation: Rotation | None, norms: HeadNorms | None) -> None:
-        """Norm and rotate queries and keys of qkv in place, then store keys and values at `plan.slots`; slot -1 stores nothing.
+    def rope_store(
+        self,
+        qkv: Tensor,
+        plan: StepPlan,
+        layer: int,
+        rotation: Rotation | None,
+        norms: HeadNorms | None,
+    ) -> None:
+        """Norm and rotate queries and keys of qkv in place, then store keys and values at
+        `plan.slots`; slot -1 stores nothing.
 
         rotation, norms: None leaves that out.
         """
         ...
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        """Causal attention of every row over its sequence's stored context: [T, Hq * D]; rows of padding are 0.
+        """Causal attention of every row over its sequence's stored context: [T, Hq * D]; rows of
+        padding are 0.
 
         window: a row sees this many tokens, at least 1, its own the last; None = all before it.
         No slot beyond a row's own position or before its window is read into its result, whatever
@@ -162,5 +184,7 @@ class Operations(Protocol):
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """Columns of all ranks of a tensor-parallel group, see `Group`; x itself where there is one rank."""
+        """Columns of all ranks of a tensor-parallel group, see `Group`; x itself where there is one
+        rank.
+        """
         ...

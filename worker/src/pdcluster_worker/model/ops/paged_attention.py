@@ -34,7 +34,9 @@ class TritonAttention:
     name = "triton"
 
     def __init__(self, cache: Tensor, shape: AttentionShape, *, longest: int) -> None:
-        """cache: as in `CudaOperations`.  longest: tokens of the longest context that a plan may have."""
+        """cache: as in `CudaOperations`.  longest: tokens of the longest context that a plan may
+        have.
+        """
         if not cache.is_contiguous():
             raise ValueError("the KV cache must be contiguous")
         self._cache = cache

@@ -65,12 +65,17 @@ class PlanCopy:
     """
 
     def __init__(self, device: torch.device, limits: StepLimits) -> None:
-        numbers = 8 * (3 * limits.rows + limits.sequences), 4 * (4 + limits.blocks) * limits.sequences
+        numbers = (
+            8 * (3 * limits.rows + limits.sequences),
+            4 * (4 + limits.blocks) * limits.sequences,
+        )
         num_bytes = sum(numbers)
         self._block_size = limits.block_size
         self._is_cuda = device.type == "cuda"
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._hosts = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(2)]
+        self._hosts = [
+            torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(2)
+        ]
         self._copied = [_cuda.Event() for _ in range(2)] if self._is_cuda else []
         self._turn = 0
 
@@ -99,7 +104,9 @@ class PlanCopy:
 
 
 def pad_decodes(plan: StepPlan) -> StepPlan:
-    """A plan of decodes alone with a sequence for each row of padding, whose context is 0, and a sample of each row."""
+    """A plan of decodes alone with a sequence for each row of padding, whose context is 0, and a
+    sample of each row.
+    """
     size = len(plan.token_ids)
     more = size - plan.num_tokens
     every_row = torch.arange(size)
@@ -115,7 +122,12 @@ def pad_decodes(plan: StepPlan) -> StepPlan:
     )
 
 
-def _fill(target: "np.ndarray[tuple[int], np.dtype[np.int64 | np.int32]]", name: str, plan: StepPlan, width: int) -> None:
+def _fill(
+    target: "np.ndarray[tuple[int], np.dtype[np.int64 | np.int32]]",
+    name: str,
+    plan: StepPlan,
+    width: int,
+) -> None:
     if name == "seats":
         target[:] = np.arange(len(plan.seats), dtype=np.int32) * width
     elif name == "tables":

@@ -1,4 +1,5 @@
-"""The operations in plain torch, on any device: the oracle of the others, and what runs where there are no kernels.
+"""The operations in plain torch, on any device: the oracle of the others, and what runs where there
+are no kernels.
 
 Rounds where transformers' own model code does.
 """
@@ -7,7 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.operations import ALONE, Activation, AttentionShape, Forward, Group, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.operations import (
+    ALONE,
+    Activation,
+    AttentionShape,
+    Forward,
+    Group,
+    HeadNorms,
+    Norm,
+    Rotation,
+)
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS
 from pdcluster_worker.model.step_plan import StepPlan
 
@@ -43,7 +53,11 @@ class Reference:
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Weights:
         """Keep the weights as they are, or as float32."""
-        return Weights(weight.float(), None if bias is None else bias.float()) if wide else Weights(weight, bias)
+        return (
+            Weights(weight.float(), None if bias is None else bias.float())
+            if wide
+            else Weights(weight, bias)
+        )
 
     def linear(self, x: Tensor, packed: Weights) -> Tensor:
         """torch's own product."""
@@ -58,9 +72,20 @@ class Reference:
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See `Operations`."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return (functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")) * up
+        return (
+            functional.silu(gate)
+            if activation == "silu"
+            else functional.gelu(gate, approximate="tanh")
+        ) * up
 
-    def rope_store(self, qkv: Tensor, plan: StepPlan, layer: int, rotation: Rotation | None, norms: HeadNorms | None) -> None:
+    def rope_store(
+        self,
+        qkv: Tensor,
+        plan: StepPlan,
+        layer: int,
+        rotation: Rotation | None,
+        norms: HeadNorms | None,
+    ) -> None:
         """See `Operations`."""
         heads = qkv.view(len(qkv), -1, self._shape.head_dim)
         num_heads, num_kv_heads = self._shape.num_heads, self._shape.num_kv_heads
@@ -82,7 +107,9 @@ class Reference:
         shape = self._shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         out = qkv.new_zeros(len(qkv), shape.num_heads, shape.head_dim)
-        sequences = torch.stack((plan.firsts, plan.lengths, plan.contexts, plan.seats), dim=1).tolist()
+        sequences = torch.stack(
+            (plan.firsts, plan.lengths, plan.contexts, plan.seats), dim=1
+        ).tolist()
         for first, length, context, seat in sequences:
             query = heads[first : first + length, : shape.num_heads]
             start = max(0, context - length + 1 - window) if window else 0
@@ -91,12 +118,16 @@ class Reference:
         return out.flatten(1)
 
     def _stored(self, table: Tensor, start: int, context: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Copies of one sequence's keys and values from position `start` on, each [Hkv, context - start, D]."""
+        """Copies of one sequence's keys and values from position `start` on, each [Hkv, context -
+        start, D].
+        """
         size = self._block_size
         before = start // size
         blocks = table[before : -(-context // size)].to(self._cache.device)
         stored = self._cache[:, :, layer].index_select(0, blocks)
-        key, value = stored.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, start - before * size : context - before * size]
+        key, value = stored.permute(2, 1, 0, 3, 4).flatten(2, 3)[
+            :, :, start - before * size : context - before * size
+        ]
         return key, value
 
     def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:

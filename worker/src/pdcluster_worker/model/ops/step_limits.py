@@ -7,9 +7,11 @@ from pdcluster_worker.model.step_plan import padded_rows
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """max_tokens, max_sequences: of one batch.  longest: tokens of the longest context.  block_size: of the cache.
+    """max_tokens, max_sequences: of one batch.  longest: tokens of the longest context.
+    block_size: of the cache.
 
-    max_decode_rows: rows of decodes and their drafts, each of which is a sequence to the kernels; 0 = as many as sequences.
+    max_decode_rows: rows of decodes and their drafts, each of which is a sequence to the kernels; 0
+                     = as many as sequences.
     """
 
     max_tokens: int

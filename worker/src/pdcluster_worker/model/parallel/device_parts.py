@@ -38,7 +38,9 @@ def part_geometry(geometry: KVGeometry, place: Place) -> KVGeometry:
     return msgspec.structs.replace(geometry, num_kv_heads=heads, num_layers=layers)
 
 
-def blocks_on_devices(geometry: KVGeometry, engine: EngineConfig, place: Place, vocab_size: int, weight_bytes: int) -> int:
+def blocks_on_devices(
+    geometry: KVGeometry, engine: EngineConfig, place: Place, vocab_size: int, weight_bytes: int
+) -> int:
     """KV blocks that `kvCacheMemory`, of all GPUs, holds, or that fit beside rank 0's weights."""
     if engine.num_blocks is not None:
         return engine.num_blocks
@@ -48,8 +50,13 @@ def blocks_on_devices(geometry: KVGeometry, engine: EngineConfig, place: Place, 
     return device_blocks(part_geometry(geometry, place), engine, memory, vocab_size)
 
 
-def rank_cache(geometry: KVGeometry, num_blocks: int, place: Place, device: torch.device) -> DeviceKVCache:
-    """The heads of one rank, where there are no pipeline stages.  Raises ModelError where its device has no room."""
+def rank_cache(
+    geometry: KVGeometry, num_blocks: int, place: Place, device: torch.device
+) -> DeviceKVCache:
+    """The heads of one rank, where there are no pipeline stages.
+
+    Raises ModelError where its device has no room.
+    """
     first_head = place.moved_heads(geometry.num_kv_heads).start
     return DeviceKVCache(part_geometry(geometry, place), num_blocks, device, first_head)
 
@@ -88,7 +95,9 @@ class RanksDeviceCache:
     Steps have ended on every device when a block is read: each rank answers only then.
     """
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, parts: Sequence[tuple[Place, Tensor]]) -> None:
+    def __init__(
+        self, geometry: KVGeometry, num_blocks: int, parts: Sequence[tuple[Place, Tensor]]
+    ) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)
@@ -119,8 +128,12 @@ class RanksDeviceCache:
             if device.is_cuda:
                 torch.cuda.current_stream(device.device).synchronize()
 
-    def _shares(self, block_id: int, landing: memoryview, heads: range) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each part that has some of these heads: its share of the landing, and of the block there."""
+    def _shares(
+        self, block_id: int, landing: memoryview, heads: range
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each part that has some of these heads: its share of the landing, and of the block
+        there.
+        """
         geometry = self.geometry
         size = (len(heads), geometry.num_layers, 2, geometry.block_size, geometry.head_dim)
         host = torch.frombuffer(landing, dtype=DTYPES[geometry.dtype]).view(size)
@@ -129,4 +142,7 @@ class RanksDeviceCache:
             first, end = max(held.start, heads.start), min(held.stop, heads.stop)
             if first < end:
                 mine = part[block_id, first - held.start : end - held.start]
-                yield host[first - heads.start : end - heads.start, layers.start : layers.stop], mine
+                yield (
+                    host[first - heads.start : end - heads.start, layers.start : layers.stop],
+                    mine,
+                )

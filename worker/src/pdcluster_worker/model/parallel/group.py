@@ -22,7 +22,9 @@ _distributed: Any = distributed  # its classes have few types
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
-"""Time limit of one call: longer than any load or step; a dead rank shows at once, by its sockets."""
+"""Time limit of one call: longer than any load or step; a dead rank shows at once, by
+its sockets.
+"""
 
 
 class RankGroup:
@@ -37,7 +39,11 @@ class RankGroup:
             stage_store = _distributed.PrefixStore(f"stage {place.stage}", store)
             self._stage = _connect(stage_store, place.part, place.tensor_size, device)
             whole = _distributed.PrefixStore("whole", store)
-            self._whole = _connect(whole, place.rank, place.num_ranks, device) if place.pipeline_size > 1 else None
+            self._whole = (
+                _connect(whole, place.rank, place.num_ranks, device)
+                if place.pipeline_size > 1
+                else None
+            )
 
     def reduce(self, x: Tensor) -> Tensor:
         """See `operations.Group`; in place."""
@@ -101,7 +107,8 @@ class RankGroup:
 
 
 def rank_device(kind: str, rank: int) -> torch.device:
-    """Device on which a rank computes: the CPU, or the GPU of its number, which becomes the process's own.
+    """Device on which a rank computes: the CPU, or the GPU of its number, which becomes the
+    process's own.
 
     kind: cpu or cuda
     """

@@ -50,7 +50,8 @@ def open_ranks(
     geometry = loaded.info.geometry
     if engine.batch_invariant and ranks.place.tensor_size > 1:
         raise ModelError(
-            f"engine.batchInvariant is for {TENSOR_FIELD} 1, not {ranks.place.tensor_size}: sums over ranks round in another order; "
+            f"engine.batchInvariant is for {TENSOR_FIELD} 1, not {ranks.place.tensor_size}: sums "
+            "over ranks round in another order; "
             "leave one of them out"
         )
     try:
@@ -61,10 +62,16 @@ def open_ranks(
             loaded.module.config.intermediate_size,
             geometry.num_layers,
         )
-        cache, forward = _on_cpus(loaded, engine, limits, ranks) if device == "cpu" else _on_gpus(loaded, engine, limits, ranks)
+        cache, forward = (
+            _on_cpus(loaded, engine, limits, ranks)
+            if device == "cpu"
+            else _on_gpus(loaded, engine, limits, ranks)
+        )
         prove(forward, loaded, cache.num_blocks)
     except NotOursError as e:
-        raise ModelError(f"{e}; such a model runs on one rank only: set {TENSOR_FIELD} and {PIPELINE_FIELD} to 1") from e
+        raise ModelError(
+            f"{e}; such a model runs on one rank only: set {TENSOR_FIELD} and {PIPELINE_FIELD} to 1"
+        ) from e
     logger.info(
         "reserved kv cache blocks=%d block_bytes=%d ranks=%d",
         cache.num_blocks,
@@ -74,7 +81,9 @@ def open_ranks(
     return cache, forward
 
 
-def _on_cpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks) -> tuple[KVCache, ParallelForward]:
+def _on_cpus(
+    loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks
+) -> tuple[KVCache, ParallelForward]:
     """The cache is one memory that all ranks map."""
     geometry = loaded.info.geometry
     num_blocks = engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
@@ -89,16 +98,23 @@ def _on_cpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, rank
     return cache, ParallelForward(decoder, ranks, group)
 
 
-def _on_gpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks) -> tuple[RanksCache, ParallelForward]:
+def _on_gpus(
+    loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks
+) -> tuple[RanksCache, ParallelForward]:
     """Each rank has its part of the cache on its own GPU.
 
     Raises ModelError where there are fewer GPUs than ranks.
     """
     info, place = loaded.info, ranks.place
     if (count := torch.cuda.device_count()) < place.num_ranks:
-        raise ModelError(f"{place.num_ranks} ranks need an accelerator each, and this worker sees {count}: raise the pool's gpusPerReplica")
+        raise ModelError(
+            f"{place.num_ranks} ranks need an accelerator each, and this worker sees {count}: "
+            "raise the pool's gpusPerReplica"
+        )
     device = rank_device("cuda", place.rank)
-    num_blocks = blocks_on_devices(info.geometry, engine, place, info.vocab_size, loaded.weight_bytes)
+    num_blocks = blocks_on_devices(
+        info.geometry, engine, place, info.vocab_size, loaded.weight_bytes
+    )
     if place.pipeline_size == 1:
         cache = rank_cache(info.geometry, num_blocks, place, device)
         ranks.open(num_blocks, None, limits)
@@ -113,15 +129,21 @@ def _on_gpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, rank
         (place, own),
         *((other, mapped(handle, info.geometry, num_blocks, other)) for other, handle in others),
     ]
-    return RanksDeviceCache(info.geometry, num_blocks, parts), ParallelForward(decoder, ranks, group)
+    return RanksDeviceCache(info.geometry, num_blocks, parts), ParallelForward(
+        decoder, ranks, group
+    )
 
 
-def _connect(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks, part: Tensor) -> tuple[Decoder, RankGroup]:
+def _connect(
+    loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks, part: Tensor
+) -> tuple[Decoder, RankGroup]:
     """Rank 0's decoder over its part of the cache."""
     group = RankGroup(ranks.place, ranks.store, part.device)
     shape = ranks.place.shape(loaded.attention)
     operations = make_operations(part, shape, limits, invariant=engine.batch_invariant, group=group)
-    weights = read_weights(loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, ranks.place)
+    weights = read_weights(
+        loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, ranks.place
+    )
     decoder = Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
     logger.info(
         "computes with operations=%s code=%s ranks=%d",

@@ -80,18 +80,24 @@ class Place:
 
     def others(self) -> Iterator["Place"]:
         """The places of all ranks but 0."""
-        return (Place(self.tensor_size, self.pipeline_size, rank) for rank in range(1, self.num_ranks))
+        return (
+            Place(self.tensor_size, self.pipeline_size, rank) for rank in range(1, self.num_ranks)
+        )
 
     def shape(self, whole: AttentionShape) -> AttentionShape:
         """The heads that it computes of a layer's."""
-        heads, kv_heads = (count // self.tensor_size for count in (whole.num_heads, whole.num_kv_heads))
+        heads, kv_heads = (
+            count // self.tensor_size for count in (whole.num_heads, whole.num_kv_heads)
+        )
         return AttentionShape(heads, kv_heads, whole.head_dim, whole.scaling)
 
 
 ONE_RANK = Place()
 
 
-def check_divides(place: Place, shape: AttentionShape, intermediate_size: int, num_layers: int) -> None:
+def check_divides(
+    place: Place, shape: AttentionShape, intermediate_size: int, num_layers: int
+) -> None:
     """Raise ModelError, with the numbers and the fix, where the model cannot be divided so."""
     size = place.tensor_size
     counts = {
@@ -101,13 +107,19 @@ def check_divides(place: Place, shape: AttentionShape, intermediate_size: int, n
     }
     uneven = [f"its {name} ({count})" for name, count in counts.items() if count % size]
     if uneven:
-        allowed = [str(n) for n in range(1, shape.num_kv_heads + 1) if not any(count % n for count in counts.values())]
+        allowed = [
+            str(n)
+            for n in range(1, shape.num_kv_heads + 1)
+            if not any(count % n for count in counts.values())
+        ]
         raise ModelError(
-            f"{TENSOR_FIELD} of {size} does not divide this model: it must divide {', '.join(uneven)}: "
+            f"{TENSOR_FIELD} of {size} does not divide this model: it must divide "
+            f"{', '.join(uneven)}: "
             f"set it to one of {', '.join(allowed)}"
         )
     if place.pipeline_size > num_layers:
         raise ModelError(
-            f"{PIPELINE_FIELD} of {place.pipeline_size} is over this model's {num_layers} layers, and each stage needs one: "
+            f"{PIPELINE_FIELD} of {place.pipeline_size} is over this model's {num_layers} layers, "
+            "and each stage needs one: "
             f"set it to {num_layers} or less"
         )

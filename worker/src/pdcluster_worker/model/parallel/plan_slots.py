@@ -43,7 +43,9 @@ class PlanSizes:
     def encode(self) -> bytes:
         """Encode for the control socket."""
         numbers = self.slot, self.num_tokens, self.num_decodes, self.longest
-        return _SIZES.pack(*numbers, self.num_rows, self.num_sequences, self.num_samples, self.width)
+        return _SIZES.pack(
+            *numbers, self.num_rows, self.num_sequences, self.num_samples, self.width
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> "PlanSizes":
@@ -101,7 +103,9 @@ class PlanSlots:
             sample_at=sample_at,
         )
 
-    def _arrays(self, sizes: PlanSizes) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int32]], NDArray[np.int32]]:
+    def _arrays(
+        self, sizes: PlanSizes
+    ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int32]], NDArray[np.int32]]:
         """Views of the slot: rows and `sample_at`; firsts, lengths, contexts, seats; tables."""
         start = sizes.slot * self._slot_bytes
         wide: list[NDArray[np.int64]] = []

@@ -39,7 +39,9 @@ class RankProcess:
     on_cache: called with its part of the KV cache, where it moves that itself
     """
 
-    def __init__(self, control: socket.socket, setup: wire.RankSetup, on_cache: Callable[[KVMemory], None]) -> None:
+    def __init__(
+        self, control: socket.socket, setup: wire.RankSetup, on_cache: Callable[[KVMemory], None]
+    ) -> None:
         self._control = control
         self._on_cache = on_cache
         self._setup = setup
@@ -69,7 +71,9 @@ class RankProcess:
             setup.engine.max_decode_rows,
         )
         device = rank_device(setup.device, setup.rank)
-        cache, handle = self._open_cache(loaded.info.geometry, cache_setup.num_blocks, cache_memory, device)
+        cache, handle = self._open_cache(
+            loaded.info.geometry, cache_setup.num_blocks, cache_memory, device
+        )
         slots = PlanSlots(attach(plan_memory), limits)
         group = RankGroup(self._place, Path(setup.store), device)
         decoder = self._decoder(loaded, cache, limits, group)
@@ -87,8 +91,12 @@ class RankProcess:
         with torch.inference_mode():
             self._serve(decoder, group, slots)
 
-    def _open_cache(self, geometry: KVGeometry, num_blocks: int, shared: Sequence[int], device: torch.device) -> tuple[Tensor, bytes]:
-        """This rank's part, of the cache that all share or on its own GPU; and a handle where rank 0 maps that."""
+    def _open_cache(
+        self, geometry: KVGeometry, num_blocks: int, shared: Sequence[int], device: torch.device
+    ) -> tuple[Tensor, bytes]:
+        """This rank's part, of the cache that all share or on its own GPU; and a handle where rank
+        0 maps that.
+        """
         if shared:
             cache = KVCache(geometry, num_blocks, shared[0], self._place)
             if cache.heads:
@@ -101,10 +109,16 @@ class RankProcess:
         part = open_part(geometry, num_blocks, self._place, device)
         return part, handle_of(part)
 
-    def _decoder(self, loaded: LoadedModel, cache: Tensor, limits: StepLimits, group: RankGroup) -> Decoder:
+    def _decoder(
+        self, loaded: LoadedModel, cache: Tensor, limits: StepLimits, group: RankGroup
+    ) -> Decoder:
         shape = self._place.shape(loaded.attention)
-        operations = make_operations(cache, shape, limits, invariant=self._setup.engine.batch_invariant, group=group)
-        weights = read_weights(loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, self._place)
+        operations = make_operations(
+            cache, shape, limits, invariant=self._setup.engine.batch_invariant, group=group
+        )
+        weights = read_weights(
+            loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, self._place
+        )
         return Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
 
     def _serve(self, decoder: Decoder, group: RankGroup, slots: PlanSlots) -> None:

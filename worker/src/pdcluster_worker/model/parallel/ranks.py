@@ -62,7 +62,9 @@ class Ranks:
     place: of rank 0.  store: file by which all ranks find each other.
     """
 
-    def __init__(self, model: ModelConfig, engine: EngineConfig, device: str, on_death: OnDeath) -> None:
+    def __init__(
+        self, model: ModelConfig, engine: EngineConfig, device: str, on_death: OnDeath
+    ) -> None:
         """Starts the processes, which load the model meanwhile; `open` waits for them."""
         self.place = Place(engine.tensor_parallel_size, engine.pipeline_parallel_size)
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-ranks-")
@@ -93,7 +95,8 @@ class Ranks:
     def expect_ready(self) -> list[bytes]:
         """Wait until the others have packed their weights.
 
-        Returns the handles of their parts of the cache, empty on CPUs.  Raises ModelError where one failed.
+        Returns the handles of their parts of the cache, empty on CPUs.  Raises ModelError where one
+        failed.
         """
         return self._expect_loaded()
 
@@ -115,14 +118,22 @@ class Ranks:
                     self._fail(index, answer)
 
     def explain(self, error: Exception) -> EngineBrokenError:
-        """Reason why a step broke off: the last message of a rank that ended, else the error here."""
-        by_descriptor = {rank.control.fileno(): (index, rank) for index, rank in enumerate(self._ranks, 1)}
+        """Reason why a step broke off: the last message of a rank that ended, else
+        the error here.
+        """
+        by_descriptor = {
+            rank.control.fileno(): (index, rank) for index, rank in enumerate(self._ranks, 1)
+        }
         for descriptor, _ in _readable(by_descriptor, LAST_WORDS_SECONDS):
             index, rank = by_descriptor[descriptor]
             answer = _received(rank.control)
             if answer.startswith(wire.FAILED):
                 return EngineBrokenError(_reason(index, answer))
-        return error if isinstance(error, EngineBrokenError) else EngineBrokenError(f"a step broke off on rank 0: {error!r}")
+        return (
+            error
+            if isinstance(error, EngineBrokenError)
+            else EngineBrokenError(f"a step broke off on rank 0: {error!r}")
+        )
 
     def close(self) -> None:
         """End the processes, which have nothing to save."""
@@ -141,7 +152,12 @@ class Ranks:
         lines = socket.socketpair() if place.pipeline_size == 1 else ()
         given = [theirs, *lines[1:]]
         descriptors = [end.fileno() for end in given]
-        command = (sys.executable, "-m", "pdcluster_worker.processes.rank_start", *map(str, descriptors))
+        command = (
+            sys.executable,
+            "-m",
+            "pdcluster_worker.processes.rank_start",
+            *map(str, descriptors),
+        )
         try:
             process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)
         finally:
@@ -150,7 +166,9 @@ class Ranks:
         model = msgspec.structs.replace(model, path=str(Path(model.path).expanduser()))
         wire.send_setup(
             ours,
-            wire.RankSetup(place.rank, model, engine, device, rank_threads(engine), str(self.store)),
+            wire.RankSetup(
+                place.rank, model, engine, device, rank_threads(engine), str(self.store)
+            ),
         )
         return _Rank(process, ours, lines[0] if lines else None, os.pidfd_open(process.pid))
 

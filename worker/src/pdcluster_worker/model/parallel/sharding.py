@@ -27,7 +27,9 @@ class Product:
 def split_outputs(linear: Any, place: Place) -> Product:
     """The rank's rows of a torch Linear's weights, and their biases."""
     share = place.share(len(linear.weight))
-    return Product(linear.weight.detach()[share], None if linear.bias is None else linear.bias.detach()[share])
+    return Product(
+        linear.weight.detach()[share], None if linear.bias is None else linear.bias.detach()[share]
+    )
 
 
 def split_inputs(linear: Any, place: Place) -> Product:

@@ -7,14 +7,18 @@ from pdcluster_worker.errors import ModelError
 
 
 def reserve(name: str, num_bytes: int) -> int:
-    """A descriptor of that many zero bytes, which cost nothing until touched.  Raises ModelError."""
+    """A descriptor of that many zero bytes, which cost nothing until touched.
+
+    Raises ModelError.
+    """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, num_bytes)
     except OSError as e:
         os.close(descriptor)
         raise ModelError(
-            f"cannot reserve {num_bytes} bytes for {name} ({e.strerror}): lower engine.kvCacheMemory or engine.numBlocks"
+            f"cannot reserve {num_bytes} bytes for {name} ({e.strerror}): lower "
+            "engine.kvCacheMemory or engine.numBlocks"
         ) from e
     return descriptor
 
@@ -25,4 +29,6 @@ def attach(descriptor: int) -> mmap.mmap:
     try:
         return mmap.mmap(descriptor, num_bytes)
     except (OSError, OverflowError) as e:
-        raise ModelError(f"cannot map {num_bytes} bytes: lower engine.kvCacheMemory or engine.numBlocks") from e
+        raise ModelError(
+            f"cannot map {num_bytes} bytes: lower engine.kvCacheMemory or engine.numBlocks"
+        ) from e

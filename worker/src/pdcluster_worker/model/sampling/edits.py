@@ -19,7 +19,9 @@ from pdcluster_worker.messages.requests import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Penalties of one row: its distinct tokens, and how often each was said in the output, [N] each."""
+    """Penalties of one row: its distinct tokens, and how often each was said in the output, [N]
+    each.
+    """
 
     row: int
     ids: NDArray[np.int64]
@@ -65,7 +67,9 @@ class Edits:
                 flat[place] = value
 
     def _hidden(self, places: Tensor, before: Tensor) -> NDArray[np.int64]:
-        """Rows of the last step's places that were not finite; only a ban, which is last, hides them."""
+        """Rows of the last step's places that were not finite; only a ban, which is last, hides
+        them.
+        """
         if not self.bans:
             return np.empty(0, dtype=np.int64)
         bad = places[before.isnan() | before.isposinf()]
@@ -84,7 +88,9 @@ class Edits:
 
         factor = of_each_token([sampling.repetition_penalty for sampling in samplings])
         subtracted = of_each_token([sampling.frequency_penalty for sampling in samplings]) * said
-        subtracted += of_each_token([sampling.presence_penalty for sampling in samplings]) * (said > 0)
+        subtracted += of_each_token([sampling.presence_penalty for sampling in samplings]) * (
+            said > 0
+        )
 
         def change(values: Tensor) -> Tensor:
             divisor = factor.to(values.device)

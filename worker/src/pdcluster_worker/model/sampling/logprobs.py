@@ -1,4 +1,5 @@
-"""Log probabilities of the model, before any setting changes its logits, for all rows that ask together.
+"""Log probabilities of the model, before any setting changes its logits, for all rows that ask
+together.
 
 Sums are exact (`model.sampling.weights`), so a figure does not depend on the batch; it is
 rounded to float32 once.
@@ -41,10 +42,14 @@ class Ranks:
 
 
 Rank = Callable[[Tensor, NDArray[np.int64], int], Ranks]
-"""Function of contiguous logits [R, V], the rows wanted, and the number of their first tokens; see `rank_tokens`."""
+"""Function of contiguous logits [R, V], the rows wanted, and the number of their first tokens; see
+`rank_tokens`.
+"""
 
 Logprobs = tuple[float, tuple[tuple[int, float], ...]]
-"""The chosen token's, and (token id, log probability) of the first ones in `model.sampling.token_order`."""
+"""The chosen token's, and (token id, log probability) of the first ones in
+`model.sampling.token_order`.
+"""
 
 
 def logprobs(logits: Tensor, wanted: Sequence[Wanted], rank: Rank) -> list[Logprobs]:
@@ -54,7 +59,9 @@ def logprobs(logits: Tensor, wanted: Sequence[Wanted], rank: Rank) -> list[Logpr
     ranks = rank(logits, rows, count)
     chosen = np.array([[one.token_id] for one in wanted])
     ids = np.concatenate([chosen, ranks.ids], axis=1)
-    values = logits.view(-1)[torch.from_numpy(rows[:, None] * logits.shape[1] + ids).to(logits.device)]
+    values = logits.view(-1)[
+        torch.from_numpy(rows[:, None] * logits.shape[1] + ids).to(logits.device)
+    ]
     # One logarithm a row by the C library: a vector of them could round by its place in it.
     logarithms = np.array([math.log(total) for total in ranks.total.tolist()])
     shares = values.double().cpu().numpy() - ranks.best[:, None] - logarithms[:, None]
@@ -64,7 +71,9 @@ def logprobs(logits: Tensor, wanted: Sequence[Wanted], rank: Rank) -> list[Logpr
 
 
 def rank_tokens(logits: Tensor, rows: NDArray[np.int64], count: int) -> Ranks:
-    """Ranks of the rows by plain tensor operations.  logits: [R, V] float32; the rows are finite."""
+    """Ranks of the rows by plain tensor operations.  logits: [R, V] float32; the rows
+    are finite.
+    """
     size = slab_rows(logits.shape[1])
     slabs = [_rank_slab(logits[rows[at : at + size]], count) for at in range(0, len(rows), size)]
     ids, best, total = (torch.cat(parts).cpu().numpy() for parts in zip(*slabs, strict=True))

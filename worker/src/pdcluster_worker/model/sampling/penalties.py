@@ -1,4 +1,5 @@
-"""Changes that requests make in their logits: penalties, then biases, then bans, at the few tokens concerned.
+"""Changes that requests make in their logits: penalties, then biases, then bans, at the few tokens
+concerned.
 
 Counts are kept per request and moved forward by the tokens that are new since
 the last step; they are rebuilt from `request.tokens` whenever they do not fit
@@ -50,7 +51,9 @@ class TokenCounts:
         return self._said[: len(self._place)]
 
     def follows(self, request: Request) -> bool:
-        """Return whether the request's tokens begin with those counted, by its length and their last."""
+        """Return whether the request's tokens begin with those counted, by its length and their
+        last.
+        """
         if self.num_counted == 0:
             return True
         is_long_enough = self.num_counted <= request.num_tokens
@@ -65,9 +68,14 @@ class TokenCounts:
         self.num_counted, self.last = request.num_tokens, request.tokens[-1]
 
     def after(self, drafts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """`ids` and `said` as they are once the request has said these tokens too; nothing is counted."""
+        """`ids` and `said` as they are once the request has said these tokens too; nothing is
+        counted.
+        """
         new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._place]
-        ids, said = np.append(self.ids, new).astype(np.int64), np.append(self.said, np.zeros(len(new), np.float32))
+        ids, said = (
+            np.append(self.ids, new).astype(np.int64),
+            np.append(self.said, np.zeros(len(new), np.float32)),
+        )
         later = dict(zip(new, range(len(self._place), len(ids)), strict=True))
         for token_id in drafts:
             said[later.get(token_id, self._place.get(token_id))] += 1
@@ -138,7 +146,10 @@ class PenaltyState:
         for name, token_ids in named:
             for token_id in token_ids:
                 if not 0 <= token_id < self._vocab_size:
-                    message = f"request {request.request_id}: {name} names token {token_id}, but token ids are 0 to {self._vocab_size - 1}"
+                    message = (
+                        f"request {request.request_id}: {name} names token {token_id}, but token "
+                        f"ids are 0 to {self._vocab_size - 1}"
+                    )
                     return failed_row("unknown_token_ids", message)
         return None
 
@@ -151,11 +162,16 @@ def is_plain(request: SamplePlace) -> bool:
 
 def uses_penalties(sampling: Sampling) -> bool:
     """Return whether token counts matter."""
-    return bool(sampling.presence_penalty or sampling.frequency_penalty) or sampling.repetition_penalty != 1.0
+    return (
+        bool(sampling.presence_penalty or sampling.frequency_penalty)
+        or sampling.repetition_penalty != 1.0
+    )
 
 
 def banned_tokens(request: SamplePlace) -> list[int]:
-    """Tokens that would end the request before min_tokens is reached; under a constraint its mask bars them."""
+    """Tokens that would end the request before min_tokens is reached; under a constraint its mask
+    bars them.
+    """
     sampling = request.sampling
     if sampling.constraint is not None or request.num_output_tokens >= sampling.min_tokens:
         return []

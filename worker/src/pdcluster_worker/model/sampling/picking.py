@@ -1,4 +1,5 @@
-"""Chooses one token a row by plain tensor operations: the oracle of the C kernel, and what runs without it.
+"""Chooses one token a row by plain tensor operations: the oracle of the C kernel, and what runs
+without it.
 
 Order: temperature, min_p, top_k, top_p, then a draw by inverse CDF in the order
 of token ids.  Whatever a row's result depends on is in its own logits and
@@ -35,7 +36,9 @@ class Picks:
 
 
 def pick_tokens(logits: Tensor, rows: Rows) -> Picks:
-    """One token for each row.  logits: [R, V] float32, not modified; a row that has none fails alone."""
+    """One token for each row.  logits: [R, V] float32, not modified; a row that has none fails
+    alone.
+    """
     best, greedy = logits.max(dim=1)  # hands NaN and +inf on
     values, token_ids = best.cpu().numpy(), greedy.cpu().numpy()
     status = np.where(np.isfinite(values), PICKED, NOT_FINITE)
@@ -67,7 +70,9 @@ def _weights(logits: Tensor, best: Tensor, rows: Rows) -> Tensor:
 
 
 def _at_share(weights: Tensor, rows: Rows) -> Tensor:
-    """[R] places of the draws: the first place that takes the running sum of the weights over u of their total."""
+    """[R] places of the draws: the first place that takes the running sum of the weights over u of
+    their total.
+    """
     sums = weights.cumsum(1, dtype=torch.float64)
     total = sums[:, -1]
     u = torch.from_numpy(rows.u).to(weights.device)
@@ -86,7 +91,9 @@ def _cut_and_draw(logits: Tensor, best: Tensor, rows: Rows) -> NDArray[np.int64]
     return token_ids
 
 
-def _try_first(logits: Tensor, best: Tensor, rows: Rows, count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _try_first(
+    logits: Tensor, best: Tensor, rows: Rows, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Draws from the first `count` tokens of each row, and where that many were enough."""
     vocab_size = logits.shape[1]
     ids = first_tokens(logits, count)

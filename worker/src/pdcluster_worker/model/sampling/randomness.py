@@ -25,7 +25,9 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _mix(value: int) -> int:
-    """SplitMix64's next output for this state (Steele, Lea, Flood 2014): every bit depends on every bit."""
+    """SplitMix64's next output for this state (Steele, Lea, Flood 2014): every bit depends on every
+    bit.
+    """
     value = (value + _GOLDEN) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

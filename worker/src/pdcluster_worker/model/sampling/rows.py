@@ -16,7 +16,9 @@ from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.model.sampling.randomness import uniforms
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are 0: dividing by them overflows, which changes nothing (vLLM's limit)."""
+"""Temperatures below this are 0: dividing by them overflows, which changes nothing
+(vLLM's limit).
+"""
 
 LEAST_TOP_P = 1e-9
 """Keeps the best token alone, as any smaller share does."""

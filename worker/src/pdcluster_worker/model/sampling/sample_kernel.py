@@ -49,7 +49,10 @@ class RankArguments(ctypes.Structure):
 
 
 def row_function(library: ctypes.CDLL, name: str) -> RowFunction:
-    """A function of the library by its name, with its types.  Raises AttributeError when it has none of it."""
+    """A function of the library by its name, with its types.
+
+    Raises AttributeError when it has none of it.
+    """
     function = getattr(library, name)
     function.argtypes, function.restype = (c_void_p, c_int64, c_int64), None
     found: RowFunction = function

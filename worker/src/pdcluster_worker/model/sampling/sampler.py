@@ -1,6 +1,7 @@
 """Chooses one token a row of logits, the same one whatever else is in the batch.
 
-Order: penalties, bias and bans (`model.sampling.penalties`), the masks of constraints, temperature, min_p, top_k,
+Order: penalties, bias and bans (`model.sampling.penalties`), the masks of constraints, temperature,
+       min_p, top_k,
 top_p, then a draw by inverse CDF from a counter-based number (`model.sampling.picking`).
 All rows are worked on together.  A row that has no token to choose fails alone.
 Log probabilities are those of the model, before any of this.
@@ -29,7 +30,9 @@ Pick = Callable[[Tensor, Rows], Picks]
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """The two operations on whole rows: plain tensor operations, or kernels that give the same bits."""
+    """The two operations on whole rows: plain tensor operations, or kernels that give the same
+    bits.
+    """
 
     pick: Pick = pick_tokens
     rank: Rank = rank_tokens
@@ -39,7 +42,9 @@ PLAIN_TENSORS = Choosing()
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """A copy of [R, V] logits, of whose masked rows only the allowed tokens are left; a row that is not finite stays as it is."""
+    """A copy of [R, V] logits, of whose masked rows only the allowed tokens are left; a row that is
+    not finite stays as it is.
+    """
     rows = torch.from_numpy(masks.rows)
     found = logits if len(rows) == len(logits) else logits[rows]
     hidden = found.amax(1, keepdim=True)  # hands NaN and +inf on
@@ -56,10 +61,15 @@ class Sampler:
         self._penalties = PenaltyState(vocab_size)
         self._choosing = choosing
 
-    def sample(self, logits: Tensor, requests: Sequence[SamplePlace], masks: Masks | None = None) -> list[Sample | RequestError]:
-        """One outcome a row: a token, or why the request at this row has none.  A request with drafts has a row after each.
+    def sample(
+        self, logits: Tensor, requests: Sequence[SamplePlace], masks: Masks | None = None
+    ) -> list[Sample | RequestError]:
+        """One outcome a row: a token, or why the request at this row has none.
 
-        logits: [len(requests), vocab_size] float32, contiguous; changed meanwhile, the same afterwards.
+        A request with drafts has a row after each.
+
+        logits: [len(requests), vocab_size] float32, contiguous; changed meanwhile, the same
+                afterwards.
         """
         rows = plan_rows(requests, self._vocab_size)
         edits, errors = self._penalties.edits(requests)
@@ -85,7 +95,11 @@ class Sampler:
         if status == NOT_FINITE or bool(logits.amax() == float("-inf")):
             text = f"{name}: the model's logits are not finite after {request.num_tokens} tokens"
             return failed_row("not_finite", text)
-        fix = "lower min_tokens" if request.sampling.constraint is None else "its constraint allows none that its other settings do"
+        fix = (
+            "lower min_tokens"
+            if request.sampling.constraint is None
+            else "its constraint allows none that its other settings do"
+        )
         text = f"{name}: no token is left to choose from: {fix}"
         return failed_row("no_token_left", text)
 
@@ -99,7 +113,11 @@ class Sampler:
         ids = token_ids.tolist()
         good = [row for row in range(len(requests)) if row not in errors]
         samples = {row: Sample(ids[row]) for row in good}
-        wanted = [Wanted(row, ids[row], count) for row in good if (count := requests[row].sampling.logprobs) is not None]
+        wanted = [
+            Wanted(row, ids[row], count)
+            for row in good
+            if (count := requests[row].sampling.logprobs) is not None
+        ]
         if wanted:
             scored = logprobs(logits, wanted, self._choosing.rank)
             for one, figures in zip(wanted, scored, strict=True):

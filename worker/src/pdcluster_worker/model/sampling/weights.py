@@ -17,7 +17,9 @@ from torch.nn import functional
 
 QUANTUM = 2.0**-34
 ROUND_BELOW = 2.0**-11
-"""A float32 from here on is a multiple of QUANTUM already; adding it to a smaller one rounds that."""
+"""A float32 from here on is a multiple of QUANTUM already; adding it to a smaller one
+rounds that.
+"""
 LOWEST = -32.0
 """exp of this is far below QUANTUM, and far above the least float32."""
 SLAB = 1 << 18
@@ -27,7 +29,9 @@ LN2_HIGH = 355 / 512
 """ln 2 in two parts: the first has 9 bits, so its product with a small integer is exact."""
 LN2_LOW = math.log(2) - LN2_HIGH
 TAYLOR = [1 / math.factorial(power) for power in range(7, -1, -1)]
-"""Taylor series of exp on [-ln2 / 2, ln2 / 2]: the first term left out is 5e-9, a twelfth of a float32's rounding."""
+"""Taylor series of exp on [-ln2 / 2, ln2 / 2]: the first term left out is 5e-9, a twelfth of a
+float32's rounding.
+"""
 
 
 def slab_rows(vocab_size: int) -> int:
@@ -38,7 +42,8 @@ def slab_rows(vocab_size: int) -> int:
 def token_weights(logits: Tensor, best: Tensor, inverse_temperature: Tensor) -> Tensor:
     """Weights of tokens against their rows' best.
 
-    logits: [R, N] float32, none over `best`, -inf allowed.  best, inverse_temperature: [R] float32, finite.
+    logits: [R, N] float32, none over `best`, -inf allowed.  best, inverse_temperature: [R] float32,
+            finite.
     returns: [R, N] float32
     """
     x = (logits - best[:, None]).mul_(inverse_temperature[:, None]).clamp_(min=LOWEST)

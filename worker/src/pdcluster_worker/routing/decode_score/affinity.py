@@ -1,4 +1,5 @@
-"""Session affinity: the requests of one session go to one worker, by a rule that every ingress computes alike.
+"""Session affinity: the requests of one session go to one worker, by a rule that every ingress
+computes alike.
 
 Each worker's rank for a session is a hash of both (rendezvous hashing): no table,
 and when a worker goes only its own sessions move.

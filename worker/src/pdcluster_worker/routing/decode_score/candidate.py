@@ -35,7 +35,8 @@ class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
     decode_blocks:  KV blocks that requests hold there.
     total_blocks:   KV blocks in all; 0 = not known.
     busy_ratio:     share of time in which it computes: its GPU's, else its engine's.
-    memory_bandwidth_ratio: share of time in which its GPU moves memory; 0 where that is not measured.
+    memory_bandwidth_ratio: share of time in which its GPU moves memory; 0 where that is not
+                            measured.
     taint:          factor of its cost, above 1 after a failure.
     """
 

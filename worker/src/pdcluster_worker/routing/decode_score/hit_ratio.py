@@ -1,4 +1,6 @@
-"""The least share of a prompt that has to be cached on a worker before the match counts for that worker."""
+"""The least share of a prompt that has to be cached on a worker before the match counts for that
+worker.
+"""
 
 from collections.abc import Sequence
 
@@ -7,10 +9,13 @@ from msgspec.structs import replace
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 
 
-def with_enough_hits(candidates: Sequence[DecodeCandidate], asked: Asked, min_ratio: float) -> list[DecodeCandidate]:
+def with_enough_hits(
+    candidates: Sequence[DecodeCandidate], asked: Asked, min_ratio: float
+) -> list[DecodeCandidate]:
     """Candidates without matches of a smaller share of the prompt's blocks; 0 = every match counts.
 
-    >>> found = with_enough_hits([DecodeCandidate("a", matched_blocks=3), DecodeCandidate("b", matched_blocks=2)], Asked(64, 16), 0.75)
+    >>> found = with_enough_hits([DecodeCandidate("a", matched_blocks=3), DecodeCandidate("b",
+    ...     matched_blocks=2)], Asked(64, 16), 0.75)
     >>> [candidate.matched_blocks for candidate in found]
     [3, 0]
     """

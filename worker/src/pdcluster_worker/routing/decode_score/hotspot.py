@@ -15,10 +15,13 @@ from msgspec.structs import replace
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate
 
 
-def without_hot_prefix(candidates: Sequence[DecodeCandidate], hot_workers_ratio: float) -> list[DecodeCandidate]:
+def without_hot_prefix(
+    candidates: Sequence[DecodeCandidate], hot_workers_ratio: float
+) -> list[DecodeCandidate]:
     """Candidates without the match that at least this share of them have, of two at least.
 
-    >>> four = [DecodeCandidate(key, matched_blocks=n) for key, n in (("a", 10), ("b", 10), ("c", 50), ("d", 0))]
+    >>> four = [DecodeCandidate(key, matched_blocks=n) for key, n in (("a", 10), ("b", 10), ("c",
+    ...     50), ("d", 0))]
     >>> [c.matched_blocks for c in without_hot_prefix(four, 0.75)]
     [0, 0, 40, 0]
     """
@@ -29,15 +32,22 @@ def without_hot_prefix(candidates: Sequence[DecodeCandidate], hot_workers_ratio:
     if not hot_blocks:
         return list(candidates)
     # Copied only where it differs: this is on the way of every request, over all workers.
-    return [replace(c, matched_blocks=max(0, c.matched_blocks - hot_blocks)) if c.matched_blocks else c for c in candidates]
+    return [
+        replace(c, matched_blocks=max(0, c.matched_blocks - hot_blocks)) if c.matched_blocks else c
+        for c in candidates
+    ]
 
 
-def within_share(candidates: Sequence[DecodeCandidate], max_share_ratio: float) -> list[DecodeCandidate]:
-    """Candidates that may take one more request: at most max_share_ratio times the mean of all, itself counted, rounded up.
+def within_share(
+    candidates: Sequence[DecodeCandidate], max_share_ratio: float
+) -> list[DecodeCandidate]:
+    """Candidates that may take one more request: at most max_share_ratio times the mean of all,
+    itself counted, rounded up.
 
     Never empty: the one with the fewest requests is always below the mean.
 
-    >>> [c.key for c in within_share([DecodeCandidate("a", 4), DecodeCandidate("b", 1), DecodeCandidate("c", 0)], 1.5)]
+    >>> [c.key for c in within_share([DecodeCandidate("a", 4), DecodeCandidate("b", 1),
+    ...     DecodeCandidate("c", 0)], 1.5)]
     ['b', 'c']
     >>> [c.key for c in within_share([DecodeCandidate("a", 1), DecodeCandidate("b", 0)], 1.5)]
     ['a', 'b']

@@ -1,4 +1,5 @@
-"""`kvAware`: the blocks that a request would compute and hold at each worker, less credit for what it finds cached.
+"""`kvAware`: the blocks that a request would compute and hold at each worker, less credit for what
+it finds cached.
 
 With the default weights the cost is the plain KV-aware cost with an overlap weight of 1:
 blocks to prefill, those queued before it among them, plus blocks that decode.
@@ -11,12 +12,16 @@ from pdcluster_worker.config.routing import KvAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 
 HOST_CREDIT, DISK_CREDIT, SHARED_CREDIT = 0.75, 0.25, 0.25
-"""Credit of a block in the worker's host memory, on its disk and in a store of all workers, against one on its device."""
+"""Credit of a block in the worker's host memory, on its disk and in a store of all workers, against
+one on its device.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Leading blocks of the prompt at a worker, by where they are; shared: in a store of all workers."""
+    """Leading blocks of the prompt at a worker, by where they are; shared: in a store of all
+    workers.
+    """
 
     device: int = 0
     host: int = 0
@@ -31,25 +36,36 @@ def credit(policy: KvAwarePolicy, overlap: Overlap, decay: float = 1.0) -> float
     6.0
     """
     near = policy.overlap_credit * decay * overlap.device
-    return near + HOST_CREDIT * overlap.host + DISK_CREDIT * overlap.disk + SHARED_CREDIT * overlap.shared
+    return (
+        near
+        + HOST_CREDIT * overlap.host
+        + DISK_CREDIT * overlap.disk
+        + SHARED_CREDIT * overlap.shared
+    )
 
 
-def decay(policy: KvAwarePolicy, asked: Asked, prefill_tokens: int, least_prefill_tokens: int) -> float:
+def decay(
+    policy: KvAwarePolicy, asked: Asked, prefill_tokens: int, least_prefill_tokens: int
+) -> float:
     """Factor by which a queue of prompts before the request lessens its credit.
 
     1 at the worker with the shortest queue, and everywhere for k = 0.
 
-    >>> decay(KvAwarePolicy(prefill_decay=1.0), Asked(160, 16), prefill_tokens=320, least_prefill_tokens=160)
+    >>> decay(KvAwarePolicy(prefill_decay=1.0), Asked(160, 16), prefill_tokens=320,
+    ...     least_prefill_tokens=160)
     0.5
     """
     blocks_ahead = (prefill_tokens - least_prefill_tokens) / asked.block_size
     return 1.0 / (1.0 + policy.prefill_decay * blocks_ahead / asked.num_blocks)
 
 
-def cost(policy: KvAwarePolicy, asked: Asked, candidate: DecodeCandidate, credit_blocks: float) -> float:
+def cost(
+    policy: KvAwarePolicy, asked: Asked, candidate: DecodeCandidate, credit_blocks: float
+) -> float:
     """Cost of the request at a worker, in blocks.
 
-    Where prefill is not tracked, for decode workers that compute no prompts, credit lessens what decodes instead.
+    Where prefill is not tracked, for decode workers that compute no prompts, credit lessens what
+    decodes instead.
     """
     active = policy.active_request_weight * candidate.num_requests
     decode_blocks = candidate.decode_blocks + asked.num_blocks
@@ -57,16 +73,24 @@ def cost(policy: KvAwarePolicy, asked: Asked, candidate: DecodeCandidate, credit
         return max(0.0, decode_blocks - credit_blocks) + active
     queued_tokens = candidate.prefill_tokens if policy.track_prefill else 0
     prefill_blocks = (queued_tokens + asked.prompt_tokens) / asked.block_size
-    return policy.prefill_load_scale * max(0.0, prefill_blocks - credit_blocks) + decode_blocks + active
+    return (
+        policy.prefill_load_scale * max(0.0, prefill_blocks - credit_blocks)
+        + decode_blocks
+        + active
+    )
 
 
-def kv_aware(policy: KvAwarePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]) -> dict[str, float]:
+def kv_aware(
+    policy: KvAwarePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]
+) -> dict[str, float]:
     """Cost of the request at each worker."""
     least = min(c.prefill_tokens for c in candidates)
     return {c.key: cost(policy, asked, c, _credit_at(policy, asked, c, least)) for c in candidates}
 
 
-def _credit_at(policy: KvAwarePolicy, asked: Asked, candidate: DecodeCandidate, least_prefill_tokens: int) -> float:
+def _credit_at(
+    policy: KvAwarePolicy, asked: Asked, candidate: DecodeCandidate, least_prefill_tokens: int
+) -> float:
     if not candidate.matched_blocks:
         return 0.0
     lessened = decay(policy, asked, candidate.prefill_tokens, least_prefill_tokens)

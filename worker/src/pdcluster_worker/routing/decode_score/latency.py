@@ -1,4 +1,5 @@
-"""`capacityAware` and `latencyAware`: the two latency costs of the book with the factors of its table 17-3 as weights.
+"""`capacityAware` and `latencyAware`: the two latency costs of the book with the factors of its
+table 17-3 as weights.
 
 Percentages are 0 to 100 and flags 0 or 1, so that a cached prefix weighs as
 much as three and a third percent of KV occupancy, not more than all of it.
@@ -10,7 +11,9 @@ from pdcluster_worker.config.routing import CapacityAwarePolicy, LatencyAwarePol
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 
 _NO_ROOM = 1e6
-"""Added where the request's blocks do not fit beside those in use: such a worker comes after every other one."""
+"""Added where the request's blocks do not fit beside those in use: such a worker comes after every
+other one.
+"""
 
 
 def simple_cost(policy: CapacityAwarePolicy, candidate: DecodeCandidate) -> float:
@@ -19,13 +22,18 @@ def simple_cost(policy: CapacityAwarePolicy, candidate: DecodeCandidate) -> floa
     >>> simple_cost(CapacityAwarePolicy(), DecodeCandidate("a", 10, busy_ratio=0.5))
     38.0
     """
-    return policy.occupancy_weight * 100 * candidate.busy_ratio + policy.active_weight * candidate.num_requests
+    return (
+        policy.occupancy_weight * 100 * candidate.busy_ratio
+        + policy.active_weight * candidate.num_requests
+    )
 
 
 def extended_cost(policy: LatencyAwarePolicy, candidate: DecodeCandidate) -> float:
-    """3 * KV % + requests - 10 * match + 0.5 * memory bandwidth % - recent prefix, in the policy's weights, table 17-3.
+    """3 * KV % + requests - 10 * match + 0.5 * memory bandwidth % - recent prefix, in the policy's
+    weights, table 17-3.
 
-    >>> worker = DecodeCandidate("a", 4, decode_blocks=20, total_blocks=100, memory_bandwidth_ratio=0.4)
+    >>> worker = DecodeCandidate("a", 4, decode_blocks=20, total_blocks=100,
+    ...     memory_bandwidth_ratio=0.4)
     >>> extended_cost(LatencyAwarePolicy(), worker)
     84.0
     """
@@ -38,12 +46,18 @@ def extended_cost(policy: LatencyAwarePolicy, candidate: DecodeCandidate) -> flo
     )
 
 
-def capacity_aware(policy: CapacityAwarePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]) -> dict[str, float]:
+def capacity_aware(
+    policy: CapacityAwarePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]
+) -> dict[str, float]:
     """The simple cost; a worker without room for the request's KV blocks only where none has it."""
-    return {c.key: simple_cost(policy, c) + (0.0 if _fits(asked, c) else _NO_ROOM) for c in candidates}
+    return {
+        c.key: simple_cost(policy, c) + (0.0 if _fits(asked, c) else _NO_ROOM) for c in candidates
+    }
 
 
-def latency_aware(policy: LatencyAwarePolicy, candidates: Sequence[DecodeCandidate]) -> dict[str, float]:
+def latency_aware(
+    policy: LatencyAwarePolicy, candidates: Sequence[DecodeCandidate]
+) -> dict[str, float]:
     """The extended cost."""
     return {c.key: extended_cost(policy, c) for c in candidates}
 

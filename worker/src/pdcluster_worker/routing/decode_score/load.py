@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate
 
 _HOP = 0.5
-"""Cost of a hop to another worker, in requests: it decides between equals, and between equals alone."""
+"""Cost of a hop to another worker, in requests: it decides between equals, and between equals
+alone.
+"""
 
 
 def least_request(candidates: Sequence[DecodeCandidate]) -> dict[str, float]:

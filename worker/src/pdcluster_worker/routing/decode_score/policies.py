@@ -21,12 +21,16 @@ from pdcluster_worker.routing.decode_score.prefix_aware import prefix_aware
 from pdcluster_worker.routing.decode_score.selection import select, tainted
 
 PREFIX_POLICIES = frozenset({"prefixAware", "kvAware", "latencyAware"})
-"""Those that a cached prefix attracts: they need a prompt's hashes, and hotspot prevention is for them."""
+"""Those that a cached prefix attracts: they need a prompt's hashes, and hotspot prevention is for
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The worker, by which rule (the policy's name, `pinned` or `session`), and the costs that it was chosen by."""
+    """The worker, by which rule (the policy's name, `pinned` or `session`), and the costs that it
+    was chosen by.
+    """
 
     key: str
     rule: str
@@ -41,11 +45,17 @@ class DecodeChooser:
         self._last = ""
 
     def choose(
-        self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate], pinned: str = "", session: str = ""
+        self,
+        policy: DecodeScorePolicy,
+        asked: Asked,
+        candidates: Sequence[DecodeCandidate],
+        pinned: str = "",
+        session: str = "",
     ) -> Decision:
         """The worker for a request.
 
-        pinned:  the worker that must run it, which short-circuits; "" = any.  One that is no candidate is the caller's to refuse.
+        pinned:  the worker that must run it, which short-circuits; "" = any.  One that is no
+                 candidate is the caller's to refuse.
         session: what belongs together; counts where the policy says so.
         Raises ValueError without candidates, and for a pinned worker that is none of them.
         """
@@ -56,16 +66,23 @@ class DecodeChooser:
         if not candidates:
             raise ValueError("no candidate to choose from: ask only with at least one worker")
         if session and policy.session_affinity:
-            allowed = within_share(candidates, policy.max_share_ratio) if policy.hotspot_prevention else candidates
+            allowed = (
+                within_share(candidates, policy.max_share_ratio)
+                if policy.hotspot_prevention
+                else candidates
+            )
             return Decision(home_of(session, [c.key for c in allowed]), "session")
         return self._by_cost(policy, asked, candidates)
 
-    def _by_cost(self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]) -> Decision:
+    def _by_cost(
+        self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]
+    ) -> Decision:
         attracts = policy.policy in PREFIX_POLICIES
         if attracts:
             candidates = with_enough_hits(candidates, asked, policy.min_cache_hit_ratio)
         if attracts and policy.hotspot_prevention:
-            # The share first: a worker that is out of the choice is still one of those that have the prefix.
+            # The share first: a worker that is out of the choice is still one of those that have
+            # the prefix.
             cooled = {c.key: c for c in without_hot_prefix(candidates, policy.hot_workers_ratio)}
             candidates = [cooled[c.key] for c in within_share(candidates, policy.max_share_ratio)]
         costs = self._costs(policy, asked, candidates)
@@ -76,7 +93,9 @@ class DecodeChooser:
             self._last = key
         return Decision(key, policy.policy, costs)
 
-    def _costs(self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]) -> dict[str, float]:
+    def _costs(
+        self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]
+    ) -> dict[str, float]:
         match policy.policy:
             case "leastRequest":
                 return least_request(candidates)

@@ -12,7 +12,8 @@ from random import Random
 def select(costs: Mapping[str, float], temperature: float, draw: Random) -> str:
     """The key of the lowest cost, or for temperature > 0 one by softmax.  ValueError without costs.
 
-    The softmax is over -(cost - lowest) / (highest - lowest) / temperature: with equal costs all are as likely.
+    The softmax is over -(cost - lowest) / (highest - lowest) / temperature: with equal costs all
+    are as likely.
     """
     if not costs:
         raise ValueError("no candidate to choose from: ask only with at least one worker")

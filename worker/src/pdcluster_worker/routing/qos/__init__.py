@@ -1,1 +1,3 @@
-"""Quality of service, pure: priorities, estimates, admission, degradation and the limits of tenants."""
+"""Quality of service, pure: priorities, estimates, admission, degradation and the limits of
+tenants.
+"""

@@ -1,4 +1,5 @@
-"""The estimate of the source document: requests ahead times moving averages, which are normalised by tokens.
+"""The estimate of the source document: requests ahead times moving averages, which are normalised
+by tokens.
 
 The averages come from `meter` about once a second.  A prompt token costs the
 time in which requests waited, divided by the prompt tokens that were answered
@@ -16,13 +17,17 @@ KEPT = 0.8
 """Share of its weight that a second keeps with each that passes: half of it after three."""
 
 LEAST_KEPT = 1e-6
-"""Smallest weight of old figures after a pause: the next measurement counts nearly alone, and until then the last figures do."""
+"""Smallest weight of old figures after a pause: the next measurement counts nearly alone, and until
+then the last figures do.
+"""
 
 MIN_TOKENS = 2
 """Fewest tokens of the streams in a second that say something of their pace."""
 
 
-def queue_seconds(prefill_q: float, avg_prefill: float, decode_q: float, avg_decode: float) -> float:
+def queue_seconds(
+    prefill_q: float, avg_prefill: float, decode_q: float, avg_decode: float
+) -> float:
     """The estimated time to the first token.
 
     prefill_q, decode_q:     requests ahead, to prefill and decoding.
@@ -55,7 +60,9 @@ class Averages:
             self._step.observe(measured.stream_seconds, measured.tokens + 1, batch)
 
     def observe(self, completion: Completion) -> None:
-        """See `Estimator`; these averages come from `refresh`, which also counts requests that have not ended."""
+        """See `Estimator`; these averages come from `refresh`, which also counts requests that have
+        not ended.
+        """
 
     @property
     def prompt_token_seconds(self) -> float | None:
@@ -67,14 +74,18 @@ class Averages:
         return self._step.seconds(num_streams) if num_streams else None
 
     def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
-        """See `Estimator`: each request ahead times its own prompt tokens, and one decode step of the streams."""
+        """See `Estimator`: each request ahead times its own prompt tokens, and one decode step of
+        the streams.
+        """
         token_seconds = self.prompt_token_seconds
         if token_seconds is None:
             return None
         flights = flights_of(line)
         ahead, streams = flights.ahead(flight), len(flights.running)
         step = self.estimated_tpot_seconds(streams) or 0.0
-        avg_prefill = ahead.prompt_tokens / ahead.num_requests * token_seconds if ahead.num_requests else 0.0
+        avg_prefill = (
+            ahead.prompt_tokens / ahead.num_requests * token_seconds if ahead.num_requests else 0.0
+        )
         return queue_seconds(ahead.num_requests, avg_prefill, streams, step / max(1, streams))
 
     def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:

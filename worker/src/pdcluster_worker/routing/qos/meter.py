@@ -18,7 +18,8 @@ class Measured:
     elapsed_seconds: of it; busy_seconds: with any request.
     waiting_seconds: with a request that waited for its first token.
     prompt_tokens:   of the requests that got theirs; first_tokens: how many did.
-    stream_seconds:  that streams were past their first token, each counted; decoding_seconds: with one at least.
+    stream_seconds:  that streams were past their first token, each counted; decoding_seconds: with
+                     one at least.
     tokens:          after the first ones.
     ended:           requests that left, for whatever reason.
     """

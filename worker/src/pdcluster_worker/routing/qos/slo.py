@@ -30,10 +30,12 @@ def slo_of(spec: RequestSpec, policy: SloPolicy) -> Slo:
 
 
 def aged(spec: RequestSpec, seconds: float) -> RequestSpec:
-    """The request so many seconds later: its times count from its arrival, not from when another worker gets it.
+    """The request so many seconds later: its times count from its arrival, not from when another
+    worker gets it.
 
     >>> from pdcluster_worker.messages.requests import Sampling
-    >>> spec = RequestSpec("r", [1], Sampling(1, 1), ttft_slo_seconds=0.5, tpot_slo_seconds=0.1, deadline_seconds=20.0)
+    >>> spec = RequestSpec("r", [1], Sampling(1, 1), ttft_slo_seconds=0.5, tpot_slo_seconds=0.1,
+    ...     deadline_seconds=20.0)
     >>> later = aged(spec, 5.0)
     >>> later.ttft_slo_seconds, later.tpot_slo_seconds, later.deadline_seconds
     (0.001, 0.1, 15.0)
@@ -41,7 +43,9 @@ def aged(spec: RequestSpec, seconds: float) -> RequestSpec:
     ttft, deadline = spec.ttft_slo_seconds, spec.deadline_seconds
     if seconds <= 0 or (ttft is None and deadline is None):
         return spec
-    return replace(spec, ttft_slo_seconds=_left(ttft, seconds), deadline_seconds=_left(deadline, seconds))
+    return replace(
+        spec, ttft_slo_seconds=_left(ttft, seconds), deadline_seconds=_left(deadline, seconds)
+    )
 
 
 def _left(whole: float | None, seconds: float) -> float | None:

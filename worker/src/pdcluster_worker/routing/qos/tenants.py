@@ -34,7 +34,8 @@ def tenant_policy(policy: PolicyConfig, tenant: str) -> TenantPolicy:
 
 
 def share_of(limits: TenantPolicy, num_ingresses: int) -> TenantPolicy:
-    """The part of the limits that each of so many ingresses lets through; whole numbers are at least 1.
+    """The part of the limits that each of so many ingresses lets through; whole numbers are at
+    least 1.
 
     >>> share = share_of(TenantPolicy(requests_per_second=5.0, max_concurrent_requests=7), 2)
     >>> share.requests_per_second, share.max_concurrent_requests, share.tokens_per_minute
@@ -42,7 +43,11 @@ def share_of(limits: TenantPolicy, num_ingresses: int) -> TenantPolicy:
     """
     if num_ingresses <= 1:
         return limits
-    rate, at_once, tokens = limits.requests_per_second, limits.max_concurrent_requests, limits.tokens_per_minute
+    rate, at_once, tokens = (
+        limits.requests_per_second,
+        limits.max_concurrent_requests,
+        limits.tokens_per_minute,
+    )
     return replace(
         limits,
         requests_per_second=None if rate is None else rate / num_ingresses,
@@ -65,13 +70,17 @@ class Wanted:
 
 @dataclass(slots=True)
 class Bucket:
-    """level: what may be used now, None = nothing was counted yet; at: seconds of the clock when that was so."""
+    """level: what may be used now, None = nothing was counted yet; at: seconds of the clock when
+    that was so.
+    """
 
     level: float | None = None
     at: float = 0.0
 
     def fill(self, now: float, rate: float | None, size: float) -> float:
-        """Bring the level to now; returns it.  rate: a second; None = there is no limit, and nothing is counted."""
+        """Bring the level to now; returns it.  rate: a second; None = there is no limit, and
+        nothing is counted.
+        """
         if rate is None:
             self.level = None
             return size
@@ -107,9 +116,13 @@ class _Usage:
 
 
 class Tenants:
-    """Usage of all tenants at this ingress worker, by name.  num_ingresses: that share the limits now, this one included."""
+    """Usage of all tenants at this ingress worker, by name.  num_ingresses: that share the limits
+    now, this one included.
+    """
 
-    def __init__(self, clock: Callable[[], float], num_ingresses: Callable[[], int] = lambda: 1) -> None:
+    def __init__(
+        self, clock: Callable[[], float], num_ingresses: Callable[[], int] = lambda: 1
+    ) -> None:
         self._clock = clock
         self._num_ingresses = num_ingresses
         self._usage: dict[str, _Usage] = {}
@@ -131,7 +144,9 @@ class Tenants:
         usage.tokens.take(output_tokens)
         usage.ended(self._clock(), seconds)
 
-    def _excess(self, usage: _Usage, tenant: str, limits: TenantPolicy, wanted: Wanted) -> Refusal | None:
+    def _excess(
+        self, usage: _Usage, tenant: str, limits: TenantPolicy, wanted: Wanted
+    ) -> Refusal | None:
         num_ingresses = self._num_ingresses()
         share = share_of(limits, num_ingresses)
         whose = f"of the API key {tenant!r}" if tenant else "of all clients"
@@ -143,32 +158,50 @@ class Tenants:
             or self._beyond_tokens(usage, share, wanted, whose)
         )
 
-    def _beyond_rate(self, usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str) -> Refusal | None:
+    def _beyond_rate(
+        self, usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str
+    ) -> Refusal | None:
         rate = share.requests_per_second
         size = max(1.0, rate or 1.0)
         level = usage.requests.fill(self._clock(), rate, size)
-        needed = min(wanted.num_sequences, size)  # one of more than that waits for a full bucket, and leaves it owing
+        # one of more than that waits for a full bucket, and leaves it owing
+        needed = min(wanted.num_sequences, size)
         if rate is None or level >= needed:
             return None
-        message = f"more than {rate:g} requests a second {whose} (requestsPerSecond; each choice of each prompt is one): retry later"
+        message = (
+            f"more than {rate:g} requests a second {whose} (requestsPerSecond; each choice of each "
+            "prompt is one): retry later"
+        )
         return Refusal("tenant_requests", message, retry_after((needed - level) / rate))
 
-    def _beyond_tokens(self, usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str) -> Refusal | None:
+    def _beyond_tokens(
+        self, usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str
+    ) -> Refusal | None:
         limit = share.tokens_per_minute
-        level = usage.tokens.fill(self._clock(), None if limit is None else limit / 60.0, float(limit or 0))
+        level = usage.tokens.fill(
+            self._clock(), None if limit is None else limit / 60.0, float(limit or 0)
+        )
         if limit is None:
             return None
-        needed = min(wanted.prompt_tokens, limit)  # a prompt beyond a minute's tokens waits for a full bucket
+        # a prompt beyond a minute's tokens waits for a full bucket
+        needed = min(wanted.prompt_tokens, limit)
         if level >= needed:
             return None
-        message = f"{wanted.prompt_tokens} prompt tokens are over what is left of {limit} a minute {whose} (tokensPerMinute): retry later"
+        message = (
+            f"{wanted.prompt_tokens} prompt tokens are over what is left of {limit} a minute "
+            f"{whose} (tokensPerMinute): retry later"
+        )
         return Refusal("tenant_tokens", message, retry_after((needed - level) * 60.0 / limit))
 
 
 def _beyond_seats(usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str) -> Refusal | None:
     at_once = share.max_concurrent_requests
-    # One that is larger than a share is taken alone; one that is larger than the limit was refused for good before.
+    # One that is larger than a share is taken alone; one that is larger than the limit was refused
+    # for good before.
     if at_once is None or not usage.num_open or usage.num_open + wanted.num_sequences <= at_once:
         return None
-    message = f"{usage.num_open} requests {whose} are open, and at most {at_once} may be (maxConcurrentRequests): retry later"
+    message = (
+        f"{usage.num_open} requests {whose} are open, and at most {at_once} may be "
+        "(maxConcurrentRequests): retry later"
+    )
     return Refusal("tenant_concurrency", message, retry_after(usage.seconds / usage.num_open))

@@ -15,7 +15,9 @@ TIERS: tuple[Tier, ...] = ("high", "normal", "low")
 
 
 class PriorityError(ValueError):
-    """A request asks for a priority that it may not have; the message says why and what it may do."""
+    """A request asks for a priority that it may not have; the message says why and
+    what it may do.
+    """
 
 
 def tier_of(priority: int) -> Tier:
@@ -31,16 +33,21 @@ def priority_of(asked: int | None, ceiling: Tier | None, *, client_decides: bool
     """The priority of a request.  Raises PriorityError.
 
     asked:          by the request itself; None = nothing.
-    ceiling:        the highest tier of its tenant, and what it has unasked; None = normal unasked, and no ceiling.
+    ceiling:        the highest tier of its tenant, and what it has unasked; None = normal unasked,
+                    and no ceiling.
     client_decides: whether what it asks for counts.
     """
     unasked = PRIORITIES[ceiling or "normal"]
     if asked is None or asked == unasked:
         return unasked
     if not client_decides:
-        raise PriorityError(f"priority: {asked} is not allowed here: leave it out, or set qos.allowClientPriority of the PDCluster")
+        raise PriorityError(
+            f"priority: {asked} is not allowed here: leave it out, or set qos.allowClientPriority "
+            "of the PDCluster"
+        )
     if ceiling is not None and TIERS.index(tier_of(asked)) < TIERS.index(ceiling):
         raise PriorityError(
-            f"priority: {asked} is {tier_of(asked)}, and the highest of this API key is {ceiling}: leave it out or ask for a lower one"
+            f"priority: {asked} is {tier_of(asked)}, and the highest of this API key is {ceiling}: "
+            "leave it out or ask for a lower one"
         )
     return asked

@@ -40,19 +40,25 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """Losses of a request.  max_tokens: most output tokens, None = no fewer; is_local: no prefill worker computes its prompt."""
+    """Losses of a request.  max_tokens: most output tokens, None = no fewer; is_local: no prefill
+    worker computes its prompt.
+    """
 
     max_tokens: int | None = None
     is_local: bool = False
 
 
 def retry_after(seconds: float | None) -> int:
-    """Whole seconds for a Retry-After, at least 1 and at most MAX_RETRY_SECONDS; None = nothing is known."""
+    """Whole seconds for a Retry-After, at least 1 and at most MAX_RETRY_SECONDS; None = nothing is
+    known.
+    """
     return 1 if seconds is None else max(1, ceil(min(MAX_RETRY_SECONDS, seconds)))
 
 
 def pressure(outlook: Outlook, slo: Slo) -> float:
-    """The larger share that an estimate is of its objective: over 1 it would be missed; 0 = nothing is known."""
+    """The larger share that an estimate is of its objective: over 1 it would be missed; 0 = nothing
+    is known.
+    """
     shares = [0.0]
     if outlook.ttft_seconds is not None:
         shares.append(outlook.ttft_seconds / slo.ttft_seconds)
@@ -61,10 +67,13 @@ def pressure(outlook: Outlook, slo: Slo) -> float:
     return max(shares)
 
 
-def refusal(policy: PolicyConfig, tier: Tier, prompt_tokens: int, slo: Slo, outlook: Outlook) -> Refusal | None:
+def refusal(
+    policy: PolicyConfig, tier: Tier, prompt_tokens: int, slo: Slo, outlook: Outlook
+) -> Refusal | None:
     """Refuse a request before any work; None when it is taken.
 
-    By its objectives iff it is of low priority, an estimate is over one, and qos.earlyRejection says so.
+    By its objectives iff it is of low priority, an estimate is over one, and qos.earlyRejection
+    says so.
     """
     if tier != "low":
         return None
@@ -73,16 +82,41 @@ def refusal(policy: PolicyConfig, tier: Tier, prompt_tokens: int, slo: Slo, outl
     ttft, tpot = outlook.ttft_seconds, outlook.tpot_seconds
     if early.enabled and early.reject_on_slo_violation:
         if ttft is not None and ttft > slo.ttft_seconds:
-            message = f"low priority: the first token would take about {ttft:.1f} s, over the objective of {slo.ttft_seconds:g} s"
-            return Refusal("slo_ttft", f"{message}: retry later{elsewhere}", retry_after(ttft - slo.ttft_seconds))
+            message = (
+                f"low priority: the first token would take about {ttft:.1f} s, over the objective "
+                f"of {slo.ttft_seconds:g} s"
+            )
+            return Refusal(
+                "slo_ttft",
+                f"{message}: retry later{elsewhere}",
+                retry_after(ttft - slo.ttft_seconds),
+            )
         if tpot is not None and slo.tpot_seconds is not None and tpot > slo.tpot_seconds:
-            message = f"low priority: one more stream would make each token take about {tpot * 1000:.0f} ms"
+            message = (
+                f"low priority: one more stream would make each token take about {tpot * 1000:.0f} "
+                "ms"
+            )
             bound = f", over the objective of {slo.tpot_seconds * 1000:g} ms"
-            return Refusal("slo_tpot", f"{message}{bound}: retry later{elsewhere}", retry_after(outlook.turn_seconds))
+            return Refusal(
+                "slo_tpot",
+                f"{message}{bound}: retry later{elsewhere}",
+                retry_after(outlook.turn_seconds),
+            )
     limit = degradation.max_prompt_tokens
-    if limit is not None and prompt_tokens > limit and pressure(outlook, slo) >= degradation.at_pressure:
-        message = f"low priority: {prompt_tokens} prompt tokens are over the {limit} that are taken under load"
-        return Refusal("prompt_limit", f"{message}: shorten the prompt or retry later{elsewhere}", retry_after(ttft))
+    if (
+        limit is not None
+        and prompt_tokens > limit
+        and pressure(outlook, slo) >= degradation.at_pressure
+    ):
+        message = (
+            f"low priority: {prompt_tokens} prompt tokens are over the {limit} that are taken "
+            "under load"
+        )
+        return Refusal(
+            "prompt_limit",
+            f"{message}: shorten the prompt or retry later{elsewhere}",
+            retry_after(ttft),
+        )
     return None
 
 
@@ -96,8 +130,14 @@ def degradation(policy: PolicyConfig, tier: Tier, load: float) -> Degradation:
 
 
 def offloads_at_once(policy: PolicyConfig, tier: Tier, uncached_tokens: int) -> bool:
-    """Return whether a prompt goes to a prefill worker whatever waits there, and however idle this worker is."""
-    return policy.high_priority.offload_at_once and tier == "high" and uncached_tokens >= max(1, policy.offload.min_offload_length)
+    """Return whether a prompt goes to a prefill worker whatever waits there, and however idle this
+    worker is.
+    """
+    return (
+        policy.high_priority.offload_at_once
+        and tier == "high"
+        and uncached_tokens >= max(1, policy.offload.min_offload_length)
+    )
 
 
 def _elsewhere(model: SmallerModelPolicy | None) -> str:

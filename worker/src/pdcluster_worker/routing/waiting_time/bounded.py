@@ -1,4 +1,6 @@
-"""A small map that forgets what was used least recently, because clients choose how many groups there are."""
+"""A small map that forgets what was used least recently, because clients choose how many groups
+there are.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Compute when requests end at an engine that serves a bounded number of them at a time, one token each a step.
+"""Compute when requests end at an engine that serves a bounded number of them at a time, one token
+each a step.
 
 All running requests make tokens at the same rate, so the order of their ends is found in
 tokens first, and turned into seconds by the batch of each stretch after.
@@ -16,7 +17,8 @@ def drain(
 ) -> list[tuple[float, float]]:
     """(start, end) in seconds from now of each request, running ones first, in the order given.
 
-    running, waiting: output tokens that each still has; those that wait take a seat in that order when one is free.
+    running, waiting: output tokens that each still has; those that wait take a seat in that order
+                      when one is free.
     token_seconds:    of one token in a batch of that size.
 
     >>> drain([2.0], [3.0, 1.0], 2, lambda batch: batch)
@@ -51,10 +53,12 @@ def drain_behind(
     seats: int,
     token_seconds: Callable[[float], float],
 ) -> tuple[float, float]:
-    """(start, end) of a request of so many tokens that waits behind others which are alike, in time that does not grow with them.
+    """(start, end) of a request of so many tokens that waits behind others which are alike, in time
+    that does not grow with them.
 
     ahead: how many wait before it, and the tokens of each.
-    In a line of alike ones each round of all seats takes as long as the one before, so but for two they are only counted.
+    In a line of alike ones each round of all seats takes as long as the one before, so but for two
+    they are only counted.
 
     >>> drain_behind([4.0, 1.0], (7, 3.0), 2.0, 2, lambda batch: batch)
     (26.0, 28.0)
@@ -64,6 +68,8 @@ def drain_behind(
     number, each = ahead
     seats = max(1, seats)
     rounds = max(0, number // seats - 2)
-    start, end = drain(running, [*((number - rounds * seats) * [each]), tokens], seats, token_seconds)[-1]
+    start, end = drain(
+        running, [*((number - rounds * seats) * [each]), tokens], seats, token_seconds
+    )[-1]
     counted = rounds * each * token_seconds(seats)
     return start + counted, end + counted

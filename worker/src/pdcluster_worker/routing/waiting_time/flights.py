@@ -1,4 +1,5 @@
-"""The requests of one worker as estimates need them: running ones, and totals of those that wait, in the order of service.
+"""The requests of one worker as estimates need them: running ones, and totals of those that wait,
+in the order of service.
 
 The order is the engine's: priority, then the earliest deadline (EDF), then arrival.  Totals are
 kept for chunks of it, so a request that comes or goes, and a look at those ahead, cost the square

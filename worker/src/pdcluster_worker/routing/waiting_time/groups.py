@@ -29,7 +29,8 @@ class GroupKey:
 def group_of(model: str, slo_seconds: float | None, granularity_seconds: float) -> GroupKey:
     """The group of a request that is to be complete in so many seconds.
 
-    >>> group_of("chat", 430, 100).name, group_of("chat", 20, 100).name, group_of("chat", None, 100).name
+    >>> group_of("chat", 430, 100).name, group_of("chat", 20, 100).name, group_of("chat", None,
+    ...     100).name
     ('400s', '100s', 'none')
     """
     if slo_seconds is None:
@@ -52,11 +53,17 @@ class RequestGroup:
 
     def grown(self, due_seconds: float, num_requests: int = 1) -> "RequestGroup":
         """The same with more requests; the earliest deadline counts for all."""
-        return replace(self, due_seconds=min(self.due_seconds, due_seconds), num_requests=self.num_requests + num_requests)
+        return replace(
+            self,
+            due_seconds=min(self.due_seconds, due_seconds),
+            num_requests=self.num_requests + num_requests,
+        )
 
 
 class Labels:
-    """Bounds the label values that groups make: the first `most` names stand for themselves, all later ones are OTHER."""
+    """Bounds the label values that groups make: the first `most` names stand for themselves, all
+    later ones are OTHER.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most

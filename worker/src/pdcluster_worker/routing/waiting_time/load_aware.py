@@ -1,15 +1,19 @@
-"""Our own estimator, `loadAware`: it plays the queue forward with lengths and speeds as they were measured.
+"""Our own estimator, `loadAware`: it plays the queue forward with lengths and speeds as they were
+measured.
 
 Where RWT has one mean length and one time of a token, this has
 
     d(b)          seconds of a token in a batch of b, a line fitted online (`step_time`);
-    S(t), t > g   how long answers of the group are, given that one already has g tokens (`survival`), running ones
-                  counted as censored, with as many pseudo-samples from all groups as these are alike (`likeness`);
+    S(t), t > g   how long answers of the group are, given that one already has g tokens
+    (`survival`), running ones
+                  counted as censored, with as many pseudo-samples from all groups as these are
+                  alike (`likeness`);
     p             prompt tokens a second (`prefill_rate`);
 
-and the completion time is the end of the last request in `drain(lengths, seats, d)`.  For a group the lengths are
-drawn SCENARIOS times at spread ranks of S and the median of the ends is taken: the last of several requests ends
-later than the mean of each.  docs/waiting-time.md has the formula and when to trust it.
+and the completion time is the end of the last request in `drain(lengths, seats, d)`.  For a group
+the lengths are drawn SCENARIOS times at spread ranks of S and the median of the ends is taken: the
+last of several requests ends later than the mean of each.  docs/waiting-time.md has the formula and
+when to trust it.
 """
 
 from collections import deque
@@ -67,7 +71,9 @@ class LoadAware:
 
     def survival(self, group: str, line: Line) -> Survival:
         """The distribution of the lengths of a group's answers."""
-        return self._survival_of(group, [f.num_tokens for f in line.flights if f.group == group and f.is_decoding])
+        return self._survival_of(
+            group, [f.num_tokens for f in line.flights if f.group == group and f.is_decoding]
+        )
 
     def _survival_of(self, group: str, going: Sequence[int]) -> Survival:
         own = self._lengths.get(group, deque())
@@ -83,11 +89,16 @@ class LoadAware:
         """That of all groups together in one, made again when a tenth of the completions is new."""
         news = _steps(self._num_seen, 10)
         if self._weight is None or self._weight[0] != news:
-            self._weight = news, shared_weight([self._lengths.get(name, deque()) for name in list(self._lengths)])
+            self._weight = (
+                news,
+                shared_weight([self._lengths.get(name, deque()) for name in list(self._lengths)]),
+            )
         return self._weight[1]
 
     def group_seconds(self, members: Collection[Flight], line: Line) -> float | None:
-        """Seconds from now until all `members` are complete; line: they and whatever is served beside and before them, in order."""
+        """Seconds from now until all `members` are complete; line: they and whatever is served
+        beside and before them, in order.
+        """
         if self._step.seconds(1.0) is None or not members:
             return None if members else 0.0
         chosen = {id(flight) for flight in members}
@@ -98,13 +109,19 @@ class LoadAware:
         ends = []
         for scenario in range(SCENARIOS):
             lengths = [
-                _drawn(flight, survivals[flight.group], (scenario + 0.5) / SCENARIOS + _GOLDEN * index)
+                _drawn(
+                    flight, survivals[flight.group], (scenario + 0.5) / SCENARIOS + _GOLDEN * index
+                )
                 for index, flight in enumerate(running + waiting)
             ]
-            spans = drain(lengths[: len(running)], lengths[len(running) :], line.seats, self._seconds)
+            spans = drain(
+                lengths[: len(running)], lengths[len(running) :], line.seats, self._seconds
+            )
             ends.append(max(spans[index][1] for index in counted))
         # A prefill holds up its own seat; that it also slows the others down is in their d(b).
-        return median(ends) + self._prefill.seconds(sum(flight.prompt_tokens for flight in waiting)) / max(1, line.seats)
+        return median(ends) + self._prefill.seconds(
+            sum(flight.prompt_tokens for flight in waiting)
+        ) / max(1, line.seats)
 
     def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
         """Estimate until a seat is free for it, the prefills before it and its own, and a step."""
@@ -126,10 +143,15 @@ class LoadAware:
         tokens = self._mean(running)
         rests = [tokens(other) for other in running]
         mean = self._mean_ahead(ahead, running)
-        start, end = drain_behind(rests, (ahead.num_requests, mean), tokens(flight), line.seats, self._seconds)
+        start, end = drain_behind(
+            rests, (ahead.num_requests, mean), tokens(flight), line.seats, self._seconds
+        )
         before = self._prefill.seconds(ahead.prompt_tokens)
-        # Where seats are free all prompts ahead are computed first; where not, each in a seat of its own and beside others.
-        prompts = self._prefill.seconds(flight.prompt_tokens) + (before if start == 0 else before / max(1, line.seats))
+        # Where seats are free all prompts ahead are computed first; where not, each in a seat of
+        # its own and beside others.
+        prompts = self._prefill.seconds(flight.prompt_tokens) + (
+            before if start == 0 else before / max(1, line.seats)
+        )
         return start + prompts + self._seconds(len(running) + 1), end + prompts
 
     def _mean(self, running: Sequence[Flight]) -> Callable[[Flight], float]:
@@ -140,7 +162,12 @@ class LoadAware:
 
         def tokens(flight: Flight) -> float:
             left = max(1, flight.max_tokens - flight.num_tokens)
-            return min(float(left), self._kept_survival(flight.group, going.get(flight.group, [])).mean_beyond(flight.num_tokens))
+            return min(
+                float(left),
+                self._kept_survival(flight.group, going.get(flight.group, [])).mean_beyond(
+                    flight.num_tokens
+                ),
+            )
 
         return tokens
 
@@ -152,7 +179,9 @@ class LoadAware:
         return total / ahead.num_requests if ahead.num_requests else 0.0
 
     def _kept_survival(self, group: str, going: Sequence[int]) -> Survival:
-        """The distribution of a group, made again when a twentieth of it is new, or its running answers are longer by an eighth."""
+        """The distribution of a group, made again when a twentieth of it is new, or its running
+        answers are longer by an eighth.
+        """
         num_own = self._num_own.get(group, 0)
         news = _steps(num_own, 20), _steps(self._num_seen, 10), len(going), _steps(sum(going), 8)
         kept = self._kept.get(group, None)
@@ -171,9 +200,11 @@ class LoadAware:
 
 
 def _steps(number: int, per_doubling: int) -> int:
-    """A whole number that grows by `per_doubling` each time `number` doubles; small numbers stand for themselves.
+    """A whole number that grows by `per_doubling` each time `number` doubles; small numbers stand
+    for themselves.
 
-    >>> [_steps(number, 8) for number in (0, 1, 2, 3)], _steps(1000, 8) == _steps(1020, 8), _steps(1000, 8) == _steps(1140, 8)
+    >>> [_steps(number, 8) for number in (0, 1, 2, 3)], _steps(1000, 8) == _steps(1020,
+    ...     8), _steps(1000, 8) == _steps(1140, 8)
     ([0, 8, 12, 16], True, False)
     """
     return int(per_doubling * log2(1 + number))

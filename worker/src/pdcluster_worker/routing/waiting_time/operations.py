@@ -1,4 +1,5 @@
-"""The four operations on virtual queues (LSOs) of QLM, as decisions: pull, eviction, model swap, load balancing.
+"""The four operations on virtual queues (LSOs) of QLM, as decisions: pull, eviction, model swap,
+load balancing.
 
 Each looks at queues and estimates and says what to do; none does it.  `replan`
 is what runs at every event: it keeps an order while the estimates meet all
@@ -23,14 +24,21 @@ MAX_BATCH_SIZE = 10
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Load balancing: a group goes to the end of another worker's queue, which is then put in order."""
+    """Load balancing: a group goes to the end of another worker's queue, which is then put in
+    order.
+    """
 
     group: RequestGroup
     source: str
     target: str
 
 
-def pull(queue: VirtualQueue, num_running: int, waiting: Sequence[int], max_batch_size: int = MAX_BATCH_SIZE) -> list[int]:
+def pull(
+    queue: VirtualQueue,
+    num_running: int,
+    waiting: Sequence[int],
+    max_batch_size: int = MAX_BATCH_SIZE,
+) -> list[int]:
     """Count the requests of each group that go to the engine now, in the queue's order.
 
     waiting: of each group, requests that are not on the engine.
@@ -46,8 +54,11 @@ def pull(queue: VirtualQueue, num_running: int, waiting: Sequence[int], max_batc
     return taken
 
 
-def evict(queue: VirtualQueue, order: Sequence[RequestGroup], running: Sequence[RequestGroup]) -> list[RequestGroup]:
-    """Groups with requests on the engine that another order puts behind a group that was behind them: their requests go back.
+def evict(
+    queue: VirtualQueue, order: Sequence[RequestGroup], running: Sequence[RequestGroup]
+) -> list[RequestGroup]:
+    """Groups with requests on the engine that another order puts behind a group that was behind
+    them: their requests go back.
 
     queue: as it is served now; order: as it is to be served.
     """
@@ -55,20 +66,26 @@ def evict(queue: VirtualQueue, order: Sequence[RequestGroup], running: Sequence[
     after = {group.key: index for index, group in enumerate(order)}
 
     def is_overtaken(group: RequestGroup) -> bool:
-        return any(before[other] > before[group.key] and after[other] < after[group.key] for other in before)
+        return any(
+            before[other] > before[group.key] and after[other] < after[group.key]
+            for other in before
+        )
 
     return [group for group in running if is_overtaken(group)]
 
 
 def swap(queue: VirtualQueue, num_running: int) -> str | None:
-    """The model to load, that of the group at the head; None = the loaded one, or it still runs requests."""
+    """The model to load, that of the group at the head; None = the loaded one, or it still runs
+    requests.
+    """
     if num_running or not queue.groups or queue.groups[0].key.model == queue.model:
         return None
     return queue.groups[0].key.model
 
 
 def replan(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[RequestGroup]:
-    """The order of the groups from now on: that of now while all are in time, or while no other has fewer late requests.
+    """The order of the groups from now on: that of now while all are in time, or while no other has
+    fewer late requests.
 
     A change for less would come and go with each estimate, and every change may cost an eviction.
     """
@@ -79,14 +96,20 @@ def replan(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[Req
     return best if num_late(queue.with_groups(best), service, now) < late else list(queue.groups)
 
 
-def place(queues: Sequence[VirtualQueue], group: RequestGroup, service: ServiceSeconds, now: float) -> str:
-    """The worker for a new group: the fewest late requests with it, then the earliest end of it.  ValueError without queues.
+def place(
+    queues: Sequence[VirtualQueue], group: RequestGroup, service: ServiceSeconds, now: float
+) -> str:
+    """The worker for a new group: the fewest late requests with it, then the earliest end of it.
+
+    ValueError without queues.
 
     The document takes any queue; a violation would have it moved at the next event.
     """
     if not queues:
         raise ValueError("no virtual queue to place a group in: ask only with at least one worker")
-    return min(queues, key=lambda queue: _cost(_with(queue, group, service, now), group, service, now)).worker
+    return min(
+        queues, key=lambda queue: _cost(_with(queue, group, service, now), group, service, now)
+    ).worker
 
 
 def balance(queues: Sequence[VirtualQueue], service: ServiceSeconds, now: float) -> Move | None:
@@ -102,18 +125,24 @@ def balance(queues: Sequence[VirtualQueue], service: ServiceSeconds, now: float)
             for target in queues:
                 if target is source:
                     continue
-                there = num_late(_with(target, group, service, now), service, now) - num_late(target, service, now)
+                there = num_late(_with(target, group, service, now), service, now) - num_late(
+                    target, service, now
+                )
                 gain = late - num_late(left, service, now) - there
                 if gain > most:
                     best, most = Move(group, source.worker, target.worker), gain
     return best
 
 
-def _with(queue: VirtualQueue, group: RequestGroup, service: ServiceSeconds, now: float) -> VirtualQueue:
+def _with(
+    queue: VirtualQueue, group: RequestGroup, service: ServiceSeconds, now: float
+) -> VirtualQueue:
     longer = queue.with_groups((*queue.groups, group))
     return longer.with_groups(replan(longer, service, now))
 
 
-def _cost(queue: VirtualQueue, group: RequestGroup, service: ServiceSeconds, now: float) -> tuple[int, float]:
+def _cost(
+    queue: VirtualQueue, group: RequestGroup, service: ServiceSeconds, now: float
+) -> tuple[int, float]:
     ends = {id(forecast.group): forecast.end_seconds for forecast in forecasts(queue, service, now)}
     return num_late(queue, service, now), ends[id(group)]

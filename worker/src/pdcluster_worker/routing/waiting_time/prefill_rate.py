@@ -1,4 +1,6 @@
-"""The prefill term of an estimate: prompt tokens that are computed in a second, as measured recently."""
+"""The prefill term of an estimate: prompt tokens that are computed in a second, as measured
+recently.
+"""
 
 KEPT = 0.9
 """Share of its weight that a completion keeps at each later one."""
@@ -19,7 +21,9 @@ class PrefillRate:
         self._seconds = KEPT * self._seconds + prefill_seconds
 
     def seconds(self, prompt_tokens: int) -> float:
-        """Seconds to prefill so many tokens; 0 while there is neither a measurement nor a preset."""
+        """Seconds to prefill so many tokens; 0 while there is neither a measurement
+        nor a preset.
+        """
         if self._seconds:
             return prompt_tokens * self._seconds / self._tokens
         return prompt_tokens / self._preset if self._preset else 0.0

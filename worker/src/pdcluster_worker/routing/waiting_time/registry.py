@@ -8,9 +8,13 @@ from pdcluster_worker.routing.waiting_time.rwt_estimator import RwtEstimator
 
 
 def make_estimator(policy: EstimationPolicy) -> Estimator | None:
-    """A new one, which has measured nothing; None for `ema`, whose averages are kept elsewhere (`routing.qos`)."""
+    """A new one, which has measured nothing; None for `ema`, whose averages are kept elsewhere
+    (`routing.qos`).
+    """
     milliseconds = policy.preset_token_milliseconds
-    presets = Presets(None if milliseconds is None else milliseconds / 1000.0, float(policy.preset_output_tokens))
+    presets = Presets(
+        None if milliseconds is None else milliseconds / 1000.0, float(policy.preset_output_tokens)
+    )
     if policy.estimator == "rwt":
         return RwtEstimator(presets)
     return LoadAware(presets) if policy.estimator == "loadAware" else None

@@ -1,4 +1,5 @@
-"""The completion time of a request group as the RWT estimator of QLM gives it, with online parameters.
+"""The completion time of a request group as the RWT estimator of QLM gives it, with online
+parameters.
 
 T(n) = (n - 1) * mean_output / theta + P + max_output * d_eff, theta = 1 / d_eff.
 The last request is taken at its worst, so T is too high for short groups: for
@@ -9,7 +10,9 @@ until enough completions were seen.
 from pdcluster_worker.routing.waiting_time.bounded import Bounded
 
 MIN_TOKENS = 50
-"""Shorter answers say little about the time of a token, and are not counted in the mean length either."""
+"""Shorter answers say little about the time of a token, and are not counted in the mean length
+either.
+"""
 
 MIN_SAMPLES = 5
 """So many valid completions before a measured value takes the place of a preset."""
@@ -42,14 +45,18 @@ def completion_seconds(
     """
     if num_requests <= 0:
         return 0.0
-    return (num_requests - 1) / lanes * mean_output * token_seconds + prefill_seconds + max_output * token_seconds
+    return (
+        (num_requests - 1) / lanes * mean_output * token_seconds
+        + prefill_seconds
+        + max_output * token_seconds
+    )
 
 
 class DecodeTime:
     """d_eff: seconds of one output token, an exponential average over completions.
 
-    It starts at the preset, or at the first completion where there is none, and moves with each valid one.
-    `seconds` is the preset until MIN_SAMPLES of them.
+    It starts at the preset, or at the first completion where there is none, and moves with each
+    valid one. `seconds` is the preset until MIN_SAMPLES of them.
     """
 
     def __init__(self, preset_seconds: float | None) -> None:

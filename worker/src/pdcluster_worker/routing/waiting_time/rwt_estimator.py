@@ -1,4 +1,5 @@
-"""The RWT estimator of QLM with the online parameters of the source document, for groups and for one request.
+"""The RWT estimator of QLM with the online parameters of the source document, for groups and for
+one request.
 
 It knows counts only: requests before this one, the mean length of their group,
 one time of a token whatever the batch.  So it is cheap, and conservative.
@@ -16,7 +17,9 @@ from pdcluster_worker.routing.waiting_time.rwt import DecodeTime, MeanOutput, co
 class RwtEstimator:
     """T(n) with d_eff and mu of each group; either stays at its preset where it is not to adapt."""
 
-    def __init__(self, presets: Presets, *, adapts_decode: bool = True, adapts_output: bool = True) -> None:
+    def __init__(
+        self, presets: Presets, *, adapts_decode: bool = True, adapts_output: bool = True
+    ) -> None:
         self._presets = presets
         self._adapts_decode = adapts_decode
         self._adapts_output = adapts_output
@@ -33,7 +36,9 @@ class RwtEstimator:
             self._output.observe(completion.group, completion.output_tokens)
 
     def group_seconds(self, members: Collection[Flight], seats: int) -> float | None:
-        """T(n) of a group: seconds that these n requests take, from the start of the first to the end of the last."""
+        """T(n) of a group: seconds that these n requests take, from the start of the first to the
+        end of the last.
+        """
         token_seconds = self._decode.seconds
         if token_seconds is None:
             return None
@@ -50,14 +55,18 @@ class RwtEstimator:
         )
 
     def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
-        """A seat is free once as many answers have ended as stand before this one beyond the seats; then prefills."""
+        """A seat is free once as many answers have ended as stand before this one beyond the seats;
+        then prefills.
+        """
         token_seconds = self._decode.seconds
         if token_seconds is None:
             return None
         flights = flights_of(line)
         ahead = flights.ahead(flight)
         beyond = len(flights.running) + ahead.num_requests + 1 - line.seats
-        mean = sum(number * self._output.tokens(group) for group, number in flights.by_group.items()) / max(1, len(flights))
+        mean = sum(
+            number * self._output.tokens(group) for group, number in flights.by_group.items()
+        ) / max(1, len(flights))
         wait = max(0, beyond) / max(1, line.seats) * mean * token_seconds
         prompts = flight.prompt_tokens + ahead.prompt_tokens
         return wait + self._prefill.seconds(prompts) + token_seconds

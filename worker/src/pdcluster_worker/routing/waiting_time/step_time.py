@@ -43,7 +43,9 @@ class StepTime:
         self._product *= KEPT
 
     def seconds(self, batch: float) -> float | None:
-        """The time of a token in a batch of that many requests; None without a preset and too few completions."""
+        """The time of a token in a batch of that many requests; None without a preset and too few
+        completions.
+        """
         if self._num_samples < self._min_samples:
             return self._preset
         mean, seconds = self._batch / self._weight, self._seconds / self._weight

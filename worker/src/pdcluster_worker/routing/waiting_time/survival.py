@@ -19,7 +19,8 @@ class Survival:
 
     ends:   lengths at which it falls, ascending.
     share:  S from there on; the last one is 0.
-    beyond: tokens by which answers exceed ends[i], on the average of those that do so, times share[i].
+    beyond: tokens by which answers exceed ends[i], on the average of those that do so, times
+            share[i].
     """
 
     ends: tuple[int, ...]
@@ -27,9 +28,15 @@ class Survival:
     beyond: tuple[float, ...]
 
     @classmethod
-    def of(cls, completed: Iterable[tuple[int, float]], running: Iterable[tuple[int, float]] = ()) -> "Survival":
-        """From (tokens, weight) pairs; at least one completed.  Those that run longer than all completed end at once."""
-        events: dict[int, list[float]] = {}  # tokens: weight that ended there, weight that left there
+    def of(
+        cls, completed: Iterable[tuple[int, float]], running: Iterable[tuple[int, float]] = ()
+    ) -> "Survival":
+        """From (tokens, weight) pairs; at least one completed.
+
+        Those that run longer than all completed end at once.
+        """
+        # tokens: weight that ended there, weight that left there
+        events: dict[int, list[float]] = {}
         for index, pairs in enumerate((completed, running)):
             for tokens, weight in pairs:
                 event = events.setdefault(tokens, [0.0, 0.0])
@@ -64,7 +71,9 @@ class Survival:
         return self.mean_beyond(0)
 
     def quantile_beyond(self, tokens: int, rank: float) -> float:
-        """Tokens that an answer of already `tokens` still has, at a rank in [0, 1) of those so long; at least 1."""
+        """Tokens that an answer of already `tokens` still has, at a rank in [0, 1) of those so
+        long; at least 1.
+        """
         index = bisect_right(self.ends, tokens)
         if index == len(self.ends):
             return max(1.0, BEYOND * tokens)

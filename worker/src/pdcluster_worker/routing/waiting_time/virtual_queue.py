@@ -1,4 +1,5 @@
-"""Virtual queues: the request groups of one worker in the order they are served, and what an order costs.
+"""Virtual queues: the request groups of one worker in the order they are served, and what an order
+costs.
 
 Two orders are offered.  `by_deadline` (EDF) is the best one while everything
 can be in time.  `best_order` finds the order with the most requests in time,
@@ -70,11 +71,17 @@ def forecasts(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[
 
 def num_late(queue: VirtualQueue, service: ServiceSeconds, now: float) -> int:
     """Requests whose group would be late."""
-    return sum(forecast.group.num_requests for forecast in forecasts(queue, service, now) if forecast.is_late)
+    return sum(
+        forecast.group.num_requests
+        for forecast in forecasts(queue, service, now)
+        if forecast.is_late
+    )
 
 
 def best_order(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[RequestGroup]:
-    """The order with the fewest late requests; among equals the least time by which groups are late, then EDF itself."""
+    """The order with the fewest late requests; among equals the least time by which groups are
+    late, then EDF itself.
+    """
     groups = by_deadline(queue.groups)
     if num_late(queue.with_groups(groups), service, now) == 0:
         return groups
@@ -85,7 +92,9 @@ def best_order(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list
     def cost(order: Sequence[RequestGroup]) -> tuple[int, float]:
         ends = forecasts(queue.with_groups(order), lambda group: known[id(group)], now)
         late = [forecast for forecast in ends if forecast.is_late]
-        return sum(f.group.num_requests for f in late), sum(f.end_seconds - f.group.due_seconds for f in late)
+        return sum(f.group.num_requests for f in late), sum(
+            f.end_seconds - f.group.due_seconds for f in late
+        )
 
     return min(_orders(groups), key=cost)
 
@@ -95,11 +104,17 @@ def _orders(groups: list[RequestGroup]) -> Iterable[list[RequestGroup]]:
     for num_behind in range(len(groups)):
         for behind in combinations(range(len(groups)), num_behind):
             late = set(behind)
-            yield [group for i, group in enumerate(groups) if i not in late] + [groups[i] for i in behind]
+            yield [group for i, group in enumerate(groups) if i not in late] + [
+                groups[i] for i in behind
+            ]
 
 
-def _without_longest(queue: VirtualQueue, groups: list[RequestGroup], service: ServiceSeconds, now: float) -> list[RequestGroup]:
-    """EDF; when a group would be late, the one with the most seconds a request so far goes behind all (Moore and Hodgson)."""
+def _without_longest(
+    queue: VirtualQueue, groups: list[RequestGroup], service: ServiceSeconds, now: float
+) -> list[RequestGroup]:
+    """EDF; when a group would be late, the one with the most seconds a request so far goes behind
+    all (Moore and Hodgson).
+    """
     kept: list[RequestGroup] = []
     behind: list[RequestGroup] = []
     for group in groups:

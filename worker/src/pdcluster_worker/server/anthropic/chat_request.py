@@ -24,7 +24,16 @@ from pdcluster_worker.server.schemas.inner_chat import checked_chat
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "stream", "priority", "cache_salt", "pdcluster")
+_SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stream",
+    "priority",
+    "cache_salt",
+    "pdcluster",
+)
 
 
 def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
@@ -68,11 +77,17 @@ def _assistant(message: InputMessage, path: str) -> dict[str, Any]:
             case ThinkingBlock():
                 thoughts.append(block.thinking)
             case ToolUseBlock():
-                function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                function = {
+                    "name": block.name,
+                    "arguments": json.dumps(block.input, ensure_ascii=False),
+                }
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
                 raise _misplaced(path, place, "tool_result", "user")
-    made: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
+    made: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(texts) or (None if calls else ""),
+    }
     if thoughts:
         made["reasoning_content"] = "".join(thoughts)
     return made | ({"tool_calls": calls} if calls else {})
@@ -106,14 +121,21 @@ def _text(content: str | list[TextBlock]) -> str:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
     return {"type": "function", "function": function}
 
 
 def _choice(choice: ToolChoice | None) -> dict[str, Any]:
     if choice is None:
         return {}
-    chosen: dict[str, Any] = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    chosen: dict[str, Any] = (
+        {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    )
     if choice.type != "tool":
         return chosen | {"tool_choice": _CHOICES[choice.type]}
     if choice.name is None:
@@ -126,9 +148,14 @@ def _thinking(request: MessagesPrompt, *, reasons: bool) -> dict[str, Any]:
     thinking = request.thinking
     is_on = thinking.type != "disabled"
     if thinking.type == "enabled" and thinking.budget_tokens is None:
-        raise RequestError("thinking.budget_tokens: is required with type enabled", param="thinking.budget_tokens")
+        raise RequestError(
+            "thinking.budget_tokens: is required with type enabled", param="thinking.budget_tokens"
+        )
     if isinstance(request, MessagesRequest) and (thinking.budget_tokens or 0) >= request.max_tokens:
-        message = f"thinking.budget_tokens: must be less than max_tokens={request.max_tokens}, which counts thinking too"
+        message = (
+            f"thinking.budget_tokens: must be less than max_tokens={request.max_tokens}, which "
+            "counts thinking too"
+        )
         raise RequestError(message, param="thinking.budget_tokens")
     fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": is_on, "thinking": is_on}}
     if reasons and is_on:

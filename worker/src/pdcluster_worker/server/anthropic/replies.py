@@ -14,7 +14,9 @@ Json = dict[str, Any]
 
 
 def usage_of(usage: Usage) -> Json:
-    """input_tokens are those that were computed; those read from the prefix cache stand beside them."""
+    """input_tokens are those that were computed; those read from the prefix cache stand beside
+    them.
+    """
     cached = usage.prompt_tokens_details.cached_tokens
     return {
         "input_tokens": usage.prompt_tokens - cached,
@@ -39,7 +41,9 @@ def message(message_id: str, model: str, usage: Usage) -> Json:
 
 
 def ending(reason: AnswerReason, stop_string: str | None, blocks: list[Block]) -> Json:
-    """Reason why the answer ended; calls that the request asked for by name count as calls here too."""
+    """Reason why the answer ended; calls that the request asked for by name count as calls here
+    too.
+    """
     if stop_string is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
     if reason == "stop" and blocks and blocks[-1].kind == "call":
@@ -70,7 +74,9 @@ def added(block: Block, text: str) -> Json:
 
 
 def whole(block: Block) -> Json:
-    """A whole block; the input of a call that was cut off by max_tokens, or that JSON cannot carry, is empty."""
+    """A whole block; the input of a call that was cut off by max_tokens, or that JSON cannot carry,
+    is empty.
+    """
     match block.kind:
         case "text":
             return started(block) | {"text": block.text}

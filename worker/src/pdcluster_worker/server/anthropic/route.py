@@ -29,7 +29,9 @@ class TokenCount(BaseModel):
 
 def add_messages(app: FastAPI, serving: Serving, documented: Documented) -> None:
     """Serve both routes.  documented: answers of a route that may stream, by status."""
-    errors: Documented = {status: {"model": MessagesError} for status in documented if status != 200}
+    errors: Documented = {
+        status: {"model": MessagesError} for status in documented if status != 200
+    }
 
     @app.post(PATH, responses={**documented, **errors})
     async def messages(body: MessagesRequest, request: Request) -> Response:
@@ -49,7 +51,16 @@ async def _answer(serving: Serving, body: MessagesRequest, context: RequestConte
     message_id = f"msg_{context.request_id}"
     writer = MessagesWriter(message_id, body.model, context.request_id)
     prompts, rules = [prepared.prompt], prepared.rules
-    return respond(serving, chat, prepared.wanted, prompts, writer, response_id=message_id, context=context, rules=rules)
+    return respond(
+        serving,
+        chat,
+        prepared.wanted,
+        prompts,
+        writer,
+        response_id=message_id,
+        context=context,
+        rules=rules,
+    )
 
 
 def _chat(serving: Serving, body: MessagesPrompt) -> ChatRequest:

@@ -66,7 +66,9 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: Text | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)] | None = None
+    content: (
+        Text | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)] | None
+    ) = None
     is_error: bool | None = None
 
 
@@ -76,7 +78,9 @@ _KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 def _known(block: Any) -> Any:
     kind = _type_of(block)
     if isinstance(kind, str) and kind not in _KINDS:
-        raise no_value(f"has type {quoted(kind)}: {_TEXT_ONLY}, in blocks of type {', '.join(_KINDS)}")
+        raise no_value(
+            f"has type {quoted(kind)}: {_TEXT_ONLY}, in blocks of type {', '.join(_KINDS)}"
+        )
     return block
 
 
@@ -105,9 +109,14 @@ def _form(content: Any) -> str:
 
 
 Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
-Content = Annotated[Annotated[Text, Tag("<string>")] | Annotated[Blocks, Tag("<blocks>")], Discriminator(_form)]
+Content = Annotated[
+    Annotated[Text, Tag("<string>")] | Annotated[Blocks, Tag("<blocks>")], Discriminator(_form)
+]
 SystemBlocks = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
-System = Annotated[Annotated[Text, Tag("<string>")] | Annotated[SystemBlocks, Tag("<blocks>")], Discriminator(_form)]
+System = Annotated[
+    Annotated[Text, Tag("<string>")] | Annotated[SystemBlocks, Tag("<blocks>")],
+    Discriminator(_form),
+]
 
 
 class InputMessage(Body):
@@ -123,7 +132,9 @@ class Tool(Body):
     input_schema: the JSON schema of its input.
     """
 
-    type: Annotated[Any, Only(None, "custom", fix="give the tool a name and an input_schema of your own")] = None
+    type: Annotated[
+        Any, Only(None, "custom", fix="give the tool a name and an input_schema of your own")
+    ] = None
     name: ToolName
     description: Text | None = None
     input_schema: Annotated[dict[str, Any], AfterValidator(check_sendable)]
@@ -163,7 +174,9 @@ class MessagesPrompt(Body):
     """Prompt that is counted, or that an answer is made from."""
 
     model: Text
-    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Annotated[
+        list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
     system: System | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
@@ -178,7 +191,9 @@ class MessagesRequest(MessagesPrompt):
     """Body of POST /v1/messages."""
 
     max_tokens: PositiveInt
-    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stop_sequences: (
+        Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
+    ) = None
     stream: bool | None = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(ge=0, le=1)] = None

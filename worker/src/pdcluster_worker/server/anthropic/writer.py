@@ -58,7 +58,9 @@ class MessagesWriter:
 
     def _ending(self) -> Json:
         assert self._last is not None, "an answer has a token"
-        assert self._last.finish_reason is not None, "a generation yields until every choice has ended"
+        assert self._last.finish_reason is not None, (
+            "a generation yields until every choice has ended"
+        )
         return replies.ending(self._last.finish_reason, self._last.stop_string, self._blocks.blocks)
 
     def _events(self, changes: list[Change]) -> bytes:
@@ -69,9 +71,13 @@ def _change(change: Change) -> bytes:
     block = change.block
     match change:
         case Started():
-            return _event("content_block_start", index=block.index, content_block=replies.started(block))
+            return _event(
+                "content_block_start", index=block.index, content_block=replies.started(block)
+            )
         case Grew(text=text):
-            return _event("content_block_delta", index=block.index, delta=replies.added(block, text))
+            return _event(
+                "content_block_delta", index=block.index, delta=replies.added(block, text)
+            )
         case Ended():
             return _event("content_block_stop", index=block.index)
 

@@ -51,7 +51,16 @@ def body(error: RequestError, request_id: str) -> dict[str, Any]:
     return MessagesError(error=Said(type=kind, message=message), request_id=request_id).model_dump()
 
 
-def response(error: RequestError, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
+def response(
+    error: RequestError, request_id: str, headers: Mapping[str, str] | None = None
+) -> Response:
     """The whole answer, with Retry-After when the error has one."""
-    retry = {} if error.retry_after_seconds is None else {"retry-after": str(error.retry_after_seconds)}
-    return Response(msgspec.json.encode(body(error, request_id)), error.status, {**(headers or {}), **retry}, "application/json")
+    retry = (
+        {} if error.retry_after_seconds is None else {"retry-after": str(error.retry_after_seconds)}
+    )
+    return Response(
+        msgspec.json.encode(body(error, request_id)),
+        error.status,
+        {**(headers or {}), **retry},
+        "application/json",
+    )

@@ -47,13 +47,22 @@ class ErrorReply(BaseModel):
 def reply(error: RequestError) -> ErrorReply:
     """The body for an error."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    return ErrorReply(error=Error(message=_text(error.message), type=kind, param=error.param, code=error.code))
+    return ErrorReply(
+        error=Error(message=_text(error.message), type=kind, param=error.param, code=error.code)
+    )
 
 
 def response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
     """The whole answer, with Retry-After when the error has one."""
-    retry = {} if error.retry_after_seconds is None else {"retry-after": str(error.retry_after_seconds)}
-    return Response(reply(error).model_dump_json(), error.status, {**(headers or {}), **retry}, "application/json")
+    retry = (
+        {} if error.retry_after_seconds is None else {"retry-after": str(error.retry_after_seconds)}
+    )
+    return Response(
+        reply(error).model_dump_json(),
+        error.status,
+        {**(headers or {}), **retry},
+        "application/json",
+    )
 
 
 def reason(error: RequestError) -> str:
@@ -70,14 +79,20 @@ def is_refusal(error: RequestError) -> bool:
 
 
 def install(app: FastAPI, rejected: Counter, shaped: Callable[..., Response]) -> None:
-    """Answer every expected exception of `app` as `shaped` has it; refused requests are counted in `rejected` by reason.
+    """Answer every expected exception of `app` as `shaped` has it; refused requests are counted in
+    `rejected` by reason.
 
-    shaped: makes the answer from an error, the request's scope and headers, see `error_shapes.response`.
+    shaped: makes the answer from an error, the request's scope and headers, see
+            `error_shapes.response`.
     """
 
     def _on_request_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        note("refused" if is_refusal(error) else "failed", reason=reason(error), message=cut(error.message, _NOTED_CHARACTERS))
+        note(
+            "refused" if is_refusal(error) else "failed",
+            reason=reason(error),
+            message=cut(error.message, _NOTED_CHARACTERS),
+        )
         if is_refusal(error):
             rejected.labels(reason(error)).inc()
         return shaped(error, request.scope)
@@ -101,9 +116,13 @@ def from_validation(errors: Any) -> RequestError:
     # Without "body", and without the names of a union's members.
     path = tuple(part for part in first["loc"][1:] if not str(part).startswith("<"))
     if first["type"] == "json_invalid":
-        return RequestError(f"the body is not valid JSON: {first['ctx']['error']} at character {path[0]}")
+        return RequestError(
+            f"the body is not valid JSON: {first['ctx']['error']} at character {path[0]}"
+        )
     if not path:
-        return RequestError("the body must be a JSON object, sent with the header content-type: application/json")
+        return RequestError(
+            "the body must be a JSON object, sent with the header content-type: application/json"
+        )
     param = cut(_text(indexed(path)), 200)
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     words = "must be an object" if first["type"] in _NOT_AN_OBJECT else _words(first["msg"])
@@ -111,17 +130,31 @@ def from_validation(errors: Any) -> RequestError:
 
 
 def _words(message: str) -> str:
-    return _SHOULD.sub("must", message).replace("Field required", "is required").replace(" after validation", "")
+    return (
+        _SHOULD.sub("must", message)
+        .replace("Field required", "is required")
+        .replace(" after validation", "")
+    )
 
 
 def _from_http(request: Request, error: HTTPException) -> RequestError:
     if error.status_code == 404:
-        message = f"{request.method} {request.url.path}: there is no such path: /openapi.json lists those that are served"
+        message = (
+            f"{request.method} {request.url.path}: there is no such path: /openapi.json lists "
+            "those that are served"
+        )
     elif error.status_code == 405:
-        message = f"{request.method} is not allowed on {request.url.path}: use {(error.headers or {}).get('Allow', 'another method')}"
+        message = (
+            f"{request.method} is not allowed on {request.url.path}: use "
+            f"{(error.headers or {}).get('Allow', 'another method')}"
+        )
     elif error.status_code == 400:
-        # FastAPI answers so when the JSON parser itself gave up: nesting or a number beyond its limits, not UTF-8.
-        message = "the body is not JSON that can be read: it is nested too deeply, has an overlong number or is not UTF-8"
+        # FastAPI answers so when the JSON parser itself gave up: nesting or a number beyond its
+        # limits, not UTF-8.
+        message = (
+            "the body is not JSON that can be read: it is nested too deeply, has an overlong "
+            "number or is not UTF-8"
+        )
     else:
         message = str(error.detail or HTTPStatus(error.status_code).phrase)
     return RequestError(message, status=error.status_code)
@@ -134,4 +167,6 @@ def _text(text: str) -> str:
 
 def indexed(path: tuple[int | str, ...]) -> str:
     """A field's path as OpenAI writes it: messages[0].content."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
+    ).removeprefix(".")

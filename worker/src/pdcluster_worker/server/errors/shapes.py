@@ -1,4 +1,6 @@
-"""Errors to answers in the shape of the API whose path was asked for: OpenAI's, but of `/v1/messages` Anthropic's."""
+"""Errors to answers in the shape of the API whose path was asked for: OpenAI's, but of
+`/v1/messages` Anthropic's.
+"""
 
 from collections.abc import Mapping
 
@@ -13,8 +15,12 @@ CONTEXT = "pdcluster.context"
 """Key of the `RequestContext` in a request's scope."""
 
 
-def response(error: RequestError, scope: Scope, headers: Mapping[str, str] | None = None) -> Response:
+def response(
+    error: RequestError, scope: Scope, headers: Mapping[str, str] | None = None
+) -> Response:
     """The whole answer."""
     if messages_errors.is_messages(scope["path"]):
-        return messages_errors.response(error, getattr(scope.get(CONTEXT), "request_id", ""), headers)
+        return messages_errors.response(
+            error, getattr(scope.get(CONTEXT), "request_id", ""), headers
+        )
     return openai_errors.response(error, headers)

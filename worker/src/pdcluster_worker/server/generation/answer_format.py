@@ -1,4 +1,5 @@
-"""The one constraint on a whole answer: its reasoning, its calls of tools and its text, each by its own rules.
+"""The one constraint on a whole answer: its reasoning, its calls of tools and its text, each by its
+own rules.
 
 Written in xgrammar's structural tags, which hold the other kinds of constraints
 too.  A request that asks for nothing of the kind has no constraint.  A budget of
@@ -32,14 +33,18 @@ class Reasoning:
     budget: int | None = None
 
 
-def answer_constraint(asked: Constraint | None, use: ToolUse, parser: ParserName | None, reasoning: Reasoning) -> Constraint | None:
+def answer_constraint(
+    asked: Constraint | None, use: ToolUse, parser: ParserName | None, reasoning: Reasoning
+) -> Constraint | None:
     """Constraint of an answer.  asked: of its text, by `response_format` and the like.
 
     Raises RequestError for what cannot be asked for together.
     """
     if use.is_forced and asked is not None:
         raise RequestError(
-            "tool_choice: the answer is calls alone, and a format of its text is asked for too: give one of the two", param="tool_choice"
+            "tool_choice: the answer is calls alone, and a format of its text is asked for too: "
+            "give one of the two",
+            param="tool_choice",
         )
     answer = _forced(use) if use.is_forced else _free(asked, use, parser)
     has_budget = reasoning.budget is not None and reasoning.start != "answer"
@@ -50,7 +55,9 @@ def answer_constraint(asked: Constraint | None, use: ToolUse, parser: ParserName
     return _constraint(_after_reasoning(answer, reasoning))
 
 
-def _free(asked: Constraint | None, use: ToolUse, parser: ParserName | None) -> Constraint | Format | None:
+def _free(
+    asked: Constraint | None, use: ToolUse, parser: ParserName | None
+) -> Constraint | Format | None:
     """Constraint of an answer that may be text."""
     if use.mode != "auto":
         return asked
@@ -58,7 +65,8 @@ def _free(asked: Constraint | None, use: ToolUse, parser: ParserName | None) -> 
     if asked is not None:
         if calls is None:
             raise RequestError(
-                f"tools: this model's calls ({parser or 'no parser'}) cannot be distinguished from an answer of a given format: "
+                f"tools: this model's calls ({parser or 'no parser'}) cannot be distinguished from "
+                "an answer of a given format: "
                 "set tool_choice to none or required, or leave the format out",
                 param="tools",
             )
@@ -104,13 +112,19 @@ def _tag(tool: Tool, parser: ParserName | None) -> Format:
 
 
 def _arguments(schema: Schema) -> Format:
-    """JSON of a tool's arguments, on one line: a small model may fill its answer with white space."""
+    """JSON of a tool's arguments, on one line: a small model may fill its answer with
+    white space.
+    """
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 
 def _any_arguments(tool: Tool) -> dict[str, Any]:
     """Arguments of a tool that is not strict: its own properties, of any type and in part."""
-    return {"type": "object", "properties": {name: {} for name in tool.parameters.get("properties", {})}, "additionalProperties": True}
+    return {
+        "type": "object",
+        "properties": {name: {} for name in tool.parameters.get("properties", {})},
+        "additionalProperties": True,
+    }
 
 
 def _forced(use: ToolUse) -> Format:
@@ -148,11 +162,19 @@ def _after_reasoning(answer: Constraint | Format | None, reasoning: Reasoning) -
     """Reasoning first.  Where the prompt does not open it, the model may leave it out."""
     begin = "" if reasoning.start == "inside" else OPEN
     limit = {} if reasoning.budget is None else {"max_tokens": reasoning.budget}
-    thinking: Format = {"type": "tag", "begin": begin, "content": {"type": "any_text", **limit}, "end": CLOSE}
+    thinking: Format = {
+        "type": "tag",
+        "begin": begin,
+        "content": {"type": "any_text", **limit},
+        "end": CLOSE,
+    }
     if reasoning.start == "before":
         thinking = {"type": "optional", "content": thinking}
     if answer is None:
-        return {"type": "sequence", "elements": [thinking, {"type": "any_text", "excludes": [OPEN]}]}
+        return {
+            "type": "sequence",
+            "elements": [thinking, {"type": "any_text", "excludes": [OPEN]}],
+        }
     return {"type": "sequence", "elements": [thinking, _GAP, _format_of(answer)]}
 
 
@@ -163,7 +185,11 @@ def _format_of(asked: Constraint | Format) -> Format:
     if asked.kind == "json_object":
         return {"type": "json_schema", "json_schema": {"type": "object"}}
     if asked.kind == "json_schema":
-        return {"type": "json_schema", "json_schema": json.loads(asked.text), **({"strict": True} if asked.strict else {})}
+        return {
+            "type": "json_schema",
+            "json_schema": json.loads(asked.text),
+            **({"strict": True} if asked.strict else {}),
+        }
     if asked.kind == "regex":
         return {"type": "regex", "pattern": asked.text}
     if asked.kind == "grammar":
@@ -181,7 +207,8 @@ def _tag_format(text: str) -> Format:
         found = None
     if not isinstance(found, dict):
         message = (
-            "structured_outputs.structural_tag: must be JSON of a structural tag with a format, where the model reasons or calls tools"
+            "structured_outputs.structural_tag: must be JSON of a structural tag with a format, "
+            "where the model reasons or calls tools"
         )
         raise RequestError(message, param="structured_outputs.structural_tag")
     return found
@@ -191,7 +218,8 @@ def _constraint(form: Format) -> Constraint:
     text = json.dumps({"type": "structural_tag", "format": form}, separators=(",", ":"))
     if len(text) > MAX_CONSTRAINT_CHARACTERS:
         raise RequestError(
-            f"tools: their schemas have {len(text)} characters as a constraint: at most {MAX_CONSTRAINT_CHARACTERS} are accepted, "
+            f"tools: their schemas have {len(text)} characters as a constraint: at most "
+            f"{MAX_CONSTRAINT_CHARACTERS} are accepted, "
             "send fewer tools",
             param="tools",
         )

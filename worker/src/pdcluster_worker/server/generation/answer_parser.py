@@ -43,7 +43,9 @@ class ReasonedAnswer:
             return self._calls.feed(text)
         self._has_reasoned = self._has_reasoned or self._thinking.is_reasoning
         split = self._thinking.feed(text)
-        self._has_reasoned = self._has_reasoned or self._thinking.is_reasoning or bool(split.reasoning)
+        self._has_reasoned = (
+            self._has_reasoned or self._thinking.is_reasoning or bool(split.reasoning)
+        )
         return self._joined(split, self._calls.feed(self._answer(split.answer)))
 
     def end(self) -> Sequence[Part]:
@@ -51,7 +53,9 @@ class ReasonedAnswer:
         if self._thinking is None:
             return self._calls.end()
         split = self._thinking.end()
-        return self._joined(split, [*self._calls.feed(self._answer(split.answer)), *self._calls.end()])
+        return self._joined(
+            split, [*self._calls.feed(self._answer(split.answer)), *self._calls.end()]
+        )
 
     def _answer(self, text: str) -> str:
         if not self._has_begun and self._has_reasoned:

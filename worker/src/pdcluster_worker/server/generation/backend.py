@@ -52,8 +52,11 @@ class Backend(WorkerView, Protocol):
         """Workers over which the requests of clients are spread, this one included."""
         ...
 
-    def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
-        """Run all choices of one prompt; `Generated.index` counts in `specs`.  hints: what it says of its route.
+    def generate(
+        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+    ) -> AsyncGenerator[Generated, None]:
+        """Run all choices of one prompt; `Generated.index` counts in `specs`.  hints: what it says
+        of its route.
 
         Ends after the last token of the last choice.  `aclose()` cancels every
         choice that still runs.  Raises RequestError before or after tokens.
@@ -61,8 +64,10 @@ class Backend(WorkerView, Protocol):
         ...
 
     def abort(self, request_id: str) -> None:
-        """End one of a prompt's choices early (a stop string was found): it makes no more tokens, its siblings go on.
+        """End one of a prompt's choices early (a stop string was found): it makes no more tokens,
+        its siblings go on.
 
-        Unknown and ended ids are a no-op.  The last choice of a prompt ends by `aclose()` of its stream.
+        Unknown and ended ids are a no-op.  The last choice of a prompt ends by `aclose()` of its
+        stream.
         """
         ...

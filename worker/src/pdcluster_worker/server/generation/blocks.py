@@ -1,4 +1,5 @@
-"""The parts of an answer as a row of blocks, one after another: the form of APIs whose answers are lists.
+"""The parts of an answer as a row of blocks, one after another: the form of APIs whose answers are
+lists.
 
 Each block is of one kind: text, reasoning or one call of a tool.  Space between
 blocks belongs to none; space at the beginning of a text waits until more than
@@ -23,7 +24,9 @@ BlockKind = Literal["text", "reasoning", "call"]
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """index: its place.  call_id, name: of a call.  pieces: its text, or a call's arguments as JSON text."""
+    """index: its place.  call_id, name: of a call.  pieces: its text, or a call's arguments as JSON
+    text.
+    """
 
     index: int
     kind: BlockKind

@@ -1,4 +1,6 @@
-"""Rules to read the answer to a chat request, and its constraint: from the request, the model and the rendered prompt."""
+"""Rules to read the answer to a chat request, and its constraint: from the request, the model and
+the rendered prompt.
+"""
 
 import secrets
 import string
@@ -29,8 +31,10 @@ class AnswerRules:
 
     new_parser:    splits a choice's text into parts.
     ends_by_calls: see `choice.TextRules`.
-    constraint_param: the field that constrains the answer, where that is not one of `structured_fields`.
-    keeps_stops:   stop strings end the text; calls that the engine keeps well formed are not cut by them.
+    constraint_param: the field that constrains the answer, where that is not one of
+                      `structured_fields`.
+    keeps_stops:   stop strings end the text; calls that the engine keeps well formed are not cut by
+                   them.
     """
 
     new_parser: NewParser = PlainText
@@ -48,25 +52,31 @@ def check_tools(use: ToolUse, parsers: ModelParsers) -> None:
         return
     if not parsers.takes_tools:
         raise RequestError(
-            "tools: the chat template of this model has no place for tools: leave them out, use a model whose template has one, "
+            "tools: the chat template of this model has no place for tools: leave them out, use a "
+            "model whose template has one, "
             "or set model.chatTemplate of the PDCluster, such as chatml-tools",
             param="tools",
         )
     if use.mode == "auto" and parsers.tools is None and not parsers.leaves_calls:
         raise RequestError(
-            "tools: the chat template of this model does not say how it writes calls: set model.toolParser of the PDCluster, "
+            "tools: the chat template of this model does not say how it writes calls: set "
+            "model.toolParser of the PDCluster, "
             "or tool_choice to required",
             param="tools",
         )
 
 
 def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> Reasoning:
-    """Beginning of the answer to this prompt.  Raises RequestError for a budget where the model is not known to reason."""
+    """Beginning of the answer to this prompt.
+
+    Raises RequestError for a budget where the model is not known to reason.
+    """
     budget = request.thinking_token_budget
     if parsers.reasoning is None:
         if budget is not None:
             raise RequestError(
-                "thinking_token_budget: this model is not known to reason: leave it out, or set model.reasoningParser of the PDCluster",
+                "thinking_token_budget: this model is not known to reason: leave it out, or set "
+                "model.reasoningParser of the PDCluster",
                 param="thinking_token_budget",
             )
         return Reasoning()
@@ -76,7 +86,9 @@ def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> R
     return Reasoning(start, budget)
 
 
-def rules_for(request: Conversation, use: ToolUse, parsers: ModelParsers, reasoning: Reasoning) -> AnswerRules:
+def rules_for(
+    request: Conversation, use: ToolUse, parsers: ModelParsers, reasoning: Reasoning
+) -> AnswerRules:
     """Rules to read the answer."""
     form = FORMS[parsers.tools] if parsers.tools is not None and use.mode == "auto" else None
     new_id = _mistral_id if parsers.tools == "mistral" else _call_id
@@ -89,15 +101,26 @@ def rules_for(request: Conversation, use: ToolUse, parsers: ModelParsers, reason
         if form is not None:
             calls = form.parser(use.tools, Numbering(new_id, use.most))
         markers = frozenset() if form is None else form.markers
-        return ReasonedAnswer(thinking, calls, markers=markers, shows_reasoning=request.include_reasoning is not False)
+        return ReasonedAnswer(
+            thinking, calls, markers=markers, shows_reasoning=request.include_reasoning is not False
+        )
 
     param = None if use.mode == "none" else "tools"
-    return AnswerRules(new_parser, ends_by_calls=use.mode != "named", keeps_stops=not use.is_forced, constraint_param=param)
+    return AnswerRules(
+        new_parser,
+        ends_by_calls=use.mode != "named",
+        keeps_stops=not use.is_forced,
+        constraint_param=param,
+    )
 
 
 def _forced(use: ToolUse, new_id: NewId) -> CallParser:
     numbering = Numbering(new_id, use.most)
-    return NamedCall(use.name, numbering) if use.mode == "named" else RequiredCalls(use.tools, numbering)
+    return (
+        NamedCall(use.name, numbering)
+        if use.mode == "named"
+        else RequiredCalls(use.tools, numbering)
+    )
 
 
 def _call_id() -> str:

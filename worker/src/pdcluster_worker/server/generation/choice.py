@@ -1,4 +1,5 @@
-"""One choice of a request: its tokens in, the parts of its answer out, until a stop string or the engine ends it.
+"""One choice of a request: its tokens in, the parts of its answer out, until a stop string or the
+engine ends it.
 
 Stop strings are searched in the whole text, before it is split into parts.
 Holds what has to be remembered between two tokens; HTTP, JSON and clocks are elsewhere.
@@ -26,7 +27,8 @@ class TextRules:
     stop:         stop strings; they count in the text after the first `min_tokens` tokens.
     include_stop: keep the stop string, or the token that ended the choice, in the text.
     skip_special: control tokens give no text.
-    ends_by_calls: a choice with tool calls ends by "tool_calls"; OpenAI has "stop" where the request named the tool.
+    ends_by_calls: a choice with tool calls ends by "tool_calls"; OpenAI has "stop" where the
+                   request named the tool.
     shows_tokens: the answer names tokens, or says more of the prompt: deltas carry them.
     """
 
@@ -41,7 +43,9 @@ class TextRules:
 class Choice:
     """Counts and decodes the tokens of one choice."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, rules: TextRules, parser: AnswerParser | None = None) -> None:
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, rules: TextRules, parser: AnswerParser | None = None
+    ) -> None:
         self.index = index
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
@@ -74,7 +78,15 @@ class Choice:
         if is_last:
             self.finish_reason = self._reason(token, stopped)
         made = (token,) if self._rules.shows_tokens else ()
-        return Delta(self.index, parts, scored, is_first, self.finish_reason, made=made, stop_string=self._stops.found)
+        return Delta(
+            self.index,
+            parts,
+            scored,
+            is_first,
+            self.finish_reason,
+            made=made,
+            stop_string=self._stops.found,
+        )
 
     def _reason(self, token: Token, stopped: bool) -> AnswerReason:
         if token.finish_reason == "length" and not stopped:
@@ -82,7 +94,11 @@ class Choice:
         return "tool_calls" if self._has_calls and self._rules.ends_by_calls else "stop"
 
     def _decode(self, token: Token) -> str:
-        text = "" if self._is_hidden(token) else self._detokenizer.feed(self._tokenizer.piece(token.token_id))
+        text = (
+            ""
+            if self._is_hidden(token)
+            else self._detokenizer.feed(self._tokenizer.piece(token.token_id))
+        )
         return text + self._detokenizer.flush() if token.finish_reason else text
 
     def _is_hidden(self, token: Token) -> bool:

@@ -40,7 +40,9 @@ from pdcluster_worker.streams import Merged, Stream
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Dependencies of every request; `policy` returns the policy in force now, `clock` monotonic seconds."""
+    """Dependencies of every request; `policy` returns the policy in force now, `clock` monotonic
+    seconds.
+    """
 
     backend: Backend
     tokenizer: Tokenizer
@@ -54,7 +56,12 @@ class Serving:
     def limits(self) -> ModelLimits:
         """The model's limits on a request."""
         backend = self.backend
-        return ModelLimits(backend.max_model_len, backend.vocab_size, self.tokenizer.eos_token_ids, backend.length_note)
+        return ModelLimits(
+            backend.max_model_len,
+            backend.vocab_size,
+            self.tokenizer.eos_token_ids,
+            backend.length_note,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +86,18 @@ class Plan:
 
 
 class Generation:
-    """One run of a plan.  `prefill` and `degraded` are known once the first delta has come, `usage` counts up to the last one."""
+    """One run of a plan.  `prefill` and `degraded` are known once the first delta has come, `usage`
+    counts up to the last one.
+    """
 
     def __init__(self, serving: Serving, plan: Plan) -> None:
         self._serving = serving
         self._plan = plan
         self._specs = [spec for specs in plan.specs for spec in specs]
-        self._choices = [Choice(index, serving.tokenizer, plan.rules, plan.new_parser()) for index in range(len(self._specs))]
+        self._choices = [
+            Choice(index, serving.tokenizer, plan.rules, plan.new_parser())
+            for index in range(len(self._specs))
+        ]
         self._timers = [self._timer(spec) for spec in self._specs]
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
         self._merged: Merged[Generated] | None = None
@@ -95,7 +107,9 @@ class Generation:
 
     def _timer(self, spec: RequestSpec) -> ChoiceTimer:
         slo = slo_of(spec, self._serving.policy().slo)
-        return ChoiceTimer(self._serving.metrics, self._plan.arrival_seconds, tier_of(spec.priority), slo)
+        return ChoiceTimer(
+            self._serving.metrics, self._plan.arrival_seconds, tier_of(spec.priority), slo
+        )
 
     @property
     def num_choices(self) -> int:
@@ -103,7 +117,10 @@ class Generation:
         return len(self._choices)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """One for each token, until every choice has ended.  Raises RequestError as the backend does, 429 beyond the tenant's limits."""
+        """One for each token, until every choice has ended.
+
+        Raises RequestError as the backend does, 429 beyond the tenant's limits.
+        """
         with self._allowed():
             try:
                 async with aclosing(self._generated()) as stream:
@@ -116,7 +133,9 @@ class Generation:
             except RequestError as e:
                 raise with_field(e, self._plan.constraint_param) from e
             if any(self._running):
-                raise RuntimeError(f"the backend ended with {sum(self._running)} choices unfinished")
+                raise RuntimeError(
+                    f"the backend ended with {sum(self._running)} choices unfinished"
+                )
 
     @contextmanager
     def _allowed(self) -> Iterator[None]:
@@ -125,9 +144,14 @@ class Generation:
         wanted = Wanted(sum(len(specs[0].prompt) for specs in self._plan.specs), self.num_choices)
         refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), wanted)
         if refusal is not None:
-            serving.metrics.qos_rejected.labels(refusal.code, tier_of(self._specs[0].priority)).inc()
+            serving.metrics.qos_rejected.labels(
+                refusal.code, tier_of(self._specs[0].priority)
+            ).inc()
             raise RequestError(
-                refusal.message, status=TOO_MANY_REQUESTS, code=refusal.code, retry_after_seconds=refusal.retry_after_seconds
+                refusal.message,
+                status=TOO_MANY_REQUESTS,
+                code=refusal.code,
+                retry_after_seconds=refusal.retry_after_seconds,
             )
         try:
             yield
@@ -136,7 +160,9 @@ class Generation:
             serving.tenants.end(tenant, wanted, made, serving.clock() - start)
 
     def _delta(self, generated: Generated) -> Delta | None:
-        """Add a token to its choice; None where it was made before the engine knew of the stop string."""
+        """Add a token to its choice; None where it was made before the engine knew of the stop
+        string.
+        """
         if generated.notes:
             adopt(generated.notes)
         choice = self._choices[generated.index]
@@ -161,7 +187,10 @@ class Generation:
 
     def usage(self) -> Usage:
         """Tokens so far."""
-        firsts = [self._choices[specs * len(self._plan.specs[0])] for specs in range(len(self._plan.specs))]
+        firsts = [
+            self._choices[specs * len(self._plan.specs[0])]
+            for specs in range(len(self._plan.specs))
+        ]
         prompt = sum(len(specs[0].prompt) for specs in self._plan.specs)
         completion = sum(choice.num_tokens for choice in self._choices)
         reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
@@ -169,8 +198,12 @@ class Generation:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(choice.cached_tokens for choice in firsts)),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning) if reasoning else None,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(choice.cached_tokens for choice in firsts)
+            ),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning)
+            if reasoning
+            else None,
         )
 
     def _prompt_of(self, choice: Choice) -> int:
@@ -195,17 +228,22 @@ class Generation:
     def _generated(self) -> Stream[Generated]:
         """Tokens of all prompts; indices over all of them."""
         backend, plan = self._serving.backend, self._plan
-        waited = self._serving.clock() - plan.arrival_seconds  # for a body that came slowly, and to be read
+        # for a body that came slowly, and to be read
+        waited = self._serving.clock() - plan.arrival_seconds
         prompts = [[aged(spec, waited) for spec in specs] for specs in plan.specs]
         streams = [backend.generate(specs, plan.prefill, plan.hints) for specs in prompts]
         if len(streams) == 1:
             return streams[0]
         n = len(plan.specs[0])
-        self._merged = Merged([_counted_from(stream, position * n) for position, stream in enumerate(streams)])
+        self._merged = Merged(
+            [_counted_from(stream, position * n) for position, stream in enumerate(streams)]
+        )
         return self._merged
 
 
-async def _counted_from(stream: Stream[Generated], first_index: int) -> AsyncGenerator[Generated, None]:
+async def _counted_from(
+    stream: Stream[Generated], first_index: int
+) -> AsyncGenerator[Generated, None]:
     async with aclosing(stream):
         async for generated in stream:
             yield replace(generated, index=first_index + generated.index)

@@ -1,4 +1,6 @@
-"""Parsers of a model's calls and reasoning: as its PDCluster says, else as its chat template shows."""
+"""Parsers of a model's calls and reasoning: as its PDCluster says, else as its chat
+template shows.
+"""
 
 from dataclasses import dataclass
 

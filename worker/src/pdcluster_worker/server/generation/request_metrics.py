@@ -11,7 +11,9 @@ from pdcluster_worker.routing.qos.slo import Slo
 
 
 class ChoiceTimer:
-    """Observes one choice from its arrival to its last token, and counts whether it met its objectives."""
+    """Observes one choice from its arrival to its last token, and counts whether it met its
+    objectives.
+    """
 
     def __init__(self, metrics: Metrics, arrival_seconds: float, tier: Tier, slo: Slo) -> None:
         self._metrics = metrics

@@ -1,4 +1,5 @@
-"""Check a request against the served model and the policy, and answer it: the part that all APIs share.
+"""Check a request against the served model and the policy, and answer it: the part that all APIs
+share.
 
 Every accepted request is logged here once, with the client's own id as a label.
 """
@@ -35,14 +36,26 @@ def check_servable(request: Generate, num_prompts: int, serving: Serving) -> Non
     check_policy(request, num_prompts, serving.policy())
     reason = backend.ready()
     if reason is not None and not backend.draining():
-        raise RequestError(f"this worker is not ready: {reason}", status=503, code="not_ready", retry_after_seconds=1)
+        raise RequestError(
+            f"this worker is not ready: {reason}",
+            status=503,
+            code="not_ready",
+            retry_after_seconds=1,
+        )
 
 
 def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
-    """Raises RequestError for a deadline that does not count, and for more generations than may wait."""
-    if request.pdcluster and request.pdcluster.deadline_ms and not policy.estimation.allow_client_deadline:
+    """Raises RequestError for a deadline that does not count, and for more generations than may
+    wait.
+    """
+    if (
+        request.pdcluster
+        and request.pdcluster.deadline_ms
+        and not policy.estimation.allow_client_deadline
+    ):
         raise RequestError(
-            "pdcluster.deadline_ms: is not allowed here: leave it out, or set qos.estimation.allowClientDeadline of the PDCluster",
+            "pdcluster.deadline_ms: is not allowed here: leave it out, or set "
+            "qos.estimation.allowClientDeadline of the PDCluster",
             param="pdcluster.deadline_ms",
         )
     if request.pdcluster:
@@ -84,7 +97,12 @@ def check_tenant(num_prompts: int, n: int, policy: PolicyConfig, tenant: str) ->
 def check_model(name: str, served: str) -> None:
     """Raises RequestError 404 for a model that this worker does not serve."""
     if name != served:
-        raise RequestError(f"model {quoted(name)} is not served here: use {served!r}", status=404, param="model", code="model_not_found")
+        raise RequestError(
+            f"model {quoted(name)} is not served here: use {served!r}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
 
 def respond(
@@ -98,13 +116,24 @@ def respond(
     context: RequestContext,
     rules: AnswerRules = PLAIN,
 ) -> GenerationResponse:
-    """The answer to a checked request, which runs when it is sent.  Raises RequestError for limits of the model."""
+    """The answer to a checked request, which runs when it is sent.
+
+    Raises RequestError for limits of the model.
+    """
     policy = serving.policy()
     priority = allowed_priority(request, policy, context.tenant)
     check_tenant(len(prompts), request.n or 1, policy, context.tenant)
     shared = policy.shared_prefix_cache
     salt = cache_salt(context.key_digest, request.cache_salt, shared=shared)
-    specs = specs_for(request, wanted, prompts, serving.limits, response_id=response_id, priority=priority, cache_salt=salt)
+    specs = specs_for(
+        request,
+        wanted,
+        prompts,
+        serving.limits,
+        response_id=response_id,
+        priority=priority,
+        cache_salt=salt,
+    )
     num_tokens = sum(len(prompt) for prompt in prompts)
     logger.info(
         "accepted request=%s label=%r prompts=%d prompt_tokens=%d n=%d",
@@ -124,6 +153,14 @@ def respond(
     )
     extension = request.pdcluster or Extension()
     hints = hints_of(extension.session, extension.route, policy.decode_score)
-    arrival, tenant, param = context.arrival_seconds, context.tenant, constraint_param(request) or rules.constraint_param
-    plan = Plan(specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param)
-    return GenerationResponse(Generation(serving, plan), writer, context.request_id, stream=bool(request.stream))
+    arrival, tenant, param = (
+        context.arrival_seconds,
+        context.tenant,
+        constraint_param(request) or rules.constraint_param,
+    )
+    plan = Plan(
+        specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param
+    )
+    return GenerationResponse(
+        Generation(serving, plan), writer, context.request_id, stream=bool(request.stream)
+    )

@@ -58,7 +58,9 @@ class Writer(Protocol):
 class GenerationResponse(Response):
     """Runs the generation while it answers."""
 
-    def __init__(self, generation: Generation, writer: Writer, request_id: str, *, stream: bool) -> None:
+    def __init__(
+        self, generation: Generation, writer: Writer, request_id: str, *, stream: bool
+    ) -> None:
         super().__init__()
         self._generation = generation
         self._writer = writer
@@ -89,8 +91,16 @@ class GenerationResponse(Response):
         writer = self._writer
         async with aclosing(self._generation.deltas()) as deltas:
             first = await anext(deltas)
-            headers = Response(headers={**self._answer_headers(sse.MEDIA_TYPE), "cache-control": "no-cache"}).raw_headers
-            await send({"type": "http.response.start", "status": 200, "headers": [h for h in headers if h[0] != b"content-length"]})
+            headers = Response(
+                headers={**self._answer_headers(sse.MEDIA_TYPE), "cache-control": "no-cache"}
+            ).raw_headers
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [h for h in headers if h[0] != b"content-length"],
+                }
+            )
             try:
                 await _send(send, writer.begin(self._generation.usage()))
                 await _send(send, writer.of(first))
@@ -103,10 +113,16 @@ class GenerationResponse(Response):
 
     def _shown(self, error: Exception) -> RequestError:
         if isinstance(error, RequestError):
-            logger.warning("failed after the first token request=%s error=%s", self._request_id, error)
+            logger.warning(
+                "failed after the first token request=%s error=%s", self._request_id, error
+            )
             return error
         logger.error("unhandled error request=%s", self._request_id, exc_info=error)
-        return RequestError(f"internal error: see the worker's log for request {self._request_id}", status=500, code="internal_error")
+        return RequestError(
+            f"internal error: see the worker's log for request {self._request_id}",
+            status=500,
+            code="internal_error",
+        )
 
     def _answer_headers(self, media_type: str) -> dict[str, str]:
         place, degraded = self._generation.prefill, self._generation.degraded
@@ -122,7 +138,8 @@ async def _send(send: Send, body: bytes | None) -> None:
 async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:
     """Run `answer` to its end, or cancel it when the client leaves; whether it ended by itself.
 
-    In the running task: one of its own for each answer would cost more than the waiting for the client.
+    In the running task: one of its own for each answer would cost more than the waiting for the
+                         client.
     """
     task, has_left = asyncio.current_task(), False
     assert task is not None, "an answer is given in a task"

@@ -1,4 +1,5 @@
-"""From a checked request body to the engine's RequestSpecs: defaults, and the limits that depend on the model.
+"""From a checked request body to the engine's RequestSpecs: defaults, and the limits that depend on
+the model.
 
 Raises RequestError naming the field and the limit.  Knows nothing of HTTP or
 of text; both APIs use it.
@@ -81,8 +82,11 @@ def specs_for(
                         max_tokens,
                         seed + i,
                         limits,
-                        # The prompt's other choices find it in the cache; those of a stream may begin before the first one.
-                        prompt_logprobs=wanted.prompt_logprobs if i == choices[0] or request.stream else None,
+                        # The prompt's other choices find it in the cache; those of a stream may
+                        # begin before the first one.
+                        prompt_logprobs=wanted.prompt_logprobs
+                        if i == choices[0] or request.stream
+                        else None,
                     ),
                     priority=priority,
                     cache_salt=cache_salt,
@@ -101,7 +105,10 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 
 def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
-    """Output tokens to allow.  Raises RequestError when prompt and output cannot both fit the context."""
+    """Output tokens to allow.
+
+    Raises RequestError when prompt and output cannot both fit the context.
+    """
     num_prompt, most = len(prompt), limits.max_model_len
     room = most - num_prompt
     name = wanted.prompt_param
@@ -120,7 +127,9 @@ def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
 
 
 def _too_long(limits: ModelLimits, says: str, fix: str, param: str) -> RequestError:
-    """In OpenAI's words, by which clients know it: they shorten the prompt, or turn to another model."""
+    """In OpenAI's words, by which clients know it: they shorten the prompt, or turn to another
+    model.
+    """
     most = limits.max_model_len
     note = f" ({limits.length_note})" if limits.length_note else ""
     message = f"This model's maximum context length is {most} tokens. However, {says}: {fix}{note}."
@@ -128,11 +137,20 @@ def _too_long(limits: ModelLimits, says: str, fix: str, param: str) -> RequestEr
 
 
 def _sampling(
-    request: Generate, wanted: Wanted, max_tokens: int, seed: int, limits: ModelLimits, *, prompt_logprobs: int | None
+    request: Generate,
+    wanted: Wanted,
+    max_tokens: int,
+    seed: int,
+    limits: ModelLimits,
+    *,
+    prompt_logprobs: int | None,
 ) -> Sampling:
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
-        raise RequestError(f"min_tokens: {min_tokens} is more than the {max_tokens} tokens that may be generated", param="min_tokens")
+        raise RequestError(
+            f"min_tokens: {min_tokens} is more than the {max_tokens} tokens that may be generated",
+            param="min_tokens",
+        )
     return Sampling(
         max_tokens=max_tokens,
         seed=seed % _SEEDS,
@@ -142,7 +160,9 @@ def _sampling(
         min_p=request.min_p or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        repetition_penalty=1.0
+        if request.repetition_penalty is None
+        else request.repetition_penalty,
         logit_bias=_logit_bias(request, limits),
         logprobs=wanted.logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -163,9 +183,13 @@ def _temperature(request: Generate) -> float:
 def _logit_bias(request: Generate, limits: ModelLimits) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in (request.logit_bias or {}).items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < limits.vocab_size):
+        if not (
+            key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < limits.vocab_size
+        ):
             raise RequestError(
-                f"logit_bias: keys must be token ids from 0 to {limits.vocab_size - 1}, not {quoted(key)}", param="logit_bias"
+                f"logit_bias: keys must be token ids from 0 to {limits.vocab_size - 1}, not "
+                f"{quoted(key)}",
+                param="logit_bias",
             )
         bias[int(key)] = value
     return bias
@@ -173,9 +197,14 @@ def _logit_bias(request: Generate, limits: ModelLimits) -> dict[int, float]:
 
 def check_token_ids(param: str, token_ids: Sequence[int], limits: ModelLimits) -> None:
     """Raises RequestError when an id is not of the vocabulary."""
-    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < limits.vocab_size), None)
+    wrong = next(
+        (token_id for token_id in token_ids if not 0 <= token_id < limits.vocab_size), None
+    )
     if wrong is not None:
-        raise RequestError(f"{param}: token ids must be from 0 to {limits.vocab_size - 1}, not {wrong}", param=param)
+        raise RequestError(
+            f"{param}: token ids must be from 0 to {limits.vocab_size - 1}, not {wrong}",
+            param=param,
+        )
 
 
 def _in_vocabulary(param: str, token_ids: list[int], limits: ModelLimits) -> list[int]:
@@ -184,16 +213,26 @@ def _in_vocabulary(param: str, token_ids: list[int], limits: ModelLimits) -> lis
 
 
 def _check_figures(request: Generate, wanted: Wanted, num_positions: int) -> None:
-    num_figures = 0 if wanted.prompt_logprobs is None else num_positions * (wanted.prompt_logprobs + 1)
+    num_figures = (
+        0 if wanted.prompt_logprobs is None else num_positions * (wanted.prompt_logprobs + 1)
+    )
     if num_figures > MAX_PROMPT_FIGURES:
         param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-        message = f"{param}: of these prompts and n they are {num_figures} figures, more than {MAX_PROMPT_FIGURES}: ask for fewer at once"
+        message = (
+            f"{param}: of these prompts and n they are {num_figures} figures, more than "
+            f"{MAX_PROMPT_FIGURES}: ask for fewer at once"
+        )
         raise RequestError(message, param=param)
 
 
 def _check_relations(request: Generate) -> None:
     if request.stream_options is not None and not request.stream:
-        raise RequestError("stream_options: is allowed only with stream=true: leave it out", param="stream_options")
+        raise RequestError(
+            "stream_options: is allowed only with stream=true: leave it out", param="stream_options"
+        )
     if request.stream and request.prompt_logprobs is not None:
-        message = "prompt_logprobs: is not available with stream=true: leave either out, or use echo with logprobs"
+        message = (
+            "prompt_logprobs: is not available with stream=true: leave either out, or use echo "
+            "with logprobs"
+        )
         raise RequestError(message, param="prompt_logprobs")

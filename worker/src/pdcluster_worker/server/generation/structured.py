@@ -33,11 +33,16 @@ Found = tuple[str, Constraint]
 
 
 def constraint_of(request: Structured) -> Constraint | None:
-    """The form that the answer must have; None where the request names none.  Raises RequestError."""
+    """The form that the answer must have; None where the request names none.
+
+    Raises RequestError.
+    """
     found = list(_found(request))
     if len(found) > 1:
         (first, _), (second, _) = found[:2]
-        raise RequestError(f"{second}: {first} constrains the answer already: give one of the two", param=second)
+        raise RequestError(
+            f"{second}: {first} constrains the answer already: give one of the two", param=second
+        )
     return found[0][1] if found else None
 
 
@@ -47,10 +52,14 @@ def constraint_param(request: Structured) -> str | None:
 
 
 def with_field(error: RequestError, param: str | None) -> RequestError:
-    """Turn an engine's error about a constraint into the fault of the field that asked for it; return others as they are."""
+    """Turn an engine's error about a constraint into the fault of the field that asked for it;
+    return others as they are.
+    """
     if error.param != CONSTRAINT_PARAM or param is None:
         return error
-    return RequestError(f"{param}: {error.message}", status=error.status, code=error.code, param=param)
+    return RequestError(
+        f"{param}: {error.message}", status=error.status, code=error.code, param=param
+    )
 
 
 def _found(request: Structured) -> Iterator[Found]:
@@ -74,12 +83,20 @@ def _of_format(asked: ResponseFormat) -> Iterator[Found]:
         yield name, Constraint("json_object")
     elif asked.type == "json_schema":
         if asked.json_schema is None:
-            raise RequestError(f"{name}.json_schema: is required with type json_schema", param=f"{name}.json_schema")
+            raise RequestError(
+                f"{name}.json_schema: is required with type json_schema",
+                param=f"{name}.json_schema",
+            )
         param = f"{name}.json_schema.schema"
-        yield param, _of_schema(param, asked.json_schema.schema_, strict=bool(asked.json_schema.strict))
+        yield (
+            param,
+            _of_schema(param, asked.json_schema.schema_, strict=bool(asked.json_schema.strict)),
+        )
     elif asked.type == "structural_tag":
         if asked.format is None:
-            raise RequestError(f"{name}.format: is required with type structural_tag", param=f"{name}.format")
+            raise RequestError(
+                f"{name}.format: is required with type structural_tag", param=f"{name}.format"
+            )
         tag = {"type": "structural_tag", "format": asked.format}
         yield f"{name}.format", _of_json(f"{name}.format", "structural_tag", tag)
 
@@ -87,7 +104,9 @@ def _of_format(asked: ResponseFormat) -> Iterator[Found]:
 def _of_outputs(asked: StructuredOutputs) -> Iterator[Found]:
     name = "structured_outputs"
     if not asked.model_fields_set:
-        fields = ", ".join(field.alias or key for key, field in StructuredOutputs.model_fields.items())
+        fields = ", ".join(
+            field.alias or key for key, field in StructuredOutputs.model_fields.items()
+        )
         raise RequestError(f"{name}: names no constraint: give one of {fields}", param=name)
     if asked.json_ is not None:
         yield f"{name}.json", _of_schema(f"{name}.json", asked.json_)
@@ -112,7 +131,9 @@ def _of_schema(param: str, schema: Schema | str, *, strict: bool = False) -> Con
         except RecursionError as e:
             raise _too_deep(param) from e
         if not isinstance(schema, dict | bool):
-            raise RequestError(f"{param}: must be a JSON schema, which is an object, true or false", param=param)
+            raise RequestError(
+                f"{param}: must be a JSON schema, which is an object, true or false", param=param
+            )
     return replace(_of_json(param, "json_schema", schema), strict=strict)
 
 
@@ -121,7 +142,10 @@ def _of_json(param: str, kind: ConstraintKind, value: Any) -> Constraint:
     check_depth(param, value)
     text = json.dumps(value, separators=(",", ":"))
     if len(text) > MAX_CONSTRAINT_CHARACTERS:
-        message = f"{param}: has {len(text)} characters as JSON: at most {MAX_CONSTRAINT_CHARACTERS} are accepted"
+        message = (
+            f"{param}: has {len(text)} characters as JSON: at most {MAX_CONSTRAINT_CHARACTERS} are "
+            "accepted"
+        )
         raise RequestError(message, param=param)
     return Constraint(kind, text)
 
@@ -143,4 +167,7 @@ def _children(value: Any) -> list[Any]:
 
 
 def _too_deep(param: str) -> RequestError:
-    return RequestError(f"{param}: objects and lists are nested more than {MAX_DEPTH} deep: make it flatter", param=param)
+    return RequestError(
+        f"{param}: objects and lists are nested more than {MAX_DEPTH} deep: make it flatter",
+        param=param,
+    )

@@ -19,7 +19,8 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 class ToolUse:
     """Use of tools in a request.
 
-    mode:  none = the answer is text; auto = the model decides; required = at least one call; named = a call of `name`.
+    mode:  none = the answer is text; auto = the model decides; required = at least one call; named
+           = a call of `name`.
     most:  calls of one answer; None = any number.
     """
 
@@ -39,24 +40,32 @@ def tool_use(request: Conversation) -> ToolUse:
     choice = request.tool_choice
     if not request.tools:
         if choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice: there are no tools to choose from: give tools, or leave it out", param="tool_choice")
+            raise RequestError(
+                "tool_choice: there are no tools to choose from: give tools, or leave it out",
+                param="tool_choice",
+            )
         return ToolUse("none", {})
     _check_names(request)
     if choice == "none":
         return ToolUse("none", {})
     tools = {
-        tool.function.name: Tool(tool.function.name, _schema(tool.function.parameters), bool(tool.function.strict))
+        tool.function.name: Tool(
+            tool.function.name, _schema(tool.function.parameters), bool(tool.function.strict)
+        )
         for tool in request.tools
     }
     if isinstance(choice, NamedToolChoice):
         return _named(choice.function.name, tools)
-    return ToolUse(choice or "auto", tools, most=1 if request.parallel_tool_calls is False else None)
+    return ToolUse(
+        choice or "auto", tools, most=1 if request.parallel_tool_calls is False else None
+    )
 
 
 def _named(name: str, tools: Tools) -> ToolUse:
     if name not in tools:
         raise RequestError(
-            f"tool_choice.function.name: no tool is named {quoted(name)}: use one of {cut(', '.join(tools), 200)}",
+            f"tool_choice.function.name: no tool is named {quoted(name)}: use one of "
+            f"{cut(', '.join(tools), 200)}",
             param="tool_choice.function.name",
         )
     return ToolUse("named", {name: tools[name]}, name, most=1)
@@ -68,7 +77,10 @@ def _check_names(request: Conversation) -> None:
     if count > 1:
         place = names.index(name, names.index(name) + 1)
         param = f"tools[{place}].function.name"
-        raise RequestError(f"{param}: {name!r} names an earlier tool too: give each tool a name of its own", param=param)
+        raise RequestError(
+            f"{param}: {name!r} names an earlier tool too: give each tool a name of its own",
+            param=param,
+        )
 
 
 def _schema(parameters: dict[str, object] | None) -> dict[str, object]:

@@ -24,4 +24,6 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: Annotated[CompletionTokensDetails | None, Field(exclude_if=lambda value: value is None)] = None
+    completion_tokens_details: Annotated[
+        CompletionTokensDetails | None, Field(exclude_if=lambda value: value is None)
+    ] = None

@@ -1,4 +1,5 @@
-"""The head of an answer in one write with the first bytes of its body: one call to the kernel instead of two.
+"""The head of an answer in one write with the first bytes of its body: one call to the kernel
+instead of two.
 
 uvicorn writes the head as soon as the application gives it, and this server has
 all writes go out at once (`connection`).  Here the head waits for what is written

@@ -1,4 +1,5 @@
-"""The keys that clients may present, as the files of a mounted Secret are now: every file is one key, and its name is the tenant's.
+"""The keys that clients may present, as the files of a mounted Secret are now: every file is one
+key, and its name is the tenant's.
 
 Re-read by content, so that keys come and go without a restart.  At the start a
 folder without a good key is refused.  Later a key that is no longer there is
@@ -18,7 +19,9 @@ from pdcluster_worker.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 5.0
-"""Period of looks at the folder; little beside the minute or two in which a kubelet changes a mounted Secret."""
+"""Period of looks at the folder; little beside the minute or two in which a kubelet changes a
+mounted Secret.
+"""
 
 
 class ApiKeys:
@@ -49,7 +52,9 @@ class ApiKeys:
         Takes as long for a near miss as for nonsense: every key is compared.
         """
         presented = sha256(key.encode(errors="surrogateescape")).digest()
-        names = [name for name, known in self._digests.items() if hmac.compare_digest(presented, known)]
+        names = [
+            name for name, known in self._digests.items() if hmac.compare_digest(presented, known)
+        ]
         return names[0] if names else None
 
     async def watch(self) -> None:
@@ -75,7 +80,10 @@ class ApiKeys:
         if self._digests:
             logger.info("API keys reloaded folder=%s keys=%d", self._folder, len(self._digests))
         else:
-            logger.error("no API key is left, every request is refused with 401 reason=%s", _no_key(self._folder))
+            logger.error(
+                "no API key is left, every request is refused with 401 reason=%s",
+                _no_key(self._folder),
+            )
         return self._digests != before
 
     def _take(self, content: dict[str, bytes]) -> list[str]:
@@ -98,15 +106,25 @@ class ApiKeys:
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    """Visible files by name; Kubernetes' own links and folders of a mounted Secret begin with a dot."""
+    """Visible files by name; Kubernetes' own links and folders of a mounted Secret begin with a
+    dot.
+    """
     try:
-        return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.is_file()}
+        return {
+            path.name: path.read_bytes()
+            for path in sorted(folder.iterdir())
+            if not path.name.startswith(".") and path.is_file()
+        }
     except OSError as e:
-        raise ConfigError(f"listen.apiKeys: {e.filename or folder} cannot be read: {e.strerror}") from e
+        raise ConfigError(
+            f"listen.apiKeys: {e.filename or folder} cannot be read: {e.strerror}"
+        ) from e
 
 
 def _no_key(folder: Path) -> str:
-    return f"listen.apiKeys: {folder} holds no key: put one file per key there, or leave apiKeys out"
+    return (
+        f"listen.apiKeys: {folder} holds no key: put one file per key there, or leave apiKeys out"
+    )
 
 
 def _key(path: str, content: bytes) -> bytes:
@@ -114,5 +132,8 @@ def _key(path: str, content: bytes) -> bytes:
     if not key:
         raise ConfigError(f"listen.apiKeys: {path} is empty: write the key into it, or remove it")
     if not all(33 <= byte <= 126 for byte in key):
-        raise ConfigError(f"listen.apiKeys: {path} holds more than one word of printable ASCII, which no client can send as a key")
+        raise ConfigError(
+            f"listen.apiKeys: {path} holds more than one word of printable ASCII, which no client "
+            "can send as a key"
+        )
     return key

@@ -1,4 +1,5 @@
-"""Pure ASGI: asks clients of the API for a key, where keys are asked for, before a byte of the body is read.
+"""Pure ASGI: asks clients of the API for a key, where keys are asked for, before a byte of the body
+is read.
 
 Only the API is closed: health, readiness, metrics and version stay open for
 probes and scrapers.
@@ -22,7 +23,9 @@ _MORE = ("/tokenize", "/detokenize")
 _SCHEME = "bearer"
 _KEY_HEADER = "x-api-key"
 """Header in which clients of Anthropic's API send the key."""
-_NO_KEY = "you did not provide an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+_NO_KEY = (
+    "you did not provide an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+)
 _WRONG_KEY = "incorrect API key provided: get one from the administrator of this service"
 
 TenantOfKey = Callable[[str], str | None] | None

@@ -1,4 +1,5 @@
-"""A route with one JSON body: FastAPI's for its OpenAPI document, with a shorter way from the body to the endpoint.
+"""A route with one JSON body: FastAPI's for its OpenAPI document, with a shorter way from the body
+to the endpoint.
 
 FastAPI's own way solves dependencies and opens a stack of contexts for them, of which
 such a route has none; that was a twentieth of what a request costs a router.  What is refused, and
@@ -20,12 +21,15 @@ _MISSING = {"type": "missing", "loc": ("body",), "msg": "Field required"}
 
 
 class BodyRoute(APIRoute):
-    """Calls `endpoint(body, request)` with the body as its first parameter's type, and sends the Response that it returns.
+    """Calls `endpoint(body, request)` with the body as its first parameter's type, and sends the
+    Response that it returns.
 
     The endpoint has these two parameters and no other, and is a coroutine function.
     """
 
-    def __init__(self, path: str, endpoint: Callable[..., Awaitable[Response]], **options: Any) -> None:
+    def __init__(
+        self, path: str, endpoint: Callable[..., Awaitable[Response]], **options: Any
+    ) -> None:
         super().__init__(path, endpoint, **options)
         self._answer = endpoint
         self.app = self._serve
@@ -58,7 +62,13 @@ async def _read(request: Request) -> Any:
     try:
         return json.loads(content)
     except json.JSONDecodeError as e:
-        error = {"type": "json_invalid", "loc": ("body", e.pos), "msg": "JSON decode error", "input": {}, "ctx": {"error": e.msg}}
+        error = {
+            "type": "json_invalid",
+            "loc": ("body", e.pos),
+            "msg": "JSON decode error",
+            "input": {},
+            "ctx": {"error": e.msg},
+        }
         raise RequestValidationError([error], body=e.doc) from e
     except Exception as e:  # nested too deeply, an overlong number, or not UTF-8
         raise HTTPException(400, "There was an error parsing the body") from e
@@ -68,10 +78,13 @@ async def _read(request: Request) -> Any:
 def _is_json(content_type: str) -> bool:
     """Return whether a media type is JSON's.
 
-    >>> [_is_json(name) for name in ("application/json; charset=utf-8", "application/ld+json", "text/plain", "")]
+    >>> [_is_json(name) for name in ("application/json; charset=utf-8", "application/ld+json",
+    ...     "text/plain", "")]
     [True, True, False, False]
     """
     message = email.message.Message()
     message["content-type"] = content_type
     subtype = message.get_content_subtype()
-    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+    return message.get_content_maintype() == "application" and (
+        subtype == "json" or subtype.endswith("+json")
+    )

@@ -41,7 +41,9 @@ class Connection(Incoming):
         return unsent.name((host, port or 0), self.client)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Let writers wait while anything is unsent: so what is unsent only shrinks, and shrinks when the client reads."""
+        """Let writers wait while anything is unsent: so what is unsent only shrinks, and shrinks
+        when the client reads.
+        """
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
 
@@ -68,13 +70,19 @@ class Connection(Incoming):
         super().connection_lost(exc)
 
     def _look_later(self) -> None:
-        self._check = self.loop.call_later(self.send_seconds, self._look, self.transport.get_write_buffer_size())
+        self._check = self.loop.call_later(
+            self.send_seconds, self._look, self.transport.get_write_buffer_size()
+        )
 
     def _look(self, unsent_bytes: int) -> None:
         if self.transport.get_write_buffer_size() < unsent_bytes:
             self._look_later()
             return
-        logger.warning("client stopped reading, connection aborted client=%s unsent_bytes=%d", self.client, unsent_bytes)
+        logger.warning(
+            "client stopped reading, connection aborted client=%s unsent_bytes=%d",
+            self.client,
+            unsent_bytes,
+        )
         self.transport.abort()
 
     def _stop_looking(self) -> None:

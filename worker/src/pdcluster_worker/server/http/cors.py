@@ -1,4 +1,5 @@
-"""Pure ASGI: lets browsers call the API from web pages of other origins (CORS, by the Fetch standard).
+"""Pure ASGI: lets browsers call the API from web pages of other origins (CORS, by the Fetch
+standard).
 
 A preflight is answered here, before a key is asked for, since a browser sends
 none with it.  Errors carry the headers too, so that a page can read them.  An
@@ -86,7 +87,11 @@ def preflight(policy: CorsPolicy, headers: Headers, added: dict[str, str]) -> Re
     added: by `for_origin`
     """
     asked = headers.get("access-control-request-headers", "")
-    refusal = _refusal(policy, headers, asked) if added else _not_allowed("origin", headers.get("origin", ""), "allowedOrigins")
+    refusal = (
+        _refusal(policy, headers, asked)
+        if added
+        else _not_allowed("origin", headers.get("origin", ""), "allowedOrigins")
+    )
     if refusal is not None:
         return openai_errors.response(refusal, {**added, "vary": _VARIES})
     # By name also where all are: * would leave out authorization.
@@ -97,7 +102,10 @@ def preflight(policy: CorsPolicy, headers: Headers, added: dict[str, str]) -> Re
         "access-control-max-age": str(policy.max_age_seconds),
         "vary": _VARIES,
     }
-    return Response(status_code=204, headers={**allowed, "access-control-allow-headers": names} if names else allowed)
+    return Response(
+        status_code=204,
+        headers={**allowed, "access-control-allow-headers": names} if names else allowed,
+    )
 
 
 def _refusal(policy: CorsPolicy, headers: Headers, asked: str) -> RequestError | None:
@@ -113,5 +121,8 @@ def _refusal(policy: CorsPolicy, headers: Headers, asked: str) -> RequestError |
 
 
 def _not_allowed(what: str, value: str, field: str) -> RequestError:
-    message = f"{what} {quoted(value)} is not allowed for pages of other origins: add it to service.cors.{field} of the PDCluster"
+    message = (
+        f"{what} {quoted(value)} is not allowed for pages of other origins: add it to "
+        f"service.cors.{field} of the PDCluster"
+    )
     return RequestError(message, status=403, code="cors_not_allowed")

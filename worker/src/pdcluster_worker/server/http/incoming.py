@@ -1,4 +1,5 @@
-"""One HTTP connection's way in: with an end for a client that sends nothing, too slowly or too much.
+"""One HTTP connection's way in: with an end for a client that sends nothing, too slowly or too
+much.
 
 A header has a deadline, a size and a number of fields, and so has everything
 around a body: its chunks' framing and trailers.  The body itself is
@@ -29,8 +30,12 @@ logger = logging.getLogger(__name__)
 
 _FRAMING_RATIO = 8  # a chunk of one byte has 5 more; what is beyond that has another purpose
 _FIELD_BYTES = 4  # overhead of a header field over its name and value
-_DROPPED_BYTES = 1 << 20  # of a refused client: no honest one sends a header of so much before it reads
-_NOT_HTTP = "this is not a request of HTTP/1.1: send a request line, header fields and a body as RFC 9112 has them"
+# of a refused client: no honest one sends a header of so much before it reads
+_DROPPED_BYTES = 1 << 20
+_NOT_HTTP = (
+    "this is not a request of HTTP/1.1: send a request line, header fields and a body as RFC 9112 "
+    "has them"
+)
 
 
 @lru_cache(maxsize=1)
@@ -176,7 +181,10 @@ class Incoming(HttpToolsProtocol):
 
     @property
     def _too_long(self) -> str:
-        return f"the header, or what is around the body, has more than {self.limits.max_header_bytes} bytes: send less"
+        return (
+            f"the header, or what is around the body, has more than {self.limits.max_header_bytes} "
+            "bytes: send less"
+        )
 
     def _header_came(self) -> None:
         if self._header_check is not None:
@@ -193,7 +201,9 @@ class Incoming(HttpToolsProtocol):
         self._end(RequestError(self._too_long, status=431, code="header_too_large"))
 
     def _end(self, error: RequestError) -> None:
-        """Answer, and close once the client has stopped sending; cut off an answer that has begun, or is another request's."""
+        """Answer, and close once the client has stopped sending; cut off an answer that has begun,
+        or is another request's.
+        """
         self._header_came()
         logger.info("connection closed client=%s: %s", self.client, error)
         if not self._waits_for_header and (self.cycle.response_started or not self.cycle.more_body):
@@ -208,7 +218,9 @@ class Incoming(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.crowd is not None:
             self.crowd.idle(self)
-        self.timeout_keep_alive_task = self.loop.call_later(self.limits.linger_seconds, self.transport.close)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.limits.linger_seconds, self.transport.close
+        )
         if self.transport.can_write_eof():
             self.transport.write_eof()
 

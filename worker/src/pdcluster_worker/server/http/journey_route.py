@@ -27,7 +27,10 @@ def add_journeys(app: FastAPI, journeys: Journeys, tenant_of: TenantOfKey) -> No
             raise RequestError(message, status=401, code="invalid_api_key")
         found = journeys.find(request_id)
         if not found:
-            message = f"no request {quoted(request_id)} has ended here recently: ask the worker that answered it, which keeps the last ones"
+            message = (
+                f"no request {quoted(request_id)} has ended here recently: ask the worker that "
+                "answered it, which keeps the last ones"
+            )
             raise RequestError(message, status=404, code="request_not_found")
         return {"journeys": [as_json(each) for each in found]}
 

@@ -35,7 +35,8 @@ _NO = ("", "0", "false")
 _KEY = "pdcluster.context"
 _LABEL_CHARACTERS = 64
 _LABEL, _ROUTE, _PARENT, _STATE = _HEADERS = tuple(
-    name.encode() for name in ("x-request-id", ROUTE_HEADER, trace_context.HEADER, trace_context.STATE_HEADER)
+    name.encode()
+    for name in ("x-request-id", ROUTE_HEADER, trace_context.HEADER, trace_context.STATE_HEADER)
 )
 
 
@@ -65,7 +66,11 @@ def context_of(request: Request) -> RequestContext:
 
 def _read(scope: Scope) -> dict[bytes, str]:
     """Those of _HEADERS that came, each as it came first; in one look at all of them."""
-    return {name: value.decode("latin-1") for name, value in reversed(scope["headers"]) if name in _HEADERS}
+    return {
+        name: value.decode("latin-1")
+        for name, value in reversed(scope["headers"])
+        if name in _HEADERS
+    }
 
 
 def may_generate(path: str) -> bool:
@@ -82,13 +87,17 @@ def note_key(scope: Scope, key: str, tenant: str) -> None:
 class RequestContextMiddleware:
     """Outermost middleware of ours; `clock` gives monotonic seconds."""
 
-    def __init__(self, app: ASGIApp, journeys: Journeys, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, app: ASGIApp, journeys: Journeys, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._app = app
         self._journeys = journeys
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; an exception that it lets through is logged with the request's id and answered 500."""
+        """Run the application; an exception that it lets through is logged with the request's id
+        and answered 500.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -103,7 +112,9 @@ class RequestContextMiddleware:
             asked = headers.get(_ROUTE, "").lower() not in _NO
             await self._answer(scope, receive, _noting(send, journey, shows=asked), context)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, context: RequestContext
+    ) -> None:
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -119,11 +130,18 @@ class RequestContextMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception:
-            logger.exception("unhandled error request=%s label=%r path=%r", context.request_id, context.label, scope["path"])
+            logger.exception(
+                "unhandled error request=%s label=%r path=%r",
+                context.request_id,
+                context.label,
+                scope["path"],
+            )
             if started:
                 raise  # the server closes the connection: an answer cut short must not look whole
             error = RequestError(
-                f"internal error: see the worker's log for request {context.request_id}", status=500, code="internal_error"
+                f"internal error: see the worker's log for request {context.request_id}",
+                status=500,
+                code="internal_error",
             )
             await error_shapes.response(error, scope)(scope, receive, send_with_id)
 

@@ -26,11 +26,15 @@ _POLL_SECONDS = 0.05
 
 
 _LAST_SECONDS = 0.1
-"""Time from the order to end to the last accept: what closes while connections wait for one resets them."""
+"""Time from the order to end to the last accept: what closes while connections wait for one resets
+them.
+"""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, and without its look at itself ten times a second."""
+    """uvicorn's server without its signal handlers, and without its look at itself ten times a
+    second.
+    """
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -53,7 +57,9 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """A listening server.  `port` is the one bound; `finished` ends when it has stopped for whatever reason."""
+    """A listening server.  `port` is the one bound; `finished` ends when it has stopped for
+    whatever reason.
+    """
 
     def __init__(self, server: _Server, bound: socket.socket) -> None:
         self._server = server
@@ -62,28 +68,41 @@ class HttpServer:
         self.finished = asyncio.create_task(server.serve(sockets=[bound]))
 
     def refuse(self) -> None:
-        """Accept no more connections, and close each when its open request ends; returns at once."""
+        """Accept no more connections, and close each when its open request ends;
+        returns at once.
+        """
         self._server.end()
 
     @property
     def num_answering(self) -> int:
-        """Answers that the kernel has yet to take to their end; a client that stops reading is cut off by `connection`."""
+        """Answers that the kernel has yet to take to their end; a client that stops reading is cut
+        off by `connection`.
+        """
         return len(self._answering())
 
     async def untaken(self) -> frozenset[str]:
-        """Names of the connections whose clients have yet to take something of their answers; also after `close`.
+        """Names of the connections whose clients have yet to take something of their answers; also
+        after `close`.
 
         The kernel is asked last, since bytes that this process writes meanwhile are seen there.
         """
-        answering = {name for connection in self._answering() if (name := connection.name) is not None}
+        answering = {
+            name for connection in self._answering() if (name := connection.name) is not None
+        }
         return frozenset(answering) | await self._unsent.connections()
 
     def _answering(self) -> list[Connection]:
         connections = self._server.server_state.connections
-        return [connection for connection in connections if isinstance(connection, Connection) and connection.is_answering]
+        return [
+            connection
+            for connection in connections
+            if isinstance(connection, Connection) and connection.is_answering
+        ]
 
     async def has_finished(self, timeout_seconds: float) -> bool:
-        """After `refuse`: wait that long at most for the last open request; whether it has ended."""
+        """After `refuse`: wait that long at most for the last open request; whether
+        it has ended.
+        """
         done, _ = await asyncio.wait({self.finished}, timeout=timeout_seconds)
         return bool(done)
 
@@ -134,10 +153,12 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.close()
         if e.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} is taken: stop what listens on {host}:{port}, or set listen.http to another port (0 = any)"
+                f"port {port} is taken: stop what listens on {host}:{port}, or set listen.http to "
+                "another port (0 = any)"
             ) from e
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {e.strerror}: set listen.host and listen.http to an address of this machine"
+            f"cannot listen on {host}:{port}: {e.strerror}: set listen.host and listen.http to an "
+            "address of this machine"
         ) from e
     bound.setblocking(False)
     return bound

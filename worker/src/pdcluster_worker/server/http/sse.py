@@ -1,4 +1,6 @@
-"""Server-sent events, framed: one `data:` line an event; OpenAI's end by `[DONE]`, at a good end only."""
+"""Server-sent events, framed: one `data:` line an event; OpenAI's end by `[DONE]`, at a good end
+only.
+"""
 
 from typing import Any
 

@@ -16,7 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdcluster_worker.server.http.limits import HttpLimits
 
 ANSWERED = "pdcluster.answered"
-"""Key in the scope's state of the function to call once the client has its whole answer; absent = none."""
+"""Key in the scope's state of the function to call once the client has its whole answer; absent =
+none.
+"""
 
 
 def announced_bytes(scope: Scope) -> int | None:

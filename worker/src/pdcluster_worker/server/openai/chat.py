@@ -42,7 +42,9 @@ from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.text.events import Delta, assembled
 
 
-async def complete(serving: Serving, request: ChatRequest, context: RequestContext) -> GenerationResponse:
+async def complete(
+    serving: Serving, request: ChatRequest, context: RequestContext
+) -> GenerationResponse:
     """The answer to one chat request.  Raises RequestError when it cannot be served."""
     check_servable(request, 1, serving)
     prepared = await prepare(serving, request)
@@ -55,15 +57,28 @@ async def complete(serving: Serving, request: ChatRequest, context: RequestConte
         has_token_ids=bool(request.return_token_ids),
         prompt_logprobs=request.prompt_logprobs,
     )
-    shape = ChatShape(response_id, int(time.time()), request.model, shown, bool(request.logprobs), has_usage)
+    shape = ChatShape(
+        response_id, int(time.time()), request.model, shown, bool(request.logprobs), has_usage
+    )
     writer, rules = OpenAIWriter(shape, include_usage=has_usage), prepared.rules
     prompts, wanted = [prepared.prompt], prepared.wanted
-    return respond(serving, request, wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
+    return respond(
+        serving,
+        request,
+        wanted,
+        prompts,
+        writer,
+        response_id=response_id,
+        context=context,
+        rules=rules,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A chat request that is ready to run: its prompt's tokens, what is wanted, and how the answer is read."""
+    """A chat request that is ready to run: its prompt's tokens, what is wanted, and how the answer
+    is read.
+    """
 
     prompt: list[int]
     wanted: Wanted
@@ -75,7 +90,9 @@ async def prepare(serving: Serving, request: ChatRequest) -> Prepared:
     use, parsers = tool_use(request), serving.parsers
     check_tools(use, parsers)
     asked = constraint_of(request)
-    prompt = await serving.tokenizer.encode_chat(template_input(request, shows_tools=use.mode != "none"))
+    prompt = await serving.tokenizer.encode_chat(
+        template_input(request, shows_tools=use.mode != "none")
+    )
     reasoning = reasoning_of(request, parsers, prompt.text)
     wanted = _wanted(request, answer_constraint(asked, use, parsers.tools, reasoning))
     return Prepared(prompt.token_ids, wanted, rules_for(request, use, parsers, reasoning))
@@ -154,9 +171,26 @@ class ChatShape:
     def _logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
         if not self.has_logprobs:
             return None
-        return logprobs.for_chat([scored for delta in deltas for scored in delta.scored], self.shown.names)
+        return logprobs.for_chat(
+            [scored for delta in deltas for scored in delta.scored], self.shown.names
+        )
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None, part: Served | None = None) -> ChatChunk:
+    def _chunk(
+        self, choices: list[ChatChunkChoice], usage: Usage | None, part: Served | None = None
+    ) -> ChatChunk:
         if self.has_usage:
-            return ChatUsageChunk(id=self.response_id, created=self.created, model=self.model, choices=choices, usage=usage, pdcluster=part)
-        return ChatChunk(id=self.response_id, created=self.created, model=self.model, choices=choices, pdcluster=part)
+            return ChatUsageChunk(
+                id=self.response_id,
+                created=self.created,
+                model=self.model,
+                choices=choices,
+                usage=usage,
+                pdcluster=part,
+            )
+        return ChatChunk(
+            id=self.response_id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            pdcluster=part,
+        )

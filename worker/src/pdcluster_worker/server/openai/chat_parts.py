@@ -24,7 +24,12 @@ from pdcluster_worker.server.text.events import (
 
 def message_of(answer: Answer) -> AssistantMessage:
     """The message of one whole choice."""
-    calls = [CalledTool(id=call.call_id, function=CalledFunction(name=call.name, arguments=call.arguments)) for call in answer.tool_calls]
+    calls = [
+        CalledTool(
+            id=call.call_id, function=CalledFunction(name=call.name, arguments=call.arguments)
+        )
+        for call in answer.tool_calls
+    ]
     reasoning = answer.reasoning or None
     return AssistantMessage(
         content=answer.text or (None if calls else ""),
@@ -37,9 +42,19 @@ def message_of(answer: Answer) -> AssistantMessage:
 def added_by(delta: Delta) -> ChatDelta | None:
     """Visible part that one event adds; None when it adds none."""
     text = delta.text
-    reasoning = "".join([part.text for part in delta.parts if isinstance(part, ReasoningDelta)]) or None
+    reasoning = (
+        "".join([part.text for part in delta.parts if isinstance(part, ReasoningDelta)]) or None
+    )
     calls = _calls(delta.parts)
-    if not (text or reasoning or calls or delta.is_first or delta.scored or delta.finish_reason or delta.made):
+    if not (
+        text
+        or reasoning
+        or calls
+        or delta.is_first
+        or delta.scored
+        or delta.finish_reason
+        or delta.made
+    ):
         return None
     is_bare = delta.is_first and not (reasoning or calls)
     return ChatDelta(
@@ -56,8 +71,15 @@ def _calls(parts: tuple[Part, ...]) -> list[ToolCallDelta]:
     calls: dict[int, ToolCallDelta] = {}
     for part in parts:
         if isinstance(part, ToolCallBegin):
-            calls[part.call] = ToolCallDelta(index=part.call, id=part.call_id, type="function", function=FunctionDelta(name=part.name))
+            calls[part.call] = ToolCallDelta(
+                index=part.call,
+                id=part.call_id,
+                type="function",
+                function=FunctionDelta(name=part.name),
+            )
         elif isinstance(part, ArgumentsDelta):
-            known = calls.setdefault(part.call, ToolCallDelta(index=part.call, function=FunctionDelta()))
+            known = calls.setdefault(
+                part.call, ToolCallDelta(index=part.call, function=FunctionDelta())
+            )
             known.function.arguments += part.text
     return list(calls.values())

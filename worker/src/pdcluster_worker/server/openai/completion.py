@@ -35,7 +35,9 @@ from pdcluster_worker.server.text.events import AnswerReason, Delta, assembled
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-async def complete(serving: Serving, request: CompletionRequest, context: RequestContext) -> GenerationResponse:
+async def complete(
+    serving: Serving, request: CompletionRequest, context: RequestContext
+) -> GenerationResponse:
     """The answer to one completions request.  Raises RequestError when it cannot be served."""
     check_servable(request, len(request.prompt), serving)
     wanted = _wanted(request)
@@ -52,18 +54,28 @@ async def complete(serving: Serving, request: CompletionRequest, context: Reques
         echo_logprobs=request.logprobs or 0,
         hides_output=request.max_tokens == 0,
     )
-    shape = CompletionShape(response_id, int(time.time()), request.model, shown, request.logprobs is not None, has_usage)
+    shape = CompletionShape(
+        response_id, int(time.time()), request.model, shown, request.logprobs is not None, has_usage
+    )
     writer = OpenAIWriter(shape, include_usage=has_usage)
-    return respond(serving, request, wanted, prompts, writer, response_id=response_id, context=context)
+    return respond(
+        serving, request, wanted, prompts, writer, response_id=response_id, context=context
+    )
 
 
 def _wanted(request: CompletionRequest) -> Wanted:
     if request.best_of is not None and request.best_of != (request.n or 1):
-        raise RequestError("best_of: is not supported here: leave it out or set it to the value of n", param="best_of")
+        raise RequestError(
+            "best_of: is not supported here: leave it out or set it to the value of n",
+            param="best_of",
+        )
     scored = [request.prompt_logprobs, request.logprobs if request.echo else None]
     counts = [count for count in scored if count is not None]
     if request.max_tokens == 0 and not (request.echo or counts):
-        message = "max_tokens: must be greater than or equal to 1, or 0 together with echo=true or prompt_logprobs"
+        message = (
+            "max_tokens: must be greater than or equal to 1, or 0 together with echo=true or "
+            "prompt_logprobs"
+        )
         raise RequestError(message, param="max_tokens")
     return Wanted(
         max_tokens=None if request.max_tokens is None else max(1, request.max_tokens),
@@ -81,7 +93,9 @@ async def _text(serving: Serving, prompt: Prompt) -> str:
 
 
 async def _tokenized(serving: Serving, prompts: list[Prompt]) -> list[list[int]]:
-    encoded = iter(await serving.tokenizer.encode([prompt for prompt in prompts if isinstance(prompt, str)]))
+    encoded = iter(
+        await serving.tokenizer.encode([prompt for prompt in prompts if isinstance(prompt, str)])
+    )
     for prompt in prompts:
         if not isinstance(prompt, str):
             check_token_ids("prompt", prompt, serving.limits)
@@ -146,7 +160,11 @@ class CompletionShape:
     def _text(self, deltas: Sequence[Delta]) -> str:
         first = deltas[0]
         before = self.shown.text_before(first.index) if first.is_first else ""
-        return before if self.shown.hides_output else before + "".join([delta.text for delta in deltas])
+        return (
+            before
+            if self.shown.hides_output
+            else before + "".join([delta.text for delta in deltas])
+        )
 
     def _logprobs(self, deltas: Sequence[Delta]) -> CompletionLogprobs | None:
         if not self.has_logprobs:
@@ -161,14 +179,31 @@ class CompletionShape:
         return "length" if self.shown.hides_output else reason
 
     def _usage(self, usage: Usage) -> Usage:
-        """The client's: a token that was made to compute the prompt, and is not shown, does not count."""
+        """The client's: a token that was made to compute the prompt, and is not shown, does not
+        count.
+        """
         if not self.shown.hides_output:
             return usage
-        return usage.model_copy(update={"completion_tokens": 0, "total_tokens": usage.prompt_tokens})
+        return usage.model_copy(
+            update={"completion_tokens": 0, "total_tokens": usage.prompt_tokens}
+        )
 
-    def _chunk(self, choices: list[CompletionChunkChoice], usage: Usage | None, part: Served | None = None) -> CompletionChunk:
+    def _chunk(
+        self, choices: list[CompletionChunkChoice], usage: Usage | None, part: Served | None = None
+    ) -> CompletionChunk:
         if self.has_usage:
             return CompletionUsageChunk(
-                id=self.response_id, created=self.created, model=self.model, choices=choices, usage=usage, pdcluster=part
+                id=self.response_id,
+                created=self.created,
+                model=self.model,
+                choices=choices,
+                usage=usage,
+                pdcluster=part,
             )
-        return CompletionChunk(id=self.response_id, created=self.created, model=self.model, choices=choices, pdcluster=part)
+        return CompletionChunk(
+            id=self.response_id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            pdcluster=part,
+        )

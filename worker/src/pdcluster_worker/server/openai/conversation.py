@@ -19,9 +19,15 @@ from pdcluster_worker.texts import quoted
 def template_input(request: Conversation, *, shows_tools: bool) -> TemplateInput:
     """Template input of a request.  shows_tools: the model is shown its tools."""
     _check_continuation(request)
-    tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] if shows_tools else None
+    tools = (
+        [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+        if shows_tools
+        else None
+    )
     continues = bool(request.continue_final_message)
-    opens = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    opens = (
+        not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    )
     messages = list(_templated(request.messages))
     return TemplateInput(messages, tools, _kwargs(request), opens, continues)
 
@@ -41,10 +47,16 @@ def _check_continuation(request: Conversation) -> None:
     name, last = "continue_final_message", request.messages[-1]
     if request.add_generation_prompt:
         raise RequestError(
-            f"{name}: is not possible with add_generation_prompt=true, which begins a new message: give one of the two", param=name
+            f"{name}: is not possible with add_generation_prompt=true, which begins a new message: "
+            "give one of the two",
+            param=name,
         )
     if last.role != "assistant" or last.tool_calls or not (last.content or "").strip():
-        raise RequestError(f"{name}: the last message must be text of role assistant, which the answer goes on with", param=name)
+        raise RequestError(
+            f"{name}: the last message must be text of role assistant, which the answer goes on "
+            "with",
+            param=name,
+        )
 
 
 def _templated(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
@@ -52,9 +64,15 @@ def _templated(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     for number, message in enumerate(messages):
         path = f"messages[{number}]"
         _check_shape(message, path)
-        shown: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.content or ""}
+        shown: dict[str, Any] = {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": message.content or "",
+        }
         if message.tool_calls:
-            shown["tool_calls"] = [_call(call, f"{path}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)]
+            shown["tool_calls"] = [
+                _call(call, f"{path}.tool_calls[{place}]")
+                for place, call in enumerate(message.tool_calls)
+            ]
             names |= {call.id: call.function.name for call in message.tool_calls}
         if message.role == "tool":
             shown |= _answered(message, names, path)
@@ -67,13 +85,21 @@ def _templated(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
 def _check_shape(message: Message, path: str) -> None:
     """Check that a message has the fields of its role and no others."""
     if message.tool_calls and message.role != "assistant":
-        raise _wrong(f"{path}.tool_calls", f"are made by role assistant, not {message.role}: leave them out")
+        raise _wrong(
+            f"{path}.tool_calls", f"are made by role assistant, not {message.role}: leave them out"
+        )
     if message.content is None and not message.tool_calls:
         if message.role == "assistant":
-            raise _wrong(f"{path}.content", "is required without tool_calls: give a string, or text parts")
-        raise _wrong(f"{path}.content", f"is required for role {message.role}: give a string, or text parts")
+            raise _wrong(
+                f"{path}.content", "is required without tool_calls: give a string, or text parts"
+            )
+        raise _wrong(
+            f"{path}.content", f"is required for role {message.role}: give a string, or text parts"
+        )
     if message.tool_call_id is not None and message.role != "tool":
-        raise _wrong(f"{path}.tool_call_id", f"belongs to role tool, not {message.role}: leave it out")
+        raise _wrong(
+            f"{path}.tool_call_id", f"belongs to role tool, not {message.role}: leave it out"
+        )
 
 
 def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, Any]:
@@ -82,7 +108,11 @@ def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, A
     if message.tool_call_id is None:
         raise _wrong(path, "is required for role tool: give the id of the call that this answers")
     if message.tool_call_id not in names:
-        raise _wrong(path, f"no earlier message has a call {quoted(message.tool_call_id)} in its tool_calls: send that message too")
+        raise _wrong(
+            path,
+            f"no earlier message has a call {quoted(message.tool_call_id)} in its tool_calls: send "
+            "that message too",
+        )
     return {"tool_call_id": message.tool_call_id, "name": names[message.tool_call_id]}
 
 
@@ -90,8 +120,14 @@ def _call(call: ToolCallField, path: str) -> dict[str, Any]:
     text = call.function.arguments
     arguments = object_of(text) if text.strip() else {}
     if arguments is None or not is_sendable(arguments):
-        raise _wrong(f"{path}.function.arguments", f"must be a JSON object as text, not {quoted(text)}")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+        raise _wrong(
+            f"{path}.function.arguments", f"must be a JSON object as text, not {quoted(text)}"
+        )
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
 
 
 def _wrong(param: str, words: str) -> RequestError:

@@ -52,11 +52,16 @@ def for_chat(scored: Scored, names: TokenNames) -> ChatLogprobs:
 
 
 def for_completion(scored: Scored, names: TokenNames, shift: int = 0) -> CompletionLogprobs:
-    """Parallel lists; the chosen token is always among its position's top.  shift: characters before the choice's own."""
+    """Parallel lists; the chosen token is always among its position's top.  shift: characters
+    before the choice's own.
+    """
     return CompletionLogprobs(
         tokens=[names.shown(token.token_id) for token, _ in scored],
         token_logprobs=[_finite(token.logprob) for token, _ in scored],
-        top_logprobs=[_top_by_name(token.token_id, token.logprob, token.top_logprobs, names) for token, _ in scored],
+        top_logprobs=[
+            _top_by_name(token.token_id, token.logprob, token.top_logprobs, names)
+            for token, _ in scored
+        ],
         text_offset=[shift + offset for _, offset in scored],
     )
 
@@ -68,12 +73,20 @@ def echoed(
     count: int,
     names: TokenNames,
 ) -> CompletionLogprobs:
-    """The same for a prompt, whose first token has none; figures: of the others.  count: most likely tokens of each."""
+    """The same for a prompt, whose first token has none; figures: of the others.  count: most
+    likely tokens of each.
+    """
     rated = list(zip(token_ids[1:], figures, strict=True))
     return CompletionLogprobs(
         tokens=[names.shown(token_id) for token_id in token_ids],
         token_logprobs=[None, *(_finite(one.logprob) for _, one in rated)],
-        top_logprobs=[None, *(_top_by_name(token_id, one.logprob, one.top_logprobs[:count], names) for token_id, one in rated)],
+        top_logprobs=[
+            None,
+            *(
+                _top_by_name(token_id, one.logprob, one.top_logprobs[:count], names)
+                for token_id, one in rated
+            ),
+        ],
         text_offset=list(offsets),
     )
 
@@ -91,15 +104,30 @@ def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 def for_prompt(
     token_ids: Sequence[int], figures: Sequence[PromptLogprob], count: int, names: TokenNames
 ) -> list[dict[str, PromptTokenLogprob] | None]:
-    """vLLM's `prompt_logprobs`: by token id, the prompt's own token first; none of its first one."""
-    return [None, *(_ranked(token_id, one, count, names) for token_id, one in zip(token_ids[1:], figures, strict=True))]
+    """vLLM's `prompt_logprobs`: by token id, the prompt's own token first; none of
+    its first one.
+    """
+    return [
+        None,
+        *(
+            _ranked(token_id, one, count, names)
+            for token_id, one in zip(token_ids[1:], figures, strict=True)
+        ),
+    ]
 
 
-def _ranked(token_id: int, one: PromptLogprob, count: int, names: TokenNames) -> dict[str, PromptTokenLogprob]:
-    top = [(other, logprob, rank) for rank, (other, logprob) in enumerate(one.top_logprobs[:count], start=1)]
+def _ranked(
+    token_id: int, one: PromptLogprob, count: int, names: TokenNames
+) -> dict[str, PromptTokenLogprob]:
+    top = [
+        (other, logprob, rank)
+        for rank, (other, logprob) in enumerate(one.top_logprobs[:count], start=1)
+    ]
     entries = [(token_id, one.logprob, one.rank), *(entry for entry in top if entry[0] != token_id)]
     return {
-        str(entry): PromptTokenLogprob(logprob=_finite(logprob), rank=rank, decoded_token=names.shown(entry))
+        str(entry): PromptTokenLogprob(
+            logprob=_finite(logprob), rank=rank, decoded_token=names.shown(entry)
+        )
         for entry, logprob, rank in entries
     }
 
@@ -107,14 +135,20 @@ def _ranked(token_id: int, one: PromptLogprob, count: int, names: TokenNames) ->
 def _chat_entry(token: Token, names: TokenNames) -> TokenLogprob:
     top = [_top(token_id, logprob, names) for token_id, logprob in token.top_logprobs]
     chosen = _top(token.token_id, token.logprob, names)
-    return TokenLogprob(token=chosen.token, logprob=chosen.logprob, bytes=chosen.bytes, top_logprobs=top)
+    return TokenLogprob(
+        token=chosen.token, logprob=chosen.logprob, bytes=chosen.bytes, top_logprobs=top
+    )
 
 
 def _top(token_id: int, logprob: float | None, names: TokenNames) -> TopLogprob:
-    return TopLogprob(token=names.shown(token_id), logprob=_finite(logprob), bytes=list(names.raw(token_id)))
+    return TopLogprob(
+        token=names.shown(token_id), logprob=_finite(logprob), bytes=list(names.raw(token_id))
+    )
 
 
-def _top_by_name(token_id: int, logprob: float | None, top: Sequence[tuple[int, float]], names: TokenNames) -> dict[str, float]:
+def _top_by_name(
+    token_id: int, logprob: float | None, top: Sequence[tuple[int, float]], names: TokenNames
+) -> dict[str, float]:
     return {names.shown(entry): _finite(value) for entry, value in [*top, (token_id, logprob)]}
 
 

@@ -58,8 +58,12 @@ class PromptTokenLogprob(BaseModel):
     decoded_token: str
 
 
-PromptLogprobs = Annotated[list[dict[str, PromptTokenLogprob] | None] | None, Field(exclude_if=_is_none)]
-"""Log probabilities by token id; null at the first position; left out where they were not asked for."""
+PromptLogprobs = Annotated[
+    list[dict[str, PromptTokenLogprob] | None] | None, Field(exclude_if=_is_none)
+]
+"""Log probabilities by token id; null at the first position; left out where they were not asked
+for.
+"""
 
 ShownTokenIds = Annotated[list[int] | None, Field(exclude_if=_is_none)]
 """Left out where they were not asked for."""
@@ -83,7 +87,8 @@ class CalledTool(BaseModel):
 class AssistantMessage(BaseModel):
     """A whole answer; content is null where it is calls of tools alone.
 
-    reasoning, reasoning_content: what came before it, left out where there is none; the second is the older name.
+    reasoning, reasoning_content: what came before it, left out where there is none; the second is
+                                  the older name.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -105,7 +110,9 @@ class ChatChoice(BaseModel):
 
 
 class Served(BaseModel):
-    """Our own part of an answer.  degraded: what the request lost under load, such as max_tokens=200."""
+    """Our own part of an answer.  degraded: what the request lost under load, such as
+    max_tokens=200.
+    """
 
     degraded: list[str]
 
@@ -235,7 +242,9 @@ class CompletionUsageChunk(CompletionChunk):
 
 
 class ModelCard(BaseModel):
-    """A model that this worker serves; max_model_len: in tokens, left out until the engine is ready."""
+    """A model that this worker serves; max_model_len: in tokens, left out until the engine is
+    ready.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -280,7 +289,8 @@ class DeviceState(BaseModel):
 class Version(BaseModel):
     """Answer of /version.  device and scheduler: null until the engine has loaded.
 
-    max_model_len: most tokens of one request, prompt and output; left out until the engine has loaded.
+    max_model_len: most tokens of one request, prompt and output; left out until the engine has
+                   loaded.
     note: why that is lower than the model's own length; left out where it is not, or was asked for.
     """
 

@@ -1,4 +1,5 @@
-"""Fields of an answer about its prompts and single tokens, beside its text and OpenAI's log probabilities.
+"""Fields of an answer about its prompts and single tokens, beside its text and OpenAI's log
+probabilities.
 
 vLLM's fields: ids of prompts and tokens, log probabilities of prompts; and
 OpenAI's `echo`.  An object of one request: what is said of a prompt comes
@@ -23,7 +24,8 @@ class Shown:
     prompts:         their tokens.
     n:               choices of each.
     has_token_ids:   whether ids are shown.
-    prompt_logprobs: most likely tokens shown at each position of a prompt; None = the field is not there.
+    prompt_logprobs: most likely tokens shown at each position of a prompt; None = the field is not
+                     there.
     echo:            texts of the prompts, which begin their choices' texts; none where they do not.
     echo_logprobs:   most likely tokens of the echo's positions.
     hides_output:    nothing that was generated is shown, as for max_tokens 0.
@@ -49,7 +51,11 @@ class Shown:
         """Ids of the generated tokens, where they are asked for."""
         if not self.has_token_ids:
             return None
-        return [] if self.hides_output else [token.token_id for delta in deltas for token in delta.made]
+        return (
+            []
+            if self.hides_output
+            else [token.token_id for delta in deltas for token in delta.made]
+        )
 
     def prompt_token_ids(self, index: int) -> list[int] | None:
         """Ids of the prompt of this choice, where they are asked for."""
@@ -60,7 +66,9 @@ class Shown:
         if self.prompt_logprobs is None:
             return None
         prompt = self._prompt(index)
-        return logprobs.for_prompt(self.prompts[prompt], self._figures.get(prompt, []), self.prompt_logprobs, self.names)
+        return logprobs.for_prompt(
+            self.prompts[prompt], self._figures.get(prompt, []), self.prompt_logprobs, self.names
+        )
 
     def text_before(self, index: int) -> str:
         """The text that the choice begins with."""
@@ -73,14 +81,20 @@ class Shown:
         prompt = self._prompt(index)
         ids = self.prompts[prompt]
         offsets = text_offsets(ids, self.echo[prompt], self.names.tokenizer)
-        return [logprobs.echoed(ids, offsets, self._figures.get(prompt, []), self.echo_logprobs, self.names)]
+        return [
+            logprobs.echoed(
+                ids, offsets, self._figures.get(prompt, []), self.echo_logprobs, self.names
+            )
+        ]
 
     def _prompt(self, index: int) -> int:
         return index // self.n
 
 
 def text_offsets(token_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
-    """Offset at which each token begins in the text of its prompt; a control token that the text does not have takes no room."""
+    """Offset at which each token begins in the text of its prompt; a control token that the text
+    does not have takes no room.
+    """
     offsets: list[int] = []
     detokenizer = Detokenizer()
     place = 0

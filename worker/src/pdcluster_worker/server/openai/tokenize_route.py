@@ -1,4 +1,6 @@
-"""POST /tokenize and /detokenize, as vLLM has them: what the model sees of a text or a conversation, and back."""
+"""POST /tokenize and /detokenize, as vLLM has them: what the model sees of a text or a
+conversation, and back.
+"""
 
 from typing import Annotated, Any
 
@@ -32,7 +34,9 @@ class TokenizePrompt(Body):
 
 
 class TokenizeChat(ChatRequest):
-    """Body of POST /tokenize for a conversation: a chat request, whose fields for sampling change nothing."""
+    """Body of POST /tokenize for a conversation: a chat request, whose fields for sampling change
+    nothing.
+    """
 
     model: Text = ""
     return_token_strs: bool | None = None
@@ -46,7 +50,9 @@ class DetokenizeRequest(Body):
 
 
 class Tokenized(BaseModel):
-    """Answer of /tokenize.  max_model_len: most tokens of a request; token_strs: null where they were not asked for."""
+    """Answer of /tokenize.  max_model_len: most tokens of a request; token_strs: null where they
+    were not asked for.
+    """
 
     count: int
     max_model_len: int
@@ -69,7 +75,9 @@ TokenizeRequest = Annotated[
     Discriminator(_form),
 ]
 
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 503)}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 503)
+}
 
 
 def add_tokenizing(app: FastAPI, serving: Serving) -> None:
@@ -79,8 +87,14 @@ def add_tokenizing(app: FastAPI, serving: Serving) -> None:
     async def tokenize(body: TokenizeRequest) -> Tokenized:
         max_model_len = _check(body.model, serving)
         tokens = await _tokens(body, serving)
-        spelled = [serving.tokenizer.token(token_id) for token_id in tokens] if body.return_token_strs else None
-        return Tokenized(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=spelled)
+        spelled = (
+            [serving.tokenizer.token(token_id) for token_id in tokens]
+            if body.return_token_strs
+            else None
+        )
+        return Tokenized(
+            count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=spelled
+        )
 
     @app.post(DETOKENIZE, responses=_ERRORS)
     async def detokenize(body: DetokenizeRequest) -> Detokenized:
@@ -98,10 +112,18 @@ async def _tokens(body: TokenizePrompt | TokenizeChat, serving: Serving) -> list
 
 
 def _check(model: str | None, serving: Serving) -> int:
-    """The longest request.  Raises RequestError for another model, and 503 while the model's limits are not known."""
+    """The longest request.
+
+    Raises RequestError for another model, and 503 while the model's limits are not known.
+    """
     if model:
         check_model(model, serving.backend.model_name)
     if not serving.backend.max_model_len:
         reason = serving.backend.ready() or "its engine has yet to load"
-        raise RequestError(f"this worker is not ready: {reason}", status=503, code="not_ready", retry_after_seconds=1)
+        raise RequestError(
+            f"this worker is not ready: {reason}",
+            status=503,
+            code="not_ready",
+            retry_after_seconds=1,
+        )
     return serving.backend.max_model_len

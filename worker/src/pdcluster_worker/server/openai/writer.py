@@ -1,4 +1,6 @@
-"""Answers of OpenAI's chat and completions APIs as bytes: bodies by a `Shape`, framed as one JSON or as events up to [DONE]."""
+"""Answers of OpenAI's chat and completions APIs as bytes: bodies by a `Shape`, framed as one JSON
+or as events up to [DONE].
+"""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -47,7 +49,9 @@ class OpenAIWriter:
 
     def end(self, usage: Usage) -> bytes:
         """See `Writer`."""
-        return (sse.event(self._shape.usage_chunk(usage)) if self._include_usage else b"") + sse.DONE
+        return (
+            sse.event(self._shape.usage_chunk(usage)) if self._include_usage else b""
+        ) + sse.DONE
 
     def failed(self, error: RequestError) -> bytes:
         """See `Writer`; no [DONE] follows."""

@@ -9,9 +9,11 @@ ParserName = Literal["deepseek_r1", "qwen3"]
 
 
 def parser_for(name: ReasoningParserName, template: str) -> ParserName | None:
-    """The parser to use: by its name, or for `auto` by the text of the model's chat template; None = none is known.
+    """The parser to use: by its name, or for `auto` by the text of the model's chat template; None
+    = none is known.
 
-    A template with think tags is of a model that may reason; one that can be asked not to is Qwen3's.
+    A template with think tags is of a model that may reason; one that can be asked not to is
+    Qwen3's.
     """
     if name == "none":
         return None

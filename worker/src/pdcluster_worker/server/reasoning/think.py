@@ -17,11 +17,14 @@ from pdcluster_worker.server.text.held_text import TrailingSpace, held_back
 OPEN, CLOSE = "<think>", "</think>"
 
 Start = Literal["inside", "before", "answer"]
-"""Place at which an answer begins: in reasoning, where an opening tag may come, or after all reasoning."""
+"""Place at which an answer begins: in reasoning, where an opening tag may come, or after all
+reasoning.
+"""
 
 
 def start_of(prompt: str, *, assumes_open: bool) -> Start:
-    """Beginning of an answer to this prompt.  assumes_open: text without an opening tag is reasoning too.
+    """Beginning of an answer to this prompt.  assumes_open: text without an opening tag is
+    reasoning too.
 
     >>> start_of("<|assistant|><think>", assumes_open=False)
     'inside'
@@ -55,7 +58,8 @@ class ThinkTags:
     def __init__(self, start: Start) -> None:
         self._state: Start = start
         self._text = ""
-        self._space = TrailingSpace(drops=True)  # at the end of the reasoning so far: dropped if that is its end
+        # at the end of the reasoning so far: dropped if that is its end
+        self._space = TrailingSpace(drops=True)
 
     @property
     def is_reasoning(self) -> bool:
@@ -95,7 +99,9 @@ class ThinkTags:
         return Split(self._shown(self._opened(text)), "")
 
     def _opened(self, text: str) -> str:
-        """Without an opening tag at the start, which a model may write although the prompt has one."""
+        """Without an opening tag at the start, which a model may write although the
+        prompt has one.
+        """
         while self._space.drops and (start := text.lstrip()).startswith(OPEN):
             text = start[len(OPEN) :]
         return text

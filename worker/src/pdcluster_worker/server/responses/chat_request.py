@@ -21,7 +21,18 @@ from pdcluster_worker.server.responses.schemas import (
 from pdcluster_worker.server.schemas.inner_chat import checked_chat
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
-_SAME = ("temperature", "top_p", "top_k", "seed", "stop", "stream", "parallel_tool_calls", "priority", "cache_salt", "pdcluster")
+_SAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "stream",
+    "parallel_tool_calls",
+    "priority",
+    "cache_salt",
+    "pdcluster",
+)
 
 NAMES = {
     "messages": "input",
@@ -40,7 +51,10 @@ def items_of(request: ResponsesRequest) -> list[Item]:
 
 
 def chat_of(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """The chat request that goes on with these items.  Raises RequestError for what chat refuses."""
+    """The chat request that goes on with these items.
+
+    Raises RequestError for what chat refuses.
+    """
     fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
     fields |= {"model": request.model, "messages": list(_messages(request.instructions, items))}
     fields["max_completion_tokens"] = request.max_output_tokens
@@ -49,7 +63,11 @@ def chat_of(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     if request.tools:
         fields["tools"] = [_tool(tool) for tool in request.tools]
     choice = request.tool_choice
-    named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+    named = (
+        {"type": "function", "function": {"name": choice.name}}
+        if isinstance(choice, NamedTool)
+        else choice
+    )
     fields["tool_choice"] = named
     if request.reasoning is not None:
         fields["reasoning_effort"] = request.reasoning.effort
@@ -70,7 +88,11 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[
                 turn = {}
             turn["content"] = _text(item.content)
         elif isinstance(item, FunctionCallItem):
-            call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+            call = {
+                "id": item.call_id,
+                "type": "function",
+                "function": {"name": item.name, "arguments": item.arguments},
+            }
             turn.setdefault("tool_calls", []).append(call)
         elif isinstance(item, ReasoningItem):
             if turn:
@@ -99,11 +121,18 @@ def _other(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:
 def _text(content: str | list[Part]) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+    return "\n".join(
+        part.refusal if isinstance(part, RefusalPart) else part.text for part in content
+    )
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
     return {"type": "function", "function": function}
 
 
@@ -111,6 +140,8 @@ def _format(wanted: TextFormat) -> dict[str, Any]:
     if wanted.type != "json_schema":
         return {"type": wanted.type}
     if wanted.schema_ is None:
-        raise RequestError("text.format.schema: is required with type json_schema", param="text.format.schema")
+        raise RequestError(
+            "text.format.schema: is required with type json_schema", param="text.format.schema"
+        )
     schema = {"name": wanted.name or "answer", "schema": wanted.schema_, "strict": wanted.strict}
     return {"type": "json_schema", "json_schema": {**schema, "description": wanted.description}}

@@ -24,13 +24,27 @@ def item(block: Block, request_id: str, status: str, logprobs: Sequence[Json] = 
     made: Json = {"id": item_id(block, request_id), "status": status}
     match block.kind:
         case "text":
-            return made | {"type": "message", "role": "assistant", "content": [part(block, logprobs)] if is_whole else []}
+            return made | {
+                "type": "message",
+                "role": "assistant",
+                "content": [part(block, logprobs)] if is_whole else [],
+            }
         case "reasoning":
             content = [part(block)] if is_whole else []
-            return made | {"type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
+            return made | {
+                "type": "reasoning",
+                "summary": [],
+                "content": content,
+                "encrypted_content": None,
+            }
         case "call":
             arguments = block.text if is_whole else ""
-            return made | {"type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": arguments}
+            return made | {
+                "type": "function_call",
+                "call_id": block.call_id,
+                "name": block.name,
+                "arguments": arguments,
+            }
 
 
 def part(block: Block, logprobs: Sequence[Json] = (), *, is_empty: bool = False) -> Json:
@@ -53,7 +67,9 @@ def usage_of(usage: Usage) -> Json:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0 if details is None else details.reasoning_tokens},
+        "output_tokens_details": {
+            "reasoning_tokens": 0 if details is None else details.reasoning_tokens
+        },
         "total_tokens": usage.total_tokens,
     }
 
@@ -80,13 +96,23 @@ def response(request: ResponsesRequest, response_id: str, created_at: int) -> Js
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
-        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+        "reasoning": {
+            "effort": request.reasoning.effort if request.reasoning else None,
+            "summary": None,
+        },
         "service_tier": "default",
         "store": request.store is not False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
-        "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
+        "text": {
+            "format": {"type": "text"}
+            if form is None
+            else form.model_dump(by_alias=True, exclude_none=True)
+        },
         "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice,
-        "tools": [{"strict": None, "parameters": None, **tool.model_dump()} for tool in request.tools or ()],
+        "tools": [
+            {"strict": None, "parameters": None, **tool.model_dump()}
+            for tool in request.tools or ()
+        ],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": request.truncation or "disabled",

@@ -17,7 +17,12 @@ from pdcluster_worker.server.openai.chat import Prepared, prepare
 from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.responses import replies
 from pdcluster_worker.server.responses.chat_request import NAMES, chat_of, items_of
-from pdcluster_worker.server.responses.schemas import FunctionCallItem, FunctionCallOutputItem, Item, ResponsesRequest
+from pdcluster_worker.server.responses.schemas import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    ResponsesRequest,
+)
 from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
 from pdcluster_worker.server.schemas.requests import ChatRequest
@@ -28,8 +33,12 @@ PATH = "/v1/responses"
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
-def add_responses(app: FastAPI, serving: Serving, documented: dict[int | str, dict[str, Any]]) -> None:
-    """Serve all routes; responses are kept here.  documented: answers of a route that may stream, by status."""
+def add_responses(
+    app: FastAPI, serving: Serving, documented: dict[int | str, dict[str, Any]]
+) -> None:
+    """Serve all routes; responses are kept here.  documented: answers of a route that may stream,
+    by status.
+    """
     errors = {status: said for status, said in documented.items() if status != 200}
     store = ResponseStore(serving.clock)
 
@@ -40,14 +49,25 @@ def add_responses(app: FastAPI, serving: Serving, documented: dict[int | str, di
     @app.get(f"{PATH}/{{response_id}}", responses=errors)
     async def retrieve(response_id: str, request: Request) -> Response:
         if request.query_params.get("stream", "").lower() in ("1", "true"):
-            raise RequestError("stream: a response that is kept is not streamed again: leave it out", param="stream")
+            raise RequestError(
+                "stream: a response that is kept is not streamed again: leave it out",
+                param="stream",
+            )
         return _json(store.get(response_id, context_of(request).key_digest).body)
 
     @app.get(f"{PATH}/{{response_id}}/input_items", responses=errors)
     async def input_items(response_id: str, request: Request) -> Response:
         items = store.get(response_id, context_of(request).key_digest).input
         ids = [item["id"] for item in items]
-        return _json({"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False})
+        return _json(
+            {
+                "object": "list",
+                "data": items,
+                "first_id": ids[0],
+                "last_id": ids[-1],
+                "has_more": False,
+            }
+        )
 
     @app.delete(f"{PATH}/{{response_id}}", responses=errors)
     async def delete(response_id: str, request: Request) -> Response:
@@ -57,14 +77,19 @@ def add_responses(app: FastAPI, serving: Serving, documented: dict[int | str, di
     @app.post(f"{PATH}/{{response_id}}/cancel", responses=errors)
     async def cancel(response_id: str, request: Request) -> Response:
         store.get(response_id, context_of(request).key_digest)
-        raise RequestError("a response is made while its client waits: close the connection to cancel it", code="not_in_background")
+        raise RequestError(
+            "a response is made while its client waits: close the connection to cancel it",
+            code="not_in_background",
+        )
 
 
 def _json(body: dict[str, Any]) -> Response:
     return Response(sse.to_json(body), media_type="application/json")
 
 
-async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest, context: RequestContext) -> Response:
+async def _answer(
+    serving: Serving, store: ResponseStore, body: ResponsesRequest, context: RequestContext
+) -> Response:
     own = items_of(body)
     past: tuple[Item, ...] = ()
     num_bytes = 0
@@ -83,21 +108,43 @@ async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest
         made = _ITEMS.validate_python([item for item in response["output"] if _is_whole(item)])
         shown = replies.shown_items(own, request_id)
         size = num_bytes + bytes_of(response, shown)
-        store.put(response_id, context.key_digest, Kept(response, shown, (*conversation, *made), size))
+        store.put(
+            response_id, context.key_digest, Kept(response, shown, (*conversation, *made), size)
+        )
 
-    begun = Begun(replies.response(body, response_id, int(time.time())), request_id, keep, TokenNames(serving.tokenizer))
+    begun = Begun(
+        replies.response(body, response_id, int(time.time())),
+        request_id,
+        keep,
+        TokenNames(serving.tokenizer),
+    )
     prompts, rules, writer = [prepared.prompt], prepared.rules, ResponsesWriter(begun)
     wanted = replace(prepared.wanted, max_tokens_param="max_output_tokens", prompt_param="input")
-    return respond(serving, chat, wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
+    return respond(
+        serving,
+        chat,
+        wanted,
+        prompts,
+        writer,
+        response_id=response_id,
+        context=context,
+        rules=rules,
+    )
 
 
 def _is_whole(item: dict[str, Any]) -> bool:
-    """Return whether a conversation can continue after it: not after a call that was cut off in its arguments."""
+    """Return whether a conversation can continue after it: not after a call that was cut off in its
+    arguments.
+    """
     return item["type"] != "function_call" or object_of(item["arguments"]) is not None
 
 
-async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]) -> Prepared:
-    """The chat request with its tokens; with truncation auto, of as many of the last items as fit."""
+async def _prepared(
+    serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]
+) -> Prepared:
+    """The chat request with its tokens; with truncation auto, of as many of the last
+    items as fit.
+    """
     try:
         prepared = await prepare(serving, chat)
     except RequestError as e:
@@ -105,7 +152,8 @@ async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest,
     room = serving.limits.max_model_len - (body.max_output_tokens or 1)
     if body.truncation != "auto" or len(prepared.prompt) <= room:
         return prepared
-    fewest, most = 1, len(items) - 1  # of items that are dropped; it is enough to drop `most`, or nothing is
+    # of items that are dropped; it is enough to drop `most`, or nothing is
+    fewest, most = 1, len(items) - 1
     while fewest < most:
         middle = (fewest + most) // 2
         tried = await prepare(serving, chat_of(body, _last(items, middle)))
@@ -123,7 +171,13 @@ def _renamed(error: RequestError) -> RequestError:
 
 
 def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:
-    """The items without the first ones, and without outputs of calls that are dropped; at least the last one."""
+    """The items without the first ones, and without outputs of calls that are dropped; at least the
+    last one.
+    """
     kept = items[num_dropped:]
     calls = {item.call_id for item in kept if isinstance(item, FunctionCallItem)}
-    return [item for item in kept if not isinstance(item, FunctionCallOutputItem) or item.call_id in calls] or kept
+    return [
+        item
+        for item in kept
+        if not isinstance(item, FunctionCallOutputItem) or item.call_id in calls
+    ] or kept

@@ -89,7 +89,9 @@ Part = Annotated[
     BeforeValidator(_known_part),
 ]
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
-Content = Annotated[Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")], Discriminator(_form)]
+Content = Annotated[
+    Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")], Discriminator(_form)
+]
 
 
 class MessageItem(Body):
@@ -138,13 +140,21 @@ Item = Annotated[
     BeforeValidator(_known_item),
 ]
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-Input = Annotated[Annotated[Text, Tag("<string>")] | Annotated[Items, Tag("<list>")], Discriminator(_form)]
+Input = Annotated[
+    Annotated[Text, Tag("<string>")] | Annotated[Items, Tag("<list>")], Discriminator(_form)
+]
 
 
 class Tool(Body):
     """A function that the model may call; tools that OpenAI runs are refused by their type."""
 
-    type: Annotated[Any, Only("function", fix="tools that a server runs, such as web_search, are not served: call functions")]
+    type: Annotated[
+        Any,
+        Only(
+            "function",
+            fix="tools that a server runs, such as web_search, are not served: call functions",
+        ),
+    ]
     name: ToolName
     description: Text | None = None
     parameters: Annotated[dict[str, Any] | None, AfterValidator(check_sendable)] = None
@@ -164,7 +174,9 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = None
     description: Text | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema"), AfterValidator(check_sendable)] = None
+    schema_: Annotated[
+        dict[str, Any] | None, Field(alias="schema"), AfterValidator(check_sendable)
+    ] = None
     strict: bool | None = None
 
 
@@ -216,9 +228,12 @@ class ResponsesRequest(Body):
     """Body of POST /v1/responses.
 
     store:                the response is kept, for GET and for previous_response_id; null = true.
-    previous_response_id: a kept response, whose conversation this one goes on with; its instructions do not count.
-    truncation:           auto drops the oldest items of a conversation that is too long for the model.
-    include:              log probabilities of the text; encrypted reasoning is ignored: ours is not encrypted.
+    previous_response_id: a kept response, whose conversation this one goes on with; its
+                          instructions do not count.
+    truncation:           auto drops the oldest items of a conversation that is too long for the
+                          model.
+    include:              log probabilities of the text; encrypted reasoning is ignored: ours is not
+                          encrypted.
     """
 
     model: Text
@@ -251,10 +266,20 @@ class ResponsesRequest(Body):
     user: Annotated[Any, Ignored("clients are identified by their API keys")] = None
     safety_identifier: Annotated[Any, Ignored("clients are identified by their API keys")] = None
     service_tier: Annotated[Any, Ignored("there is one tier; see priority")] = None
-    prompt_cache_key: Annotated[Any, Ignored("the prefix cache finds prompts by their tokens")] = None
-    prompt_cache_retention: Annotated[Any, Ignored("the prefix cache finds prompts by their tokens")] = None
+    prompt_cache_key: Annotated[Any, Ignored("the prefix cache finds prompts by their tokens")] = (
+        None
+    )
+    prompt_cache_retention: Annotated[
+        Any, Ignored("the prefix cache finds prompts by their tokens")
+    ] = None
     max_tool_calls: Annotated[Any, Ignored("it counts calls of tools that a server runs")] = None
-    background: Annotated[Any, Only(None, False, fix="a response is made while its client waits")] = None
-    conversation: Annotated[Any, Only(None, fix="use previous_response_id, or send the whole conversation")] = None
-    prompt: Annotated[Any, Only(None, fix="send the prompt itself as instructions and input")] = None
+    background: Annotated[
+        Any, Only(None, False, fix="a response is made while its client waits")
+    ] = None
+    conversation: Annotated[
+        Any, Only(None, fix="use previous_response_id, or send the whole conversation")
+    ] = None
+    prompt: Annotated[Any, Only(None, fix="send the prompt itself as instructions and input")] = (
+        None
+    )
     context_management: Annotated[Any, Only(None, [], fix="use truncation")] = None

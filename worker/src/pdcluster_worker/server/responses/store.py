@@ -45,7 +45,9 @@ class Kept:
 
 
 def bytes_of(body: dict[str, Any], shown: list[dict[str, Any]]) -> int:
-    """Memory that a response and its own items take, about: small items weigh more than their JSON."""
+    """Memory that a response and its own items take, about: small items weigh more
+    than their JSON.
+    """
     text = sse.to_json([body, shown])
     return len(text) + _OBJECT_BYTES * text.count(b'{"')
 
@@ -109,7 +111,10 @@ class ResponseStore:
         return entry.kept
 
     def delete(self, response_id: str, owner: bytes) -> None:
-        """Forget a response of this key; those that went on from it stay.  Raises RequestError 404."""
+        """Forget a response of this key; those that went on from it stay.
+
+        Raises RequestError 404.
+        """
         self.get(response_id, owner)
         self._drop(response_id)
 
@@ -141,9 +146,14 @@ class ResponseStore:
         is_elsewhere = response_id.startswith(prefix) and worker != self._worker
         if is_elsewhere:
             why = (
-                "was made by another worker, or before a restart: responses are kept in the memory of the worker that made them; "
-                "send the whole conversation as input, or let one worker take all requests of a conversation (session affinity)"
+                "was made by another worker, or before a restart: responses are kept in the memory "
+                "of the worker that made them; "
+                "send the whole conversation as input, or let one worker take all requests of a "
+                "conversation (session affinity)"
             )
         else:
-            why = "is not kept here (any more): it was not stored, has expired or was deleted; send the whole conversation as input"
+            why = (
+                "is not kept here (any more): it was not stored, has expired or was deleted; send "
+                "the whole conversation as input"
+            )
         return RequestError(f"{name} {why}", status=404, param=param, code="response_not_found")

@@ -1,4 +1,6 @@
-"""Answers of the Responses API as bytes: one response as JSON, or its typed events in their order, numbered from 0."""
+"""Answers of the Responses API as bytes: one response as JSON, or its typed events in their order,
+numbered from 0.
+"""
 
 import time
 from collections.abc import Callable
@@ -50,7 +52,9 @@ class ResponsesWriter:
     def begin(self, usage: Usage) -> bytes:
         """See `Writer`."""
         body = self._begun.body
-        return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+        return self._event("response.created", response=body) + self._event(
+            "response.in_progress", response=body
+        )
 
     def of(self, delta: Delta) -> bytes | None:
         """See `Writer`."""
@@ -68,7 +72,12 @@ class ResponsesWriter:
         code = shown.code or "server_error"
         event = self._event("error", code=code, message=shown.message, param=shown.param)
         why = {"code": code, "message": shown.message}
-        body = {**self._begun.body, "status": "failed", "error": why, "output": self._output("incomplete")}
+        body = {
+            **self._begun.body,
+            "status": "failed",
+            "error": why,
+            "output": self._output("incomplete"),
+        }
         return event + self._event("response.failed", response=body)
 
     def whole(self, choices: list[list[Delta]], usage: Usage) -> bytes:
@@ -87,14 +96,24 @@ class ResponsesWriter:
         self._last = delta
         changes = self._blocks.feed(delta.parts)
         if delta.scored:
-            self._unplaced += [replies.logprob(entry) for entry in logprobs.for_chat(delta.scored, self._begun.names).content]
+            self._unplaced += [
+                replies.logprob(entry)
+                for entry in logprobs.for_chat(delta.scored, self._begun.names).content
+            ]
         if changes:
             self._place_logprobs(changes)
         return changes
 
     def _place_logprobs(self, changes: list[Change]) -> None:
         """Those of tokens since the last change belong to the text that grew, if one did."""
-        grown = next((change.block for change in changes if isinstance(change, Grew) and change.block.kind == "text"), None)
+        grown = next(
+            (
+                change.block
+                for change in changes
+                if isinstance(change, Grew) and change.block.kind == "text"
+            ),
+            None,
+        )
         self._unsaid, self._unplaced = self._unplaced, []
         if grown is not None:
             self._logprobs.setdefault(grown.index, []).extend(self._unsaid)
@@ -118,10 +137,14 @@ class ResponsesWriter:
     def _output(self, status: str) -> list[Json]:
         """All items; of a response that was cut off, the last one was."""
         blocks = self._blocks.blocks
-        return [self._item(block, status if block is blocks[-1] else "completed") for block in blocks]
+        return [
+            self._item(block, status if block is blocks[-1] else "completed") for block in blocks
+        ]
 
     def _item(self, block: Block, status: str) -> Json:
-        return replies.item(block, self._begun.request_id, status, self._logprobs.get(block.index, ()))
+        return replies.item(
+            block, self._begun.request_id, status, self._logprobs.get(block.index, ())
+        )
 
     # --- events -------------------------------------------------------------------------------
 
@@ -135,7 +158,11 @@ class ResponsesWriter:
                 return self._ended(block)
 
     def _started(self, block: Block) -> bytes:
-        added = self._event("response.output_item.added", output_index=block.index, item=self._item(block, "in_progress"))
+        added = self._event(
+            "response.output_item.added",
+            output_index=block.index,
+            item=self._item(block, "in_progress"),
+        )
         if block.kind == "call":
             return added
         part = replies.part(block, is_empty=True)
@@ -145,11 +172,17 @@ class ResponsesWriter:
         match block.kind:
             case "text":
                 said, self._unsaid = self._unsaid, []
-                return self._event("response.output_text.delta", **self._place(block), delta=text, logprobs=said)
+                return self._event(
+                    "response.output_text.delta", **self._place(block), delta=text, logprobs=said
+                )
             case "reasoning":
-                return self._event("response.reasoning_text.delta", **self._place(block), delta=text)
+                return self._event(
+                    "response.reasoning_text.delta", **self._place(block), delta=text
+                )
             case "call":
-                return self._event("response.function_call_arguments.delta", **self._item_place(block), delta=text)
+                return self._event(
+                    "response.function_call_arguments.delta", **self._item_place(block), delta=text
+                )
 
     def _ended(self, block: Block) -> bytes:
         said = self._logprobs.get(block.index, [])
@@ -157,18 +190,32 @@ class ResponsesWriter:
         item = self._item(block, "incomplete" if is_cut else "completed")
         match block.kind:
             case "text":
-                whole = self._event("response.output_text.done", **self._place(block), text=block.text, logprobs=said)
+                whole = self._event(
+                    "response.output_text.done",
+                    **self._place(block),
+                    text=block.text,
+                    logprobs=said,
+                )
             case "reasoning":
-                whole = self._event("response.reasoning_text.done", **self._place(block), text=block.text)
+                whole = self._event(
+                    "response.reasoning_text.done", **self._place(block), text=block.text
+                )
             case "call":
                 name = "response.function_call_arguments.done"
-                whole = self._event(name, **self._item_place(block), name=block.name, arguments=block.text)
+                whole = self._event(
+                    name, **self._item_place(block), name=block.name, arguments=block.text
+                )
         if block.kind != "call":
-            whole += self._event("response.content_part.done", **self._place(block), part=replies.part(block, said))
+            whole += self._event(
+                "response.content_part.done", **self._place(block), part=replies.part(block, said)
+            )
         return whole + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _item_place(self, block: Block) -> Json:
-        return {"item_id": replies.item_id(block, self._begun.request_id), "output_index": block.index}
+        return {
+            "item_id": replies.item_id(block, self._begun.request_id),
+            "output_index": block.index,
+        }
 
     def _place(self, block: Block) -> Json:
         return {**self._item_place(block), "content_index": 0}

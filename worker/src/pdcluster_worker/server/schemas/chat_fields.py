@@ -1,4 +1,5 @@
-"""The fields of a chat request that say what was said, which tools there are, and how the model's template is used.
+"""The fields of a chat request that say what was said, which tools there are, and how the model's
+template is used.
 
 Types and sizes are checked here, under the field's name; what the fields mean
 together is the business of `conversation` and `tool_choice`.
@@ -51,7 +52,9 @@ RESERVED_KWARGS = frozenset(
 )
 """Arguments of a template that come in other ways than `chat_template_kwargs`."""
 
-ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=r"^[A-Za-z0-9_.:/-]+$")]
+ToolName = Annotated[
+    str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=r"^[A-Za-z0-9_.:/-]+$")
+]
 CallId = Annotated[Text, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -67,7 +70,8 @@ class FunctionTool(Body):
     """A function that the model may call.
 
     parameters: the JSON schema of its arguments; null = it has none.
-    strict:     its arguments are kept to that schema also where the model decides by itself to call it.
+    strict:     its arguments are kept to that schema also where the model decides by itself to call
+                it.
     """
 
     name: ToolName
@@ -102,7 +106,10 @@ def _tool_choice(value: Any) -> Any:
     try:
         return NamedToolChoice.model_validate(value)
     except ValidationError as e:
-        raise no_value('must be none, auto, required or {"type": "function", "function": {"name": the name of a tool}}') from e
+        raise no_value(
+            'must be none, auto, required or {"type": "function", "function": {"name": the name of '
+            "a tool}}"
+        ) from e
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | None
@@ -123,7 +130,10 @@ class ToolCallField(Body):
     function: CalledFunctionField
 
 
-MessageContent = Annotated[Text | None, BeforeValidator(join_parts, json_schema_input_type=str | list[dict[str, str]] | None)]
+MessageContent = Annotated[
+    Text | None,
+    BeforeValidator(join_parts, json_schema_input_type=str | list[dict[str, str]] | None),
+]
 
 
 class Message(Body):
@@ -131,12 +141,15 @@ class Message(Body):
 
     content:      null only beside tool_calls.
     tool_call_id: of role tool, the call that this answers.
-    reasoning, reasoning_content: of role assistant, what came before its answer; two names of one thing.
+    reasoning, reasoning_content: of role assistant, what came before its answer; two names of one
+                                  thing.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageContent = None
-    tool_calls: Annotated[list[ToolCallField], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
+    tool_calls: (
+        Annotated[list[ToolCallField], Field(max_length=MAX_CALLS, fail_fast=True)] | None
+    ) = None
     tool_call_id: CallId | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
@@ -159,23 +172,31 @@ def _bounded(value: dict[str, Any] | None) -> dict[str, Any] | None:
     except RecursionError as e:
         raise no_value("is nested too deeply") from e
     if size > MAX_TEMPLATE_KWARGS_CHARACTERS:
-        raise no_value(f"has {size} characters as JSON: at most {MAX_TEMPLATE_KWARGS_CHARACTERS} are accepted")
+        raise no_value(
+            f"has {size} characters as JSON: at most {MAX_TEMPLATE_KWARGS_CHARACTERS} are accepted"
+        )
     return check_sendable(value)
 
 
 class Conversation(Body):
     """Fields of a chat request beside those of every generation.
 
-    thinking_token_budget:  most tokens of reasoning; the closing tag is then forced.  null = any number.
+    thinking_token_budget:  most tokens of reasoning; the closing tag is then forced.  null = any
+                            number.
     include_reasoning:      false = reasoning is left out of the answer, and still counted.
     continue_final_message: the answer goes on where the last message, of the assistant, ends.
     """
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Annotated[ToolChoice, PlainValidator(_tool_choice, json_schema_input_type=ToolChoice)] = None
+    tool_choice: Annotated[
+        ToolChoice, PlainValidator(_tool_choice, json_schema_input_type=ToolChoice)
+    ] = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[Any, Only(None, [], fix="use tools: each function goes there as {type: function, function: it}")] = None
+    functions: Annotated[
+        Any,
+        Only(None, [], fix="use tools: each function goes there as {type: function, function: it}"),
+    ] = None
     function_call: Annotated[Any, Only(None, "none", "auto", fix="use tool_choice")] = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None

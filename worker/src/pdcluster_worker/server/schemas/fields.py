@@ -1,4 +1,5 @@
-"""Field types of the request schemas: strict text, lists that may be one item, fields that we refuse.
+"""Field types of the request schemas: strict text, lists that may be one item, fields that we
+refuse.
 
 Each normalises what OpenAI allows in several forms to one form, and says in
 words what is wrong; `server.errors.openai` adds the field's path.  Long lists stop at
@@ -68,7 +69,9 @@ Text = Annotated[str, AfterValidator(_check_unicode)]
 
 
 def is_sendable(value: Any) -> bool:
-    """Return whether JSON in UTF-8 can carry a value: no text in it has half of a surrogate pair, and it is not nested too deeply."""
+    """Return whether JSON in UTF-8 can carry a value: no text in it has half of a surrogate pair,
+    and it is not nested too deeply.
+    """
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
@@ -79,7 +82,9 @@ def is_sendable(value: Any) -> bool:
 def check_sendable(value: ValueT) -> ValueT:
     """Refuse, in a validator, what no answer and no prompt can carry."""
     if not is_sendable(value):
-        raise no_value("is nested too deeply, or has half of a surrogate pair in it, which is not text")
+        raise no_value(
+            "is nested too deeply, or has half of a surrogate pair in it, which is not text"
+        )
     return value
 
 
@@ -90,8 +95,12 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_check_unicode)]
-Session = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARACTERS), AfterValidator(_check_unicode)]
+StopString = Annotated[
+    str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_check_unicode)
+]
+Session = Annotated[
+    str, Field(min_length=1, max_length=MAX_SESSION_CHARACTERS), AfterValidator(_check_unicode)
+]
 StopList = Annotated[
     Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None,
     BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
@@ -104,7 +113,9 @@ def _check_size(value: Any) -> Any:
     return value
 
 
-LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]] | None, BeforeValidator(_check_size)]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]] | None, BeforeValidator(_check_size)
+]
 TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
 
 
@@ -114,7 +125,9 @@ def _priority(value: Any) -> int:
         return value
     if isinstance(value, str) and value in PRIORITIES:
         return PRIORITIES[value]
-    raise no_value(f"must be {', '.join(PRIORITIES)} or a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    raise no_value(
+        f"must be {', '.join(PRIORITIES)} or a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+    )
 
 
 Priority = Annotated[int, PlainValidator(_priority, json_schema_input_type=int | Tier)]
@@ -134,7 +147,9 @@ def _prompt(value: Any, path: str) -> Prompt:
             raise no_value(f"{path}{e.message()}") from e
     if isinstance(value, list) and _is_token_ids(value):
         return list(value)
-    raise no_value(f"{path}must be a string that is not empty, or a list of token ids that is not empty")
+    raise no_value(
+        f"{path}must be a string that is not empty, or a list of token ids that is not empty"
+    )
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -142,11 +157,16 @@ def _prompts(value: Any) -> list[Prompt]:
     if not isinstance(value, list) or not value or _is_token_ids(value):
         return [_prompt(value, "")]
     if len(value) > MAX_PROMPTS:
-        raise no_value(f"has {len(value)} prompts: at most {MAX_PROMPTS} are accepted in one request")
+        raise no_value(
+            f"has {len(value)} prompts: at most {MAX_PROMPTS} are accepted in one request"
+        )
     return [_prompt(item, f"item {index} ") for index, item in enumerate(value)]
 
 
-PromptList = Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])]
+PromptList = Annotated[
+    list[Prompt],
+    PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
 
 
 def join_parts(value: Any) -> Any:
@@ -166,7 +186,8 @@ def _part_text(part: Any, index: int) -> str:
 
 
 class Only:
-    """Marks a field of OpenAI, vLLM or SGLang that we do not serve: values that ask for nothing pass, any other is refused by name.
+    """Marks a field of OpenAI, vLLM or SGLang that we do not serve: values that ask for nothing
+    pass, any other is refused by name.
 
     fix: what to do instead of leaving it out, if there is anything.
     """
@@ -188,10 +209,14 @@ class Only:
             return value
         raise no_value(f"is not supported here: {self.advice}")
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         """Validate by `_check` alone."""
         return core_schema.no_info_plain_validator_function(self._check)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """The allowed values, for the OpenAPI document."""
         return {"enum": list(self._allowed)}

@@ -18,7 +18,10 @@ def checked_chat(fields: dict[str, Any], names: Mapping[str, str] | None = None)
     try:
         return ChatRequest.model_validate(fields)
     except ValidationError as e:
-        found = [{**error, "loc": ("body", *_place(error["loc"], names or {}))} for error in e.errors(include_url=False)]
+        found = [
+            {**error, "loc": ("body", *_place(error["loc"], names or {}))}
+            for error in e.errors(include_url=False)
+        ]
         raise openai_errors.from_validation(found) from e
 
 

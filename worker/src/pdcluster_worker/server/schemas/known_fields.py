@@ -65,12 +65,16 @@ class KnownFields(BaseModel):
     request_id: Annotated[Any, Ignored(_LABEL)] = None
     rid: Annotated[Any, Ignored(_LABEL)] = None
     guided_decoding_backend: Annotated[Any, Ignored("one library follows all grammars")] = None
-    spaces_between_special_tokens: Annotated[Any, Ignored("text is what the tokenizer makes of it")] = None
+    spaces_between_special_tokens: Annotated[
+        Any, Ignored("text is what the tokenizer makes of it")
+    ] = None
 
     use_beam_search: Annotated[Any, Only(None, False, fix="ask for n choices")] = None
     length_penalty: Annotated[Any, Only(None, 1, 1.0, fix="there is no beam search")] = None
     early_stopping: Annotated[Any, Only(None, False, fix="there is no beam search")] = None
-    truncate_prompt_tokens: Annotated[Any, Only(None, fix="shorten the prompt before it is sent")] = None
+    truncate_prompt_tokens: Annotated[
+        Any, Only(None, fix="shorten the prompt before it is sent")
+    ] = None
     logits_processors: Annotated[Any, Only(None, [], fix=_NO_LOGITS)] = None
     custom_logit_processor: Annotated[Any, Only(None, fix=_NO_LOGITS)] = None
     custom_params: Annotated[Any, Only(None, {}, fix=_NO_LOGITS)] = None
@@ -105,7 +109,15 @@ class KnownChatFields(KnownFields):
     verbosity: Annotated[Any, Ignored("the model writes as it is asked to in the prompt")] = None
     modalities: Annotated[Any, Only(None, ["text"], fix=_TEXT_ANSWERS)] = None
     audio: Annotated[Any, Only(None, fix=_TEXT_ANSWERS)] = None
-    prediction: Annotated[Any, Only(None, fix="drafts are the engine's own (engine.speculation)")] = None
-    separate_reasoning: Annotated[Any, Only(None, True, fix="model.reasoningParser: none keeps it in the text")] = None
-    stream_reasoning: Annotated[Any, Only(None, True, fix="include_reasoning: false leaves it out")] = None
-    web_search_options: Annotated[Any, Only(None, fix="search, and put what is found into a message")] = None
+    prediction: Annotated[
+        Any, Only(None, fix="drafts are the engine's own (engine.speculation)")
+    ] = None
+    separate_reasoning: Annotated[
+        Any, Only(None, True, fix="model.reasoningParser: none keeps it in the text")
+    ] = None
+    stream_reasoning: Annotated[
+        Any, Only(None, True, fix="include_reasoning: false leaves it out")
+    ] = None
+    web_search_options: Annotated[
+        Any, Only(None, fix="search, and put what is found into a message")
+    ] = None

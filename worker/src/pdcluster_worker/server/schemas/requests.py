@@ -48,8 +48,10 @@ class Extension(Body):
     """Our own field, `pdcluster`.
 
     prefill: where the prompt is computed; auto leaves it to the policy.
-    ttft_slo_ms, tpot_slo_ms: latency objectives of this request, in milliseconds; null = the policy's.
-    deadline_ms: until its last token, in milliseconds; requests that wait go by it. null = whenever.
+    ttft_slo_ms, tpot_slo_ms: latency objectives of this request, in milliseconds; null = the
+                              policy's.
+    deadline_ms: until its last token, in milliseconds; requests that wait go by it. null =
+                 whenever.
     session: requests of one session run on one worker, which has their prefix; null = none.
     route: how the worker is chosen, for tests, where the policy allows it.
     """
@@ -65,8 +67,12 @@ class Extension(Body):
 class _Unsupported(Body, KnownFields):
     """More fields of both APIs that are known and not served."""
 
-    bad_words: Annotated[Any, Only(None, [], fix="use logit_bias, or structured_outputs.regex")] = None
-    allowed_token_ids: Annotated[Any, Only(None, fix="use structured_outputs.choice or .regex")] = None
+    bad_words: Annotated[Any, Only(None, [], fix="use logit_bias, or structured_outputs.regex")] = (
+        None
+    )
+    allowed_token_ids: Annotated[Any, Only(None, fix="use structured_outputs.choice or .regex")] = (
+        None
+    )
 
 
 class Generate(Structured, _Unsupported):
@@ -124,6 +130,8 @@ class CompletionRequest(Generate):
     logprobs: Logprobs | None = None
     echo: bool | None = None
     best_of: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
-    suffix: Annotated[Any, Only(None, fix="write the prompt with the model's own tokens for it")] = None
+    suffix: Annotated[
+        Any, Only(None, fix="write the prompt with the model's own tokens for it")
+    ] = None
     prompt_embeds: Annotated[Any, Only(None, fix="send text or token ids")] = None
     add_special_tokens: Annotated[Any, Only(None, True)] = None

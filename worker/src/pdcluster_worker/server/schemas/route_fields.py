@@ -1,4 +1,6 @@
-"""The fields of `pdcluster` that say where a request should run, and what they mean under the policy in force."""
+"""The fields of `pdcluster` that say where a request should run, and what they mean under the
+policy in force.
+"""
 
 from typing import Annotated
 
@@ -18,7 +20,8 @@ _KV_AWARE = ("overlap_credit", "prefill_load_scale", "prefill_decay", "active_re
 
 
 class Route(BaseModel):
-    """`pdcluster.route`, for tests: a worker, a policy or weights for one request in place of the policy's.
+    """`pdcluster.route`, for tests: a worker, a policy or weights for one request in place of the
+    policy's.
 
     worker: the pod that must run it.  policy: by which the worker is chosen.
     temperature and the weights of kvAware: as in spec.routing.decodeScore; null = the policy's.
@@ -39,7 +42,8 @@ def check_route(route: Route | None, policy: DecodeScorePolicy) -> None:
     """Raises RequestError where the policy lets no request say how it is routed."""
     if route is not None and not policy.allow_request_overrides:
         raise RequestError(
-            "pdcluster.route: is not allowed here: leave it out, or set routing.decodeScore.allowRequestOverrides of the PDCluster",
+            "pdcluster.route: is not allowed here: leave it out, or set "
+            "routing.decodeScore.allowRequestOverrides of the PDCluster",
             param="pdcluster.route",
         )
 
@@ -48,7 +52,15 @@ def hints_of(session: str | None, route: Route | None, policy: DecodeScorePolicy
     """Routing hints of a checked request."""
     if route is None:
         return RouteHints(session=session) if session else NO_HINTS
-    given = {name: value for name, value in route.model_dump(exclude={"worker"}).items() if value is not None}
+    given = {
+        name: value
+        for name, value in route.model_dump(exclude={"worker"}).items()
+        if value is not None
+    }
     weights = {name: given.pop(name) for name in _KV_AWARE if name in given}
-    score = replace(policy, kv_aware=replace(policy.kv_aware, **weights), **given) if given or weights else None
+    score = (
+        replace(policy, kv_aware=replace(policy.kv_aware, **weights), **given)
+        if given or weights
+        else None
+    )
     return RouteHints(session or "", route.worker or "", score)

@@ -1,4 +1,5 @@
-"""The fields by which a client asks for an answer of some form: OpenAI's `response_format`, and vLLM's.
+"""The fields by which a client asks for an answer of some form: OpenAI's `response_format`, and
+vLLM's.
 
 Types and sizes are checked here, by pydantic, under the field's name; what the
 fields mean together is `server.generation.structured`'s business.
@@ -14,7 +15,10 @@ from pdcluster_worker.server.schemas.fields import Body, Text
 MAX_CHOICES = 1000
 MAX_NAME_CHARACTERS = 64
 
-Choices = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+Choices = Annotated[
+    list[Annotated[Text, Field(min_length=1)]],
+    Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True),
+]
 Pattern = Annotated[Text, Field(min_length=1, max_length=MAX_CONSTRAINT_CHARACTERS)]
 Schema = dict[str, Any] | bool
 WrittenSchema = Annotated[Schema | Pattern, Field(union_mode="left_to_right")]

@@ -22,8 +22,18 @@ from pdcluster_worker.server.text.default_templates import TEMPLATES
 
 _JSON_OPTIONS = frozenset({"separators", "sort_keys"})
 _END_MARK = "END-OF-THE-LAST-MESSAGE\t \t"
-"""The white space at its end is gone where a template strips messages: then the message's own goes too."""
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+"""The white space at its end is gone where a template strips messages: then the message's own goes
+too.
+"""
+_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,9 @@ class TemplateInput:
     @property
     def has_tools(self) -> bool:
         """True if tools are shown, or were called before."""
-        return self.tools is not None or any("tool_calls" in message or message["role"] == "tool" for message in self.messages)
+        return self.tools is not None or any(
+            "tool_calls" in message or message["role"] == "tool" for message in self.messages
+        )
 
     @property
     def num_characters(self) -> int:
@@ -55,7 +67,9 @@ class TemplateInput:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks assistant text for training; here it is its content."""
+    """`{% generation %} ... {% endgeneration %}` marks assistant text for training; here it is its
+    content.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
@@ -66,47 +80,87 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """A model's compiled template, another one for conversations with tools where there is one, and the special tokens they may name."""
+    """A model's compiled template, another one for conversations with tools where there is one, and
+    the special tokens they may name.
+    """
 
-    def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
+    def __init__(
+        self, source: str, special_tokens: dict[str, str], tool_source: str | None = None
+    ) -> None:
         self.source = source
         self.tool_source = source if tool_source is None else tool_source
         self._template = _compiled(source)
         self._with_tools = self._template if tool_source is None else _compiled(tool_source)
-        self.takes_tools = "tools" in meta.find_undeclared_variables(_environment().parse(self.tool_source))
+        self.takes_tools = "tools" in meta.find_undeclared_variables(
+            _environment().parse(self.tool_source)
+        )
         self._special_tokens = special_tokens
 
     @classmethod
-    def load(cls, folder: Path, tokenizer_config: dict[str, Any], given: str | None = None) -> "ChatTemplate | None":
-        """The template of a model's folder: chat_template.jinja, else of tokenizer_config.json; None when there is none.
+    def load(
+        cls, folder: Path, tokenizer_config: dict[str, Any], given: str | None = None
+    ) -> "ChatTemplate | None":
+        """The template of a model's folder: chat_template.jinja, else of tokenizer_config.json;
+        None when there is none.
 
-        given: Jinja text that takes its place, or the name of one of ours, for conversations with tools.
+        given: Jinja text that takes its place, or the name of one of ours, for conversations with
+               tools.
         """
-        tokens = {name: _content(tokenizer_config[name]) for name in _SPECIAL_TOKENS if tokenizer_config.get(name)}
+        tokens = {
+            name: _content(tokenizer_config[name])
+            for name in _SPECIAL_TOKENS
+            if tokenizer_config.get(name)
+        }
         if given is not None and given not in TEMPLATES:
             return cls(given, tokens)
         path, inline = folder / "chat_template.jinja", tokenizer_config.get("chat_template")
         source = path.read_text(encoding="utf-8") if path.is_file() else _named(inline, "default")
-        tool_source = TEMPLATES[given] if given is not None else _named(inline, "tool_use") if isinstance(inline, list) else None
+        tool_source = (
+            TEMPLATES[given]
+            if given is not None
+            else _named(inline, "tool_use")
+            if isinstance(inline, list)
+            else None
+        )
         source = tool_source if source is None else source
         return None if source is None else cls(source, tokens, tool_source)
 
     def render(self, given: TemplateInput) -> str:
-        """Prompt text up to where the assistant answers.  Raises RequestError when the template refuses the messages."""
+        """Prompt text up to where the assistant answers.
+
+        Raises RequestError when the template refuses the messages.
+        """
         template = self._with_tools if given.has_tools else self._template
         messages = _marked(given.messages) if given.continues else given.messages
         names = {**self._special_tokens, **given.kwargs}
         try:
             text = template.render(
-                **{**names, "messages": messages, "tools": given.tools, "documents": None, "add_generation_prompt": given.opens}
+                **{
+                    **names,
+                    "messages": messages,
+                    "tools": given.tools,
+                    "documents": None,
+                    "add_generation_prompt": given.opens,
+                }
             )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as e:
-            raise RequestError(f"the model's chat template refuses these messages: {e}", param="messages") from e
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+        ) as e:
+            raise RequestError(
+                f"the model's chat template refuses these messages: {e}", param="messages"
+            ) from e
         return _cut_at_mark(text) if given.continues else text
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark at the end of the last one, which shows where the template puts that end."""
+    """The messages with a mark at the end of the last one, which shows where the template puts that
+    end.
+    """
     return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END_MARK}]
 
 
@@ -115,7 +169,10 @@ def _cut_at_mark(text: str) -> str:
     end = text.rfind(_END_MARK.rstrip())
     if end < 0:
         name = "continue_final_message"
-        raise RequestError(f"{name}: the model's chat template changes the last message: send it without", param=name)
+        raise RequestError(
+            f"{name}: the model's chat template changes the last message: send it without",
+            param=name,
+        )
     keeps_space = text.startswith(_END_MARK, end)
     return text[:end] if keeps_space else text[:end].rstrip()
 
@@ -128,15 +185,24 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **{name: options[name] for name in _JSON_OPTIONS & options.keys()})
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        **{name: options[name] for name in _JSON_OPTIONS & options.keys()},
+    )
 
 
 def _raise_exception(message: str) -> None:

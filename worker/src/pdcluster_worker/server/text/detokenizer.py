@@ -14,7 +14,9 @@ _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text or bytes of one token.  text: its bytes as text, None where they are not whole characters."""
+    """Text or bytes of one token.  text: its bytes as text, None where they are not whole
+    characters.
+    """
 
     raw: bytes
     text: str | None = field(init=False)
@@ -28,7 +30,9 @@ class Piece:
 
 
 class Detokenizer:
-    """An incremental UTF-8 decoder; constant work per byte, and none for a piece that is whole characters."""
+    """An incremental UTF-8 decoder; constant work per byte, and none for a piece that is whole
+    characters.
+    """
 
     def __init__(self) -> None:
         self._utf8 = _Utf8(errors="replace")

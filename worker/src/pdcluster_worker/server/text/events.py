@@ -16,7 +16,9 @@ import msgspec
 from pdcluster_worker.messages.requests import Token
 
 AnswerReason = Literal["stop", "length", "tool_calls"]
-"""Reason why a choice ended; tool_calls where the model ended it by itself after calls of its own choice."""
+"""Reason why a choice ended; tool_calls where the model ended it by itself after calls of its own
+choice.
+"""
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -40,7 +42,10 @@ class ToolCallBegin(msgspec.Struct, frozen=True):
 
 
 class ArgumentsDelta(msgspec.Struct, frozen=True):
-    """More of a call's arguments: a piece of JSON text.  All pieces together are one JSON object, unless the choice ended by length."""
+    """More of a call's arguments: a piece of JSON text.
+
+    All pieces together are one JSON object, unless the choice ended by length.
+    """
 
     call: int
     text: str
@@ -56,9 +61,11 @@ Part = TextDelta | ReasoningDelta | ToolCallBegin | ArgumentsDelta | ToolCallEnd
 
 
 class AnswerParser(Protocol):
-    """Splits the text of one choice into parts, however it is cut into pieces: the parts, joined, are the same.
+    """Splits the text of one choice into parts, however it is cut into pieces: the parts, joined,
+    are the same.
 
-    markers: control tokens, as text, that it must see; others stay hidden where the client asked for that.
+    markers: control tokens, as text, that it must see; others stay hidden where the client asked
+             for that.
     """
 
     markers: frozenset[str]
@@ -106,7 +113,8 @@ class Delta(msgspec.Struct, frozen=True):
     finish_reason: set on the last one.
     degraded:      what the choice lost under load, on its first.
     stop_string:   that ended the choice, on its last one.
-    made:          the token itself, where the answer says more of tokens than text and log probabilities.
+    made:          the token itself, where the answer says more of tokens than text and log
+                   probabilities.
     """
 
     index: int
@@ -160,13 +168,17 @@ def assembled(deltas: Sequence[Delta]) -> Answer:
     return Answer(
         text=_joined(part.text for part in parts if isinstance(part, TextDelta)),
         reasoning=_joined(part.text for part in parts if isinstance(part, ReasoningDelta)),
-        tool_calls=tuple(ToolCall(begin.call_id, begin.name, _arguments(parts, begin.call)) for begin in begins),
+        tool_calls=tuple(
+            ToolCall(begin.call_id, begin.name, _arguments(parts, begin.call)) for begin in begins
+        ),
         finish_reason=reason,
     )
 
 
 def _arguments(parts: Sequence[Part], call: int) -> str:
-    return _joined(part.text for part in parts if isinstance(part, ArgumentsDelta) and part.call == call)
+    return _joined(
+        part.text for part in parts if isinstance(part, ArgumentsDelta) and part.call == call
+    )
 
 
 def _joined(texts: Iterable[str]) -> str:

@@ -14,7 +14,9 @@ class TrailingSpace:
         self._space = ""
 
     def shown(self, text: str) -> str:
-        """The text with the white space that has waited for it, but for that at its end; "" = all waits."""
+        """The text with the white space that has waited for it, but for that at its end; "" = all
+        waits.
+        """
         if self.drops:
             text = text.lstrip()
         shown = text.rstrip()

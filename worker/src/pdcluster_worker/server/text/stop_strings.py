@@ -54,7 +54,10 @@ class StopStrings:
         self._held = ""
 
     def feed(self, piece: str) -> tuple[str, bool]:
-        """Take more text; returns what may be shown now, and whether a stop string ended it.  Not to be called again after that."""
+        """Take more text; returns what may be shown now, and whether a stop string ended it.
+
+        Not to be called again after that.
+        """
         if not self._patterns:
             return piece, False
         text = self._held + piece

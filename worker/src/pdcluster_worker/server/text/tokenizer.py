@@ -33,10 +33,16 @@ class ChatPrompt:
 class Tokenizer:
     """The tokenizer of one model.
 
-    eos_token_ids: what ends a generation: of generation_config.json, else of config.json, else the tokenizer's own.
+    eos_token_ids: what ends a generation: of generation_config.json, else of config.json, else the
+                   tokenizer's own.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None, eos_token_ids: list[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        template: ChatTemplate | None,
+        eos_token_ids: list[int],
+    ) -> None:
         self._tokenizer = tokenizer
         self.chat_template = template
         self._pieces: dict[int, Piece] = {}
@@ -50,7 +56,10 @@ class Tokenizer:
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ModelError(f"{folder}: no tokenizer.json: save the model with its fast tokenizer (AutoTokenizer.save_pretrained)")
+            raise ModelError(
+                f"{folder}: no tokenizer.json: save the model with its fast tokenizer "
+                "(AutoTokenizer.save_pretrained)"
+            )
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as e:  # the library raises bare Exception
@@ -58,7 +67,11 @@ class Tokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         config = _read_json(folder / "tokenizer_config.json")
-        loaded = cls(tokenizer, ChatTemplate.load(folder, config, chat_template), _eos_token_ids(folder, tokenizer, config))
+        loaded = cls(
+            tokenizer,
+            ChatTemplate.load(folder, config, chat_template),
+            _eos_token_ids(folder, tokenizer, config),
+        )
         loaded.token_bytes(0)  # an unsupported decoder shows at start, not at the first answer
         return loaded
 
@@ -83,24 +96,35 @@ class Tokenizer:
     async def encode_chat(self, given: TemplateInput) -> ChatPrompt:
         """A conversation up to where the assistant answers.
 
-        Raises RequestError when the model has no chat template or the template refuses the messages.
+        Raises RequestError when the model has no chat template or the template refuses the
+        messages.
         """
         template = self.chat_template
         if template is None:
-            raise RequestError("this model has no chat template: use /v1/completions, or set model.chatTemplate", param="messages")
+            raise RequestError(
+                "this model has no chat template: use /v1/completions, or set model.chatTemplate",
+                param="messages",
+            )
         is_long = given.num_characters > _INLINE_CHARACTERS
-        text = await asyncio.to_thread(template.render, given) if is_long else template.render(given)
+        text = (
+            await asyncio.to_thread(template.render, given) if is_long else template.render(given)
+        )
         return ChatPrompt(text, (await self._encode([text], add_special_tokens=False))[0])
 
     async def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
-        # Of the library's calls the batch ones let go of the GIL, without which a thread would not help.
-        encode = partial(self._tokenizer.encode_batch_fast, texts, add_special_tokens=add_special_tokens)
+        # Of the library's calls the batch ones let go of the GIL, without which a thread would not
+        # help.
+        encode = partial(
+            self._tokenizer.encode_batch_fast, texts, add_special_tokens=add_special_tokens
+        )
         is_long = sum(map(len, texts)) > _INLINE_CHARACTERS
         encodings = await asyncio.to_thread(encode) if is_long else encode()
         return [list(encoding.ids) for encoding in encodings]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; none for an id beyond the vocabulary (padded embeddings)."""
+        """The bytes that a token stands for; none for an id beyond the vocabulary (padded
+        embeddings).
+        """
         return self.piece(token_id).raw
 
     def piece(self, token_id: int) -> Piece:
@@ -121,16 +145,26 @@ class Tokenizer:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        return frozenset(id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+        return frozenset(
+            id_
+            for id_, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
 
 
-def _eos_token_ids(folder: Path, tokenizer: tokenizers.Tokenizer, config: dict[str, Any]) -> list[int]:
+def _eos_token_ids(
+    folder: Path, tokenizer: tokenizers.Tokenizer, config: dict[str, Any]
+) -> list[int]:
     for name in ("generation_config.json", "config.json"):
         value = _read_json(folder / name).get("eos_token_id")
         if value is not None:
             return value if isinstance(value, list) else [value]
     token = config.get("eos_token")
-    token_id = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token) if token else None
+    token_id = (
+        tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token)
+        if token
+        else None
+    )
     return [] if token_id is None else [token_id]
 
 

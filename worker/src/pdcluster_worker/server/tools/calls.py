@@ -42,7 +42,10 @@ Reader = Callable[[str, Tools], "Sequence[Call] | None"]
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """The JSON object that the text is.  Raw line breaks in strings are let pass: models write them."""
+    """The JSON object that the text is.
+
+    Raw line breaks in strings are let pass: models write them.
+    """
     try:
         value = json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -51,8 +54,14 @@ def object_of(text: str) -> dict[str, Any] | None:
 
 
 def call_of(value: Any, tools: Tools) -> Call | None:
-    """A call from its JSON: a name, and `arguments` or `parameters`, an object or the text of one."""
-    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or name not in tools:
+    """A call from its JSON: a name, and `arguments` or `parameters`, an object or the
+    text of one.
+    """
+    if (
+        not isinstance(value, dict)
+        or not isinstance(name := value.get("name"), str)
+        or name not in tools
+    ):
         return None
     arguments = value.get("arguments", value.get("parameters"))
     if arguments is None or arguments == "":

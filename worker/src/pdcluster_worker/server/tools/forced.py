@@ -1,4 +1,5 @@
-"""Calls that the request forces, which the engine's constraint keeps well formed: given out as they are written.
+"""Calls that the request forces, which the engine's constraint keeps well formed: given out as they
+are written.
 
 `tool_choice: required` is a JSON array of {"name": ..., "parameters": {...}};
 a named tool is the JSON of its arguments alone.  Since every name and value is
@@ -20,7 +21,9 @@ from pdcluster_worker.server.text.events import (
 from pdcluster_worker.server.tools.calls import Tools, object_of
 from pdcluster_worker.server.tools.scanning import Numbering
 
-_HEAD = re.compile(r'\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\{)')
+_HEAD = re.compile(
+    r'\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\{)'
+)
 _TAIL = re.compile(r"\s*\}")
 _END = re.compile(r"\s*\]\s*")
 
@@ -34,7 +37,9 @@ class JsonDepth:
         self._escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """The length of what of the text is still the object's; None where all of it is, and the object goes on."""
+        """The length of what of the text is still the object's; None where all of it is, and the
+        object goes on.
+        """
         for place, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -71,9 +76,16 @@ class RequiredCalls:
         return parts
 
     def end(self) -> Sequence[Part]:
-        """No more text: what is not the array's end is shown, unless it is a call that was cut off."""
+        """No more text: what is not the array's end is shown, unless it is a call
+        that was cut off.
+        """
         rest, self._text = self._text, ""
-        is_shown = self._open is None and rest.strip() and _END.fullmatch(rest) is None and not _may_be_call(rest)
+        is_shown = (
+            self._open is None
+            and rest.strip()
+            and _END.fullmatch(rest) is None
+            and not _may_be_call(rest)
+        )
         return [TextDelta(rest)] if is_shown else []
 
     def _next(self) -> list[Part] | None:

@@ -20,7 +20,9 @@ def read_hermes(text: str, tools: Tools) -> Sequence[Call] | None:
 
 
 def read_llama(text: str, tools: Tools) -> Sequence[Call] | None:
-    """A whole answer of one or more {"name": ..., "parameters": {...}}, with semicolons or line breaks between them."""
+    """A whole answer of one or more {"name": ..., "parameters": {...}}, with semicolons or line
+    breaks between them.
+    """
     values = _objects(text.replace("<|python_tag|>", "", 1))
     return None if values is None else all_or_none([call_of(value, tools) for value in values])
 

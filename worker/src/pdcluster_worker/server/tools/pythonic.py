@@ -30,12 +30,22 @@ def read_pythonic(text: str, tools: Tools) -> Sequence[Call] | None:
 
 
 def _call(item: ast.expr, tools: Tools) -> Call | None:
-    if not isinstance(item, ast.Call) or item.args or any(keyword.arg is None for keyword in item.keywords):
+    if (
+        not isinstance(item, ast.Call)
+        or item.args
+        or any(keyword.arg is None for keyword in item.keywords)
+    ):
         return None
     name = ast.unparse(item.func)
     if name not in tools:
         return None
-    return call_with(name, {str(keyword.arg): ast.literal_eval(_json_names(keyword.value)) for keyword in item.keywords})
+    return call_with(
+        name,
+        {
+            str(keyword.arg): ast.literal_eval(_json_names(keyword.value))
+            for keyword in item.keywords
+        },
+    )
 
 
 class _JsonNames(ast.NodeTransformer):

@@ -24,7 +24,8 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>(.*?)</parameter>", re.DOTA
 
 
 def read_qwen_coder(text: str, tools: Tools) -> Sequence[Call] | None:
-    """The functions of one <tool_call> element, or what stands in one <function= element without it.
+    """The functions of one <tool_call> element, or what stands in one <function= element without
+    it.
 
     Anything else beside them makes it no call.
     """
@@ -32,7 +33,9 @@ def read_qwen_coder(text: str, tools: Tools) -> Sequence[Call] | None:
         text = f"<function={text}</function>"
     if _is_open(text, "function") or _FUNCTION.sub("", text).strip():
         return None
-    return all_or_none([_call(match[1].strip(), match[2], tools) for match in _FUNCTION.finditer(text)])
+    return all_or_none(
+        [_call(match[1].strip(), match[2], tools) for match in _FUNCTION.finditer(text)]
+    )
 
 
 def _call(name: str, body: str, tools: Tools) -> Call | None:
@@ -41,7 +44,9 @@ def _call(name: str, body: str, tools: Tools) -> Call | None:
         return None
     properties = tool.parameters.get("properties", {})
     given = {match[1].strip(): _unwrapped(match[2]) for match in _PARAMETER.finditer(body)}
-    return call_with(name, {key: _typed(value, properties.get(key)) for key, value in given.items()})
+    return call_with(
+        name, {key: _typed(value, properties.get(key)) for key, value in given.items()}
+    )
 
 
 def _is_open(text: str, name: str) -> bool:

@@ -31,7 +31,8 @@ class CallParser(Protocol):
 class Form:
     """Form in which a family of models writes calls.
 
-    marks:   around a call, anywhere in the text; none = calls are the whole answer, which begins with one of `leads`.
+    marks:   around a call, anywhere in the text; none = calls are the whole answer, which begins
+             with one of `leads`.
     markers: control tokens among these.
     """
 
@@ -56,8 +57,14 @@ FORMS: dict[ParserName, Form] = {
         (_TOOL_CALL, Marks("<function=", "</function>")),
         markers=frozenset({"<tool_call>", "</tool_call>"}),
     ),
-    "mistral": Form(read_mistral, (Marks("[TOOL_CALLS]"),), markers=frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"})),
-    "llama3_json": Form(read_llama, leads=("{", "<|python_tag|>"), markers=frozenset({"<|python_tag|>"})),
+    "mistral": Form(
+        read_mistral,
+        (Marks("[TOOL_CALLS]"),),
+        markers=frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
+    ),
+    "llama3_json": Form(
+        read_llama, leads=("{", "<|python_tag|>"), markers=frozenset({"<|python_tag|>"})
+    ),
     "pythonic": Form(
         read_pythonic,
         leads=("[", "<|python_start|>"),
@@ -72,11 +79,15 @@ _SIGNS: tuple[tuple[ParserName, tuple[str, ...]], ...] = (
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
     ("pythonic", ("func_name1(",)),
 )
-"""Signs in a template that show the form of calls to the model: all signs of one line, the first line that fits."""
+"""Signs in a template that show the form of calls to the model: all signs of one line, the first
+line that fits.
+"""
 
 
 def parser_for(name: ToolParserName, template: str) -> ParserName | None:
-    """The parser to use: by its name, or for `auto` by the text of the model's chat template; None = none is known."""
+    """The parser to use: by its name, or for `auto` by the text of the model's chat template; None
+    = none is known.
+    """
     if name == "none":
         return None
     if name == "qwen":

@@ -35,14 +35,22 @@ class Numbering:
     def begin(self, name: str) -> ToolCallBegin | None:
         """The next call's begin; None when it is one too many."""
         number = next(self._numbers)
-        return ToolCallBegin(number, self._new_id(), name) if self._most is None or number < self._most else None
+        return (
+            ToolCallBegin(number, self._new_id(), name)
+            if self._most is None or number < self._most
+            else None
+        )
 
     def parts(self, calls: Iterable[Call]) -> Iterator[Part]:
         """Whole calls."""
         for call in calls:
             begin = self.begin(call.name)
             if begin is not None:
-                yield from (begin, ArgumentsDelta(begin.call, call.arguments), ToolCallEnd(begin.call))
+                yield from (
+                    begin,
+                    ArgumentsDelta(begin.call, call.arguments),
+                    ToolCallEnd(begin.call),
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +64,15 @@ class Marks:
 class MarkedCalls:
     """Calls between marks.  marks: tried in this order where two begin at one place."""
 
-    def __init__(self, marks: Sequence[Marks], read: Reader, tools: Tools, numbering: Numbering) -> None:
+    def __init__(
+        self, marks: Sequence[Marks], read: Reader, tools: Tools, numbering: Numbering
+    ) -> None:
         self._marks = marks
         self._read = read
         self._tools = tools
         self._numbering = numbering
-        self._text = ""  # outside of a call: not given out yet; inside: all of it, after the opening mark
+        # outside of a call: not given out yet; inside: all of it, after the opening mark
+        self._text = ""
         self._inside: Marks | None = None
         self._space = TrailingSpace()  # dropped if a call follows
 
@@ -93,7 +104,11 @@ class MarkedCalls:
         return self._closed(body, mark if self._inside.close else "")
 
     def _outside(self) -> list[Part] | None:
-        places = [(place, number) for number, mark in enumerate(self._marks) if (place := self._text.find(mark.open)) >= 0]
+        places = [
+            (place, number)
+            for number, mark in enumerate(self._marks)
+            if (place := self._text.find(mark.open)) >= 0
+        ]
         if places:
             place, number = min(places)
             before, self._inside = self._text[:place], self._marks[number]
@@ -124,9 +139,13 @@ class MarkedCalls:
 
 
 class LeadingCalls:
-    """An answer that is calls from its first character on.  leads: what such an answer begins with, after white space."""
+    """An answer that is calls from its first character on.  leads: what such an answer begins with,
+    after white space.
+    """
 
-    def __init__(self, leads: Sequence[str], read: Reader, tools: Tools, numbering: Numbering) -> None:
+    def __init__(
+        self, leads: Sequence[str], read: Reader, tools: Tools, numbering: Numbering
+    ) -> None:
         self._leads = leads
         self._read = read
         self._tools = tools

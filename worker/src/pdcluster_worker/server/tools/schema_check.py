@@ -1,4 +1,5 @@
-"""Finds what is wrong with the JSON schema of a tool's parameters, by the keywords that models and grammars use.
+"""Finds what is wrong with the JSON schema of a tool's parameters, by the keywords that models and
+grammars use.
 
 Unknown keywords are let pass: the schema language has many, and its dialects more.
 """
@@ -21,7 +22,8 @@ def check_parameters(schema: dict[str, Any]) -> str | None:
     """Describe the fault of a schema and its place; None where there is none.
 
     >>> check_parameters({"type": "object", "properties": {"x": {"type": "int"}}})
-    "properties.x.type: must be one of object, array, string, number, integer, boolean and null, not 'int'"
+    "properties.x.type: must be one of object, array, string, number, integer, boolean and null, not
+                        'int'"
     """
     kind = schema.get("type", "object")
     if kind != "object":
@@ -39,15 +41,27 @@ def _check(schema: Any, path: str, depth: int) -> str | None:
     own = _own_fault(schema)
     if own is not None:
         return f"{path}{own}"
-    return next((wrong for name, inner in _inner(schema) if (wrong := _check(inner, f"{path}{name}.", depth + 1)) is not None), None)
+    return next(
+        (
+            wrong
+            for name, inner in _inner(schema)
+            if (wrong := _check(inner, f"{path}{name}.", depth + 1)) is not None
+        ),
+        None,
+    )
 
 
 def _own_fault(schema: dict[str, Any]) -> str | None:
     """Describe the fault in the schema's own keywords."""
     kinds = schema.get("type", [])
-    wrong = next((kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in _TYPES), None)
+    wrong = next(
+        (kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in _TYPES),
+        None,
+    )
     if wrong is not None:
-        return f"type: must be one of {', '.join(_TYPES[:-1])} and {_TYPES[-1]}, not {quoted(wrong)}"
+        return (
+            f"type: must be one of {', '.join(_TYPES[:-1])} and {_TYPES[-1]}, not {quoted(wrong)}"
+        )
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         return "required: must be a list of names"
@@ -66,8 +80,14 @@ def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in _MAPS:
         yield from ((f"{name}.{key}", inner) for key, inner in schema.get(name, {}).items())
     for name in _LISTS:
-        yield from ((f"{name}.{number}", inner) for number, inner in enumerate(schema.get(name, ())))
-    yield from ((name, schema[name]) for name in _SINGLE if name in schema and not isinstance(schema[name], list))
+        yield from (
+            (f"{name}.{number}", inner) for number, inner in enumerate(schema.get(name, ()))
+        )
+    yield from (
+        (name, schema[name])
+        for name in _SINGLE
+        if name in schema and not isinstance(schema[name], list)
+    )
 
 
 def _at(path: str) -> str:

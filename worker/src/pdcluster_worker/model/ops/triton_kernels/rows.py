@@ -1,4 +1,5 @@
-"""Kernels over the rows of a step: residual and norm, gate, and what is done to a row's heads before attention.
+"""Kernels over the rows of a step: residual and norm, gate, and what is done to a row's heads
+before attention.
 
 Each rounds where `ops.reference` rounds.  A program reads and writes its own
 row, so a row's result does not depend on the batch.
@@ -10,7 +11,12 @@ import triton.language as tl
 
 @triton.jit
 def _normed(
-    wide: tl.tensor, mean: tl.tensor, weight: tl.tensor, epsilon: tl.tensor, dtype: tl.constexpr, rounds_first: tl.constexpr
+    wide: tl.tensor,
+    mean: tl.tensor,
+    weight: tl.tensor,
+    epsilon: tl.tensor,
+    dtype: tl.constexpr,
+    rounds_first: tl.constexpr,
 ) -> tl.tensor:
     """wide / sqrt(mean + epsilon) * weight, rounded to dtype."""
     normed = wide * tl.rsqrt(mean + epsilon)
@@ -51,7 +57,9 @@ def add_rms_norm(
 
 
 @triton.jit
-def gate_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.constexpr, is_silu: tl.constexpr) -> None:
+def gate_mul(
+    gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.constexpr, is_silu: tl.constexpr
+) -> None:
     """One program for `block` columns of a row: activation(gate) * up."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
@@ -64,13 +72,16 @@ def gate_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.con
         active = gate / (1.0 + tl.exp(-gate))
     else:
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        active = gate / (1.0 + tl.exp(-2.0 * inner))  # 0.5 * (1 + tanh(inner)) is sigmoid(2 * inner)
+        # 0.5 * (1 + tanh(inner)) is sigmoid(2 * inner)
+        active = gate / (1.0 + tl.exp(-2.0 * inner))
     product = active.to(dtype).to(tl.float32) * up
     tl.store(out + row * width + columns, product.to(dtype), mask=inside)
 
 
 @triton.jit
-def _load(start: tl.tensor, pairs: tl.tensor, rest: tl.tensor, half: tl.constexpr, head_dim: tl.constexpr) -> tl.tuple:
+def _load(
+    start: tl.tensor, pairs: tl.tensor, rest: tl.tensor, half: tl.constexpr, head_dim: tl.constexpr
+) -> tl.tuple:
     """The three parts of a head."""
     return (
         tl.load(start + pairs, mask=pairs < half, other=0.0),
@@ -80,7 +91,14 @@ def _load(start: tl.tensor, pairs: tl.tensor, rest: tl.tensor, half: tl.constexp
 
 
 @triton.jit
-def _store(start: tl.tensor, parts: tl.tuple, pairs: tl.tensor, rest: tl.tensor, half: tl.constexpr, head_dim: tl.constexpr) -> None:
+def _store(
+    start: tl.tensor,
+    parts: tl.tuple,
+    pairs: tl.tensor,
+    rest: tl.tensor,
+    half: tl.constexpr,
+    head_dim: tl.constexpr,
+) -> None:
     """Write the three parts of a head."""
     tl.store(start + pairs, parts[0], mask=pairs < half)
     tl.store(start + half + pairs, parts[1], mask=pairs < half)
@@ -88,7 +106,13 @@ def _store(start: tl.tensor, parts: tl.tuple, pairs: tl.tensor, rest: tl.tensor,
 
 
 @triton.jit
-def _norm_head(parts: tl.tuple, by: tl.tuple, epsilon: tl.tensor, head_dim: tl.constexpr, rounds_first: tl.constexpr) -> tl.tuple:
+def _norm_head(
+    parts: tl.tuple,
+    by: tl.tuple,
+    epsilon: tl.tensor,
+    head_dim: tl.constexpr,
+    rounds_first: tl.constexpr,
+) -> tl.tuple:
     """The three parts of a head, normed together.  by: their weights."""
     dtype: tl.constexpr = parts[0].dtype
     left, right = parts[0].to(tl.float32), parts[1].to(tl.float32)
@@ -138,7 +162,8 @@ def rope_store(
     has_norms: tl.constexpr,
     rounds_first: tl.constexpr,
 ) -> None:
-    """One program a row and head: norm and rotate it in place; keys and values also go to the row's slot.
+    """One program a row and head: norm and rotate it in place; keys and values also go to the row's
+    slot.
 
     A head is read as three parts, which the same threads write back: the first
     `half` numbers, their partners, and the tail that is not rotated.
