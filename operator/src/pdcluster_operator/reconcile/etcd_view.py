@@ -96,7 +96,7 @@ class EtcdView:
         self._of(target).is_followed = is_wanted
 
     async def error(self, target: EtcdTarget) -> str | None:
-        """Error of the last read of a given etcd; None = it answered.
+        """Error of a given etcd that answers no read; None = it does.
 
         A first read is waited for.
         """
@@ -104,7 +104,9 @@ class EtcdView:
         if not known.has_answer:
             self._read_if_due(known, 0.0)
             await self._first_answer()
-        return known.error if known.has_answer else f"{target} {NOT_YET}"
+        if not known.has_answer:
+            return f"{target} {NOT_YET}"
+        return known.error if known.is_down else None
 
     def last(
         self, target: EtcdTarget, workloads: Iterable[WorkloadState], *, is_up: bool = True
@@ -163,7 +165,7 @@ class EtcdView:
             found = Registered(known.last.records, {**kept, **added})
             known.last, known.known_turn = found, known.next_turn()
         else:
-            self._fail(known, error)
+            self._fail(known, error, is_down=known.is_down)
 
     async def remove(self, target: EtcdTarget, pods: Collection[str]) -> None:
         """Remove the records of pods that do not exist, as they were last read."""
@@ -236,14 +238,14 @@ class EtcdView:
             )
 
     async def _read_behind(self, known: KnownRecords) -> None:
-        before = known.error, known.content
+        before = known.seen
         try:
             async with contextlib.nullcontext() if known.target.is_given else self.slots.reads:
                 await self._read(known, BACKGROUND_TIMEOUT_SECONDS)
         finally:
             if self._reading is asyncio.current_task():
                 self._reading = None
-        if (known.error, known.content) != before:
+        if known.seen != before:
             self.enqueue()
 
     async def _read(self, known: KnownRecords, timeout: float) -> None:
@@ -257,17 +259,19 @@ class EtcdView:
 
         error = await _error(known.target, read(), timeout)
         if error is not None:
-            if turn > known.known_turn:  # a later read answered
-                self._fail(known, error)
+            if turn > known.known_turn:  # else a later read has answered
+                is_late = error == _late(known.target, timeout)
+                is_cut = is_late and timeout < BACKGROUND_TIMEOUT_SECONDS
+                self._fail(known, error, is_down=known.is_down if is_cut else True)
             return
         if known.error is not None:
             logger.info("etcd answers again key=%s", known.target.key)
         known.answered(self.clock(), self.now())
 
-    def _fail(self, known: KnownRecords, error: str) -> None:
+    def _fail(self, known: KnownRecords, error: str, *, is_down: bool) -> None:
         if known.error != error:
             logger.info("etcd does not answer key=%s error=%s", known.target.key, error)
-        known.failed(error, self.clock())
+        known.failed(error, self.clock(), is_down=is_down)
 
 
 async def _error(
@@ -279,10 +283,14 @@ async def _error(
         async with asyncio.timeout(seconds):
             await request
     except TimeoutError:
-        return f"{target} has not answered within {seconds:.0f} s"
+        return _late(target, seconds)
     except (EtcdUnreachableError, ClusterError) as e:
         return str(e)
     except Exception as e:
         logger.exception("etcd not asked key=%s", target.key)
         return f"{target} cannot be asked ({type(e).__name__}); the operator's log says more"
     return None
+
+
+def _late(target: EtcdTarget, seconds: float) -> str:
+    return f"{target} has not answered within {seconds:.0f} s"

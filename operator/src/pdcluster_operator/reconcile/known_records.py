@@ -32,7 +32,9 @@ class KnownRecords:
     """The last answer of one etcd, and its times, in seconds of one clock that only goes forward.
 
     at:    time of the last answer or failure; None = not read yet, or to be read again
-    error: of the last read; None = it answered
+    error: of the last read or command; None = it answered
+    is_down: no read answers.  One that was cut short for a reconcile, and a refused command, leave
+             that as it was: `Ready` would follow each of them, and the next whole read
     odd:   per pod, since when a record has no pod or a pod no record
     is_away: unreachable since the last successful read; mismatch timers restart
     looks: reads so far; judged: the reads that `odd` is based on: a change since is no mismatch yet
@@ -45,6 +47,7 @@ class KnownRecords:
     at: float | None = None
     last: Registered | None = None
     error: str | None = None
+    is_down: bool = True
     num_failures: int = 0
     commands: DrainCommands = field(default_factory=DrainCommands)
     odd: dict[str, float] = field(default_factory=dict)
@@ -78,7 +81,11 @@ class KnownRecords:
         return GIVEN_POLL_SECONDS if self.target.is_given else IDLE_POLL_SECONDS
 
     @property
-    def content(self) -> tuple[object, ...]:
+    def seen(self) -> tuple[object, ...]:
+        """Everything of which a change enqueues the cluster."""
+        return self.error, self.is_down, self._content()
+
+    def _content(self) -> tuple[object, ...]:
         """Parts of the records that a plan depends on."""
         if self.last is None:
             return ()
@@ -96,16 +103,18 @@ class KnownRecords:
         """Note a read that succeeded.  now: wall-clock time, by which commands hold theirs."""
         if self.is_away:
             self.odd = {}
-        self.error, self.num_failures, self.at, self.is_away = None, 0, at, False
+        self.error, self.num_failures, self.at = None, 0, at
+        self.is_away = self.is_down = False
         starts = self.last.commands if self.last else {}
         ages = {
             pod: (now - since).total_seconds() for pod, since in starts.items() if since is not None
         }
         self.commands.learn(ages, at)
 
-    def failed(self, error: str, at: float) -> None:
-        """Note a read or a command that failed."""
+    def failed(self, error: str, at: float, *, is_down: bool) -> None:
+        """Note a read or a command that failed.  is_down: whether no read answers, so far."""
         self.error, self.at, self.is_away = error, at, True
+        self.is_down = is_down
         self.num_failures += 1
 
     def records(self, workloads: Iterable[WorkloadState], now: float) -> WorkerRecords | None:
