@@ -1,13 +1,11 @@
 """The operator on a real API server with many PDClusters: time to converge, duration of passes, API
 calls, writes at rest, memory.
 
-    make bench-operator                          100 PDClusters, 600 s at rest, appended to
-    docs/bench/LOG.md bench/operator_scale.py --objects 1000       another number of PDClusters
-    (default 100)
+    make bench-operator                          100 PDClusters, 600 s at rest, logged
+    bench/operator_scale.py --objects 1000       another number of PDClusters (default 100)
                             --rest-seconds 10    another time at rest (default 600)
-                            --concurrency 1      PDClusters that the operator works on at once
-                            (default: its own) --log                append the report to
-                            docs/bench/LOG.md
+                            --concurrency 1      PDClusters reconciled at once (default: its own)
+                            --log                append the report to docs/bench/LOG.md
 
 Three phases: everything is applied at once, nothing is done, the operator is
 restarted.  etcd and kube-apiserver run on loopback without controllers, so

@@ -3,7 +3,8 @@ deciding by them.
 
     bench/waiting_time.py [--rounds 10] [--plot FILE.svg]        a simulated engine, 1 to 2 minutes
     bench/waiting_time.py --real [--plot FILE.svg]               the sample model, lengths scaled
-    down, 1 to 2 minutes bench/waiting_time.py --real --order-by preset "d_eff + mu" loadAware
+                                                                 down, 1 to 2 minutes
+    bench/waiting_time.py --real --order-by preset "d_eff + mu" loadAware
 
 Reproduces the source document's comparison: 60 requests in four groups,
 whose completion time is forecast by RWT with presets, with d_eff, with d_eff

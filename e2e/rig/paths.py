@@ -35,7 +35,7 @@ class Cache:
         """Images and containers of a running cluster.
 
         Not in its folder: its hard links are no place for a tool that rewrites a repository's
-                           files.
+        files.
         """
         return self.images / f"of-{control_group}"
 

@@ -20,7 +20,7 @@ class PlainApi:
     """As the user of a kubeconfig.  Paths are those of the API, as in /api/v1/namespaces/x/pods.
 
     Each thread keeps its connection: tests poll, and a handshake costs more than the rest of a
-                                      request.
+    request.
     """
 
     def __init__(self, kubeconfig: Path) -> None:

@@ -14,6 +14,17 @@ from tests.chart.helm_chart import CHART
 from tests.chart.rights import OBJECTS
 
 ROOT = Path(__file__).parents[2]
+TYPES = {
+    conditions.READY,
+    conditions.SERVING,
+    conditions.RECONCILING,
+    conditions.STALLED,
+    conditions.DISCOVERY_READY,
+    conditions.DISCOVERY_IN_SYNC,
+    conditions.DISAGGREGATING,
+    conditions.INGRESS_READY,
+    conditions.ACCELERATORS_IN_USE,
+}
 KUBERNETES = (ROOT / "docs" / "kubernetes.md").read_text()
 GITOPS = (ROOT / "docs" / "gitops.md").read_text()
 
@@ -36,17 +47,6 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
     by_itself, _, needs_action = section("When a cluster is not Ready").partition(
         "These need action by a user"
     )
-    types = {
-        conditions.READY,
-        conditions.SERVING,
-        conditions.RECONCILING,
-        conditions.STALLED,
-        conditions.DISCOVERY_READY,
-        conditions.DISCOVERY_IN_SYNC,
-        conditions.DISAGGREGATING,
-        conditions.INGRESS_READY,
-        conditions.ACCELERATORS_IN_USE,
-    }
     events = {value for name, value in vars(conditions).items() if name.startswith("ROLLOUT_")} | {
         conditions.SCALED,
         conditions.DRAIN_CUT,
@@ -67,7 +67,7 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
     }
     reasons = (
         words
-        - types
+        - TYPES
         - events
         - fine
         - set(conditions.ROLE_READY.values())
@@ -78,8 +78,17 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
     assert set(first_cells(by_itself)) - {"reason", "---"} == reasons - conditions.NEEDS_ACTION
     assert all(
         word in section("When a cluster is not Ready")
-        for word in types | fine | set(conditions.ROLE_READY.values())
+        for word in TYPES | fine | set(conditions.ROLE_READY.values())
     )
+
+
+def test_every_condition_type_is_in_the_description_of_the_crd() -> None:
+    crd = yaml.safe_load((ROOT / "crds" / "pdcluster.yaml").read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    description = schema["properties"]["status"]["properties"]["conditions"]["description"]
+    types = TYPES | set(conditions.ROLE_READY.values()) | set(conditions.AUTOSCALING)
+
+    assert {word for word in types if word not in description} == set()
 
 
 def test_everything_that_stands_in_the_autoscalers_way_is_explained() -> None:

@@ -186,6 +186,15 @@ def test_each_pdcluster_has_the_threshold_of_its_own_objective() -> None:
     }
 
 
+def test_latencies_are_judged_while_the_operator_says_nothing() -> None:
+    found = raised(two(f"{ttft(0.1)}\n{tpot(0.1)}", f"{ttft(0.9)}\n{tpot(0.9)}"))
+
+    assert found == {
+        name: {("models", "sick")}
+        for name in ("PDClusterSlowFirstToken", "PDClusterSlowOutputTokens")
+    }
+
+
 def test_an_objective_of_less_than_a_user_notices_raises_no_alert() -> None:
     assert raised(two(f"{ttft(0.9)}\n{slo(0.01)}", "")) == {}
 

@@ -31,7 +31,7 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, list, watch, create, patch]
-# Disruption budgets, network policies and monitoring of each cluster.
+# Disruption budgets and network policies of each cluster.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]

@@ -1,12 +1,13 @@
 """Every error that this package raises on purpose.
 
 OperatorError
-├── InvalidObjectError    a PDCluster object is refused; carries every fault with its path, reason
-and fix ├── InvalidTraceError     a trace of load, or a speed to replay it at, is refused; carries
-every fault with its line, reason and fix ├── EtcdUnreachableError  no etcd endpoint answers ├──
-IncompleteAnswerError a server that is measured answered with an error, or its answer ended early
+├── InvalidObjectError    a PDCluster object is refused; carries every fault: path, reason and fix
+├── InvalidTraceError     a trace of load, or a speed to replay it at, is refused; carries every
+│                         fault: line, reason and fix
+├── EtcdUnreachableError  no etcd endpoint answers
+├── IncompleteAnswerError a server that is measured answered with an error, or ended early
 └── StartError            a cluster cannot start or go on here; carries the exit code (2 = the
-user's input, 1 = the rest)
+                          user's input, 1 = the rest)
 """
 
 from collections.abc import Sequence

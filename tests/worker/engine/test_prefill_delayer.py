@@ -274,7 +274,7 @@ def loop_of_two_ranks(max_delay_passes: int, passes: int) -> list[int]:
     """Passes at which the first of two ranks lets a prompt in, while they are never ready together.
 
     Each can prefill in every other pass: chunks of a long prompt keep it busy in between, out of
-                                          step with the other.
+    step with the other.
     """
     board = PlayedBoard()
     delayer = PrefillDelayer(

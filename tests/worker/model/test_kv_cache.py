@@ -1,5 +1,5 @@
 """The cache keeps what is written, block by block and byte by byte, in the layout of
-docs/architecture.md.
+docs/kv-blocks.md.
 """
 
 import os

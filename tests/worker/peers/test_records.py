@@ -1,4 +1,4 @@
-"""Keys are the contract of docs/architecture.md; values that are not ours are ignored and said."""
+"""Keys are those of docs/contracts.md; values that are not ours are ignored and said."""
 
 import json
 from collections.abc import Callable

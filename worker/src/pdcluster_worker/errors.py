@@ -3,12 +3,15 @@
 WorkerError
 ├── ConfigError          a config file or an environment value is wrong; the process ends with 2
 ├── DeviceError          the engine cannot compute on the device that it was asked for; the process
-ends with 3 ├── ModelError           the model folder is missing, unsupported or does not fit; the
-process ends with 2 ├── FetchError           a model cannot be downloaded as asked; the process ends
-with 2 ├── HubError             the model hub did not answer, or broke off; tried again, then the
-process ends with 1 ├── RequestError         a request cannot be served; carries the HTTP status and
-OpenAI's error fields └── PeerError            another worker failed us: unreachable, refused, or
-broke off
+│                        ends with 3
+├── ModelError           the model folder is missing, unsupported or does not fit; the process ends
+│                        with 2
+├── FetchError           a model cannot be downloaded as asked; the process ends with 2
+├── HubError             the model hub did not answer, or broke off; tried again, then the process
+│                        ends with 1
+├── RequestError         a request cannot be served; carries the HTTP status and OpenAI's error
+│                        fields
+└── PeerError            another worker failed us: unreachable, refused, or broke off
 """
 
 WRONG_SETTING = 2

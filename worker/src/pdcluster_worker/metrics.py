@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics, each defined once; names are the contract of docs/architecture.md (`tests/contract`).
+"""The worker's Prometheus metrics, each defined once; names are those of docs/contracts.md (`tests/contract`).
 
 Attribute names are metric names without the `pdcluster_` prefix and the
 `_total` suffix.  Engine counters arrive as cumulative values in EngineStats
@@ -106,7 +106,7 @@ class Metrics:
         self.credit_tokens = self._gauge("credit_tokens", "tokens of credits that are out, and of work in hand")
         self.kv_cache_usage_ratio = self._gauge("kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens")
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
-        self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
+        self.fences_overdue = self._gauge("fences_overdue", "fences that have not been answered in time; their blocks stay quarantined")
         self.engine_device_info = self._gauge("engine_device_info", "always 1; its labels name the device of the engine", "device", "name")
         self.engine_scheduler_info = self._gauge(
             "engine_scheduler_info", "always 1; its labels name the scheduler of the engine", "scheduler", "policy"

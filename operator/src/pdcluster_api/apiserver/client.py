@@ -239,9 +239,8 @@ class ApiClient:
         """Delete that very object (not another one of the name); one that is gone is no error.
 
         What it owns goes after it, or with foreground before it: then it is being deleted for as
-                                                                  long as the garbage collector
-        knows of anything of that, and is returned so.  Without, one that is being deleted in the
-        foreground goes at once.
+        long as the garbage collector knows of anything of that, and is returned so.  Without, one
+        that is being deleted in the foreground goes at once.
         """
         policy = "Foreground" if foreground else "Background"
         options = {

@@ -1,4 +1,4 @@
-"""etcd keys of docs/architecture.md's contract; the worker builds the same ones
+"""etcd keys of docs/contracts.md; the worker builds the same ones
 (`tests/contract`).
 """
 

@@ -1,4 +1,4 @@
-"""The record of a workload, and the objects that are made from it.
+"""The snapshot of a workload, here called its record, and the objects that are made from it.
 
 A ControllerRevision is rendered once, when a workload is first made, and the
 API server never lets its data change.  StatefulSet and engine ConfigMap are

@@ -179,8 +179,7 @@ def _before(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
     have yet.
 
     A pool that is not in the status is new, and begins with its `replicas`.  Without a status the
-    serving revision counts; of an
-    earlier revision that no longer counts nothing is taken.
+    serving revision counts; of an earlier revision that no longer counts nothing is taken.
     """
     wanted = {key: desired for key, (_, desired) in Previous(observed.status).pools().items()}
     if wanted:

@@ -1,7 +1,7 @@
 """The section `autoscale` of a PDCluster spec: what each role is judged by, and how far and how
 fast it may move.
 
-Frozen models as in `sections`.  Defaults of thresholds are those of the source.
+Frozen models as in `sections`.
 Policy: a change takes effect at once and makes no new revision.
 """
 

@@ -88,7 +88,9 @@ class _Known:
     """State of one etcd.
 
     at:    time of the last answer or failure; None = not read yet, or to be read again
-    error: of the last read; None = it answered
+    error: of the last read or command; None = it answered
+    is_down: no read answers.  One that was cut short for a reconcile, and a refused command, leave
+             that as it was: `Ready` would follow each of them, and the next whole read
     odd:   per pod, since when a record has no pod or a pod no record
     is_away: unreachable since the last successful read; mismatch timers restart
     looks: reads so far; judged: the reads that `odd` is based on: a change since is no mismatch yet
@@ -101,6 +103,7 @@ class _Known:
     at: float | None = None
     last: Registered | None = None
     error: str | None = None
+    is_down: bool = True
     num_failures: int = 0
     commands: DrainCommands = field(default_factory=DrainCommands)
     odd: dict[str, float] = field(default_factory=dict)
@@ -118,6 +121,11 @@ class _Known:
     @property
     def has_answer(self) -> bool:
         return self.last is not None or self.error is not None
+
+    @property
+    def seen(self) -> tuple[object, ...]:
+        """Everything of which a change enqueues the cluster."""
+        return self.error, self.is_down, _content(self)
 
     @property
     def retry_seconds(self) -> float:
@@ -156,12 +164,14 @@ class EtcdView:
         self._of(target).is_followed = is_wanted
 
     async def error(self, target: EtcdTarget) -> str | None:
-        """Error of the last read of a given etcd; None = it answered.  A first read is waited for."""
+        """Error of a given etcd that answers no read; None = it does.  A first read is waited for."""
         known = self._of(target)
         if not known.has_answer:
             self._read_if_due(known, 0.0)
             await self._first_answer()
-        return known.error if known.has_answer else f"{target} {NOT_YET}"
+        if not known.has_answer:
+            return f"{target} {NOT_YET}"
+        return known.error if known.is_down else None
 
     def last(self, target: EtcdTarget, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> WorkerRecords | None:
         """Last known records; starts a due read, which enqueues the cluster when it brings a change.
@@ -209,7 +219,7 @@ class EtcdView:
             commands = {**{pod: since for pod, since in known.last.commands.items() if pod not in serve}, **added}
             known.last, known.known_turn = Registered(known.last.records, commands), known.next_turn()
         else:
-            self._fail(known, error)
+            self._fail(known, error, is_down=known.is_down)
 
     async def remove(self, target: EtcdTarget, pods: Collection[str]) -> None:
         """Remove the records of pods that do not exist, as they were last read."""
@@ -268,14 +278,14 @@ class EtcdView:
             self._reading = asyncio.create_task(self._read_behind(known), name=f"records of {known.target.key}")
 
     async def _read_behind(self, known: _Known) -> None:
-        before = known.error, _content(known)
+        before = known.seen
         try:
             async with contextlib.nullcontext() if known.target.is_given else self.slots.reads:
                 await self._read(known, BACKGROUND_TIMEOUT_SECONDS)
         finally:
             if self._reading is asyncio.current_task():
                 self._reading = None
-        if (known.error, _content(known)) != before:
+        if known.seen != before:
             self.enqueue()
 
     async def _read(self, known: _Known, timeout: float) -> None:
@@ -289,8 +299,9 @@ class EtcdView:
 
         error = await _error(known.target, read(), timeout)
         if error is not None:
-            if turn > known.known_turn:  # a later read answered
-                self._fail(known, error)
+            if turn > known.known_turn:  # else a later read has answered
+                is_cut = timeout < BACKGROUND_TIMEOUT_SECONDS and error == _late(known.target, timeout)
+                self._fail(known, error, is_down=known.is_down if is_cut else True)
             return
         self._succeed(known)
 
@@ -299,15 +310,17 @@ class EtcdView:
             logger.info("etcd answers again key=%s", known.target.key)
         if known.is_away:
             known.odd = {}
-        known.error, known.num_failures, known.at, known.is_away = None, 0, self.clock(), False
+        known.error, known.num_failures, known.at = None, 0, self.clock()
+        known.is_away = known.is_down = False
         starts = known.last.commands if known.last else {}
         ages = {pod: (self.now() - since).total_seconds() for pod, since in starts.items() if since is not None}
         known.commands.learn(ages, self.clock())
 
-    def _fail(self, known: _Known, error: str) -> None:
+    def _fail(self, known: _Known, error: str, *, is_down: bool) -> None:
         if known.error != error:
             logger.info("etcd does not answer key=%s error=%s", known.target.key, error)
         known.error, known.at, known.is_away = error, self.clock(), True
+        known.is_down = is_down
         known.num_failures += 1
 
     def _records(self, known: _Known, workloads: Iterable[WorkloadState]) -> WorkerRecords | None:
@@ -363,10 +376,14 @@ async def _error(target: EtcdTarget, request: Awaitable[object], timeout: float 
         async with asyncio.timeout(seconds):
             await request
     except TimeoutError:
-        return f"{target} has not answered within {seconds:.0f} s"
+        return _late(target, seconds)
     except (EtcdUnreachableError, ClusterError) as e:
         return str(e)
     except Exception as e:
         logger.exception("etcd not asked key=%s", target.key)
         return f"{target} cannot be asked ({type(e).__name__}); the operator's log says more"
     return None
+
+
+def _late(target: EtcdTarget, seconds: float) -> str:
+    return f"{target} has not answered within {seconds:.0f} s"

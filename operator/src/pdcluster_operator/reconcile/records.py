@@ -1,5 +1,5 @@
-"""The record of each workload: made once, and from then on the only source of its StatefulSet and
-engine file.
+"""The snapshot of each workload, here called its record: made once, and from then on the only
+source of its StatefulSet and engine file.
 
 Pure.  So a new operator, another default image or a hand-edited child change
 nothing that runs.  A record that was deleted is made again: from what runs, if

@@ -4,7 +4,7 @@ A parser of its own, since a page is read for every worker every few seconds and
 nearly all of its lines are buckets that are not needed: those are skipped by
 their name alone.  A wanted line that is wrong refuses the page as a whole: a
 worker that reports nonsense in one number is not believed in another.
-Names are the contract of docs/architecture.md, read without labels.
+Names are those of docs/contracts.md; a metric with labels is not read.
 """
 
 import re
@@ -32,7 +32,11 @@ class Page:
     """The wanted numbers of one page.
 
     Ratios are 0 to 1.  Counters (`_total`, and the count and sum of a histogram at the ingress)
-    grow from the worker's start. gpu_utilization_ratio: None = the worker has no GPU
+    grow from the worker's start.  A field without a default has to be on every page, so a metric
+    that older workers do not have is optional.
+
+    gpu_utilization_ratio: None = the worker does not report it; those of this release never do:
+                           their `device_utilization_ratio` has a label for each GPU
     prompt_tokens_created: the worker's start in Unix seconds; None = it does not report it
     """
 

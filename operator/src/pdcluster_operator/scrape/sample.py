@@ -3,7 +3,8 @@
 All counters belong to one life of the worker.  When any of them went back, or
 the worker says that they began at another time, it is another life and no rate
 is known; one counter is never believed across a restart that another shows.
-A request counts where it came in, when its first token goes out.
+A request counts where it came in, when its first token goes out.  A field of Page that
+is not in `_GAUGES` counts as a counter.
 """
 
 from dataclasses import dataclass, fields

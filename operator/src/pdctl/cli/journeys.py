@@ -21,7 +21,7 @@ from pdcluster_api.schema import labels
 from pdctl.cli.live import Place, ask
 
 HTTP_PORT = 8000
-"""HTTP port of every worker in a pod (docs/architecture.md, 'Contracts')."""
+"""HTTP port of every worker in a pod (docs/contracts.md)."""
 
 _SECONDS = 5.0
 

@@ -19,9 +19,7 @@ def scraped(
     """The samples of an interval that has just ended.
 
     The prefill queue is shown by the decode workers, where requests wait for a credit: so it is
-                                                                                        seen without
-                                                                                        any prefill
-    worker too.
+    seen without any prefill worker too.
     """
     now = load.seconds + seconds
     num_ingress = sum(len(pool.ready()) for pool in pools if pool.role == "decode")

@@ -53,6 +53,7 @@ class Etcd:
         self.said: dict[str, Disaggregation] = {}
         self.commands: dict[str, datetime | None] = {}
         self.error: Exception | None = None
+        self.refused: Exception | None = None
         self.removed, self.targets = list[str](), list[EtcdTarget]()
         self.answers = asyncio.Event()
         self.answers.set()
@@ -86,6 +87,8 @@ class Etcd:
         self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]
     ) -> None:
         await self._answer()
+        if self.refused is not None:
+            raise self.refused
         self.commands = {
             **{pod: since for pod, since in self.commands.items() if pod not in serve},
             **drain,
@@ -574,6 +577,42 @@ async def test_a_given_etcd_is_as_the_last_read_of_its_records_found_it(world: W
     await world.view.fresh(GIVEN, with_pods("a"))
     assert await world.view.error(GIVEN) == "etcd is away"
     assert world.etcd.num_reads == 2
+
+
+async def test_a_given_etcd_that_refuses_commands_answers_all_the_same(world: World):
+    await world.view.error(GIVEN)
+    world.etcd.refused = EtcdUnreachableError("mvcc: database space exceeded")
+    await world.view.command(GIVEN, {"a"})
+    assert await world.view.error(GIVEN) is None
+    found = world.view.last(GIVEN, with_pods("a"))
+    assert found is not None
+    assert found.error == "mvcc: database space exceeded"  # which holds what waits for it
+    world.etcd.error = EtcdUnreachableError("mvcc: database space exceeded")
+    world.pass_by(GIVEN_POLL_SECONDS)
+    world.view.poll()
+    await looked(world.view)
+    assert await world.view.error(GIVEN) == "mvcc: database space exceeded"
+    assert world.due == [KEY, KEY]
+
+
+async def test_a_read_that_is_cut_short_for_a_reconcile_leaves_the_judgement_to_a_whole_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(room, "READ_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 0.01)
+    world.etcd.answers.clear()
+    late = "etcd at etcd:2379 has not answered"
+    assert await world.view.error(GIVEN) == f"{late} yet"
+    assert (await world.view.fresh(GIVEN, ())) is not None
+    assert await world.view.error(GIVEN) == f"{late} within 0 s"  # no read has answered so far
+    world.etcd.answers.set()
+    await looked(world.view)
+    assert await world.view.error(GIVEN) is None
+    world.etcd.answers.clear()
+    found = await world.view.fresh(GIVEN, ())
+    assert found is not None
+    assert found.error == f"{late} within 0 s"
+    assert await world.view.error(GIVEN) is None
 
 
 async def test_a_dead_endpoint_keeps_no_reconcile_for_long(

@@ -25,7 +25,7 @@ def test_every_rule_is_told_in_its_order():
     assert tuple(re.findall(r"^\| `(\w+)` \|", section("Rules, in order"), re.MULTILINE)) == RULES
 
 
-def test_lines_are_the_defaults():
+def test_thresholds_are_the_defaults():
     told = re.findall(r"`(\w+(?:Up|Down))` ([\d.]+)", section("Signals"))
     spec = AutoscaleSpec().model_dump(by_alias=True)
     prefill, decode = (

@@ -184,7 +184,7 @@ class Worker:
         """Count a request in, and out at the end.
 
         A draining worker takes it too: its sender had no report of the drain yet.  Raises
-                                        RequestError 503 from one that has ended.
+        RequestError 503 from one that has ended.
         """
         if self.has_ended:
             raise self.refusal()
@@ -343,7 +343,7 @@ class Worker:
         metrics.prefill_queue_tokens.set_function(lambda: self._prefill_queue()[1])
 
     def _prefill_queue(self) -> tuple[int, int]:
-        """Our part of the prefill queue (docs/architecture.md), in requests and tokens."""
+        """Our part of the prefill queue (docs/contracts.md), in requests and tokens."""
         load = self.load()
         if self.role == "prefill":
             return load.num_waiting, load.waiting_tokens

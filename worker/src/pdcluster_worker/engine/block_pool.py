@@ -1,4 +1,4 @@
-"""Ownership of every KV block: the five states in docs/architecture.md.
+"""Ownership of every KV block: the five states of docs/kv-blocks.md.
 
     free --allocate--> in use --release--> free, or cached when it has a hash
     cached --allocate (its hash is dropped) or acquire (a prefix hit)--> in use
@@ -137,7 +137,7 @@ class BlockPool:
             self._ref_counts[block_id] -= 1
 
     def release_quarantined(self, block_ids: Sequence[int]) -> None:
-        """The fence has returned: no write can land any more."""
+        """The fence is answered: no write can land any more."""
         for block_id in reversed(block_ids):
             self._move(block_id, BlockState.QUARANTINED, BlockState.FREE)
             self._free.append(block_id)

@@ -19,7 +19,7 @@ def note_migration(done: PrefillDone) -> None:
     """The KV has come, and the engine here goes on with it.
 
     Writes begin while the prompt is computed: what of them came before its end is in `seconds`
-                                               alone.
+    alone.
     """
     now = time.monotonic()
     note_at("migration_begin", now - done.seconds)

@@ -2,8 +2,7 @@
 the tracer.
 
 Bounded in number: the oldest of the request that was longest idle goes when a new one ends.
-                   Nothing of a prompt or
-an answer is in them but numbers of tokens.
+Nothing of a prompt or an answer is in them but numbers of tokens.
 """
 
 import re

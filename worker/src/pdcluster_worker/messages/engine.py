@@ -140,7 +140,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     vocab_size: int
     device: Device
-    transport: str  # that moves KV blocks: tcp or local
+    transport: str  # that moves KV blocks, as `TcpTransport.kind`
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
     scheduler: str = "continuous"
     scheduling_policy: str = "priority"

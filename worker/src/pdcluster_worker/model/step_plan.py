@@ -3,10 +3,9 @@ padded where a device wants that.
 
 A request with one scheduled token is a decode, whatever the token is; others are
 prefill chunks.  Drafts are decodes too, each a sequence of its own over the blocks
-of its request: their keys are all stored before any row attends.  The plan is made once and read by
-                every layer.  Its arrays are
-kept from step to step, and so is each request's row of the block tables, so that
-nothing here grows with the length of a context.
+of its request: their keys are all stored before any row attends.  The plan is made once and
+read by every layer.  Its arrays are kept from step to step, and so is each
+request's row of the block tables, so that nothing here grows with the length of a context.
 """
 
 from collections.abc import Sequence

@@ -31,7 +31,7 @@ async def agreed_dtype(
     stored there.
 
     Asks until etcd answers.  report: called with the reason of a failure, each time that it
-                                      changes.
+    changes.
     Raises ConfigError when the key holds anything else than a dtype.
     """
     tls = None if config.tls is None else EtcdCredentials(config.tls)

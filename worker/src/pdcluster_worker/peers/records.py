@@ -1,7 +1,7 @@
 """Records of workers in etcd, and their keys.
 
-The only place where discovery keys are built or read (contract: docs/architecture.md,
-'Contracts'; the operator's side is held to it by `tests/contract`).  A value
+The only place where discovery keys are built or read (docs/contracts.md;
+the operator's side is held to it by `tests/contract`).  A value
 that is not a record of our schema is ignored with one log line, so a newer or
 broken writer never takes a worker down.  Leases and watches are `discovery`'s.
 """

@@ -2,8 +2,8 @@
 
 KV geometry, that of the whole model, the fingerprint of the weights, the revision
 and, under engine.batchInvariant, the operations must be equal, and of the
-tensor-parallel sizes one must divide the other (docs/architecture.md, 'KV layout
-and the pair check').  A router holds no KV: of it and a worker only revision and
+tensor-parallel sizes one must divide the other (docs/kv-blocks.md, 'The pair
+check').  A router holds no KV: of it and a worker only revision and
 model's name are compared.  Both sides come to the same verdict.  A mismatch refuses the pair
 only: it says nothing about either worker's health.
 """

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API: schemas, tokenizing, streaming, health, metrics."""
+"""HTTP side of a worker: OpenAI's and Anthropic's APIs, tokenizing, streaming, health, metrics."""

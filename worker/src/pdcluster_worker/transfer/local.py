@@ -1,4 +1,5 @@
-"""Transport between engines of one process: blocks are copied at once, by the writer's thread.
+"""Transport between engines of one process, for tests and benches: blocks are copied at once, by
+the writer's thread.
 
 Epoch rules and events are those of tcp, because both use `transfer.inbox`,
 `transfer.outbox` and `transfer.sliced`.  A fabric may be deferred: written bytes then stay "on the

@@ -1,5 +1,5 @@
-"""KV blocks over plain TCP, the default transport: this process's port, and those of the engine's
-other ranks.
+"""KV blocks over plain TCP, the transport between processes: this process's port, and those of
+the engine's other ranks.
 """
 
 from collections.abc import Callable, Sequence

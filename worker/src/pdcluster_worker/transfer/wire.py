@@ -3,9 +3,11 @@ unpickled.
 
     sender -> receiver   hello    magic, version, engine_id it is meant for        once
     receiver -> sender   reply    magic, version, accepted or why not              once
-    sender -> receiver   header   magic, epoch, heads, payload bytes, block ids    per frame, then
-    the bytes receiver -> sender   ack      magic, epoch, accepted or why not                per
-    frame, in order
+    sender -> receiver   header   magic, epoch, heads, payload bytes, block ids    per frame
+    sender -> receiver   the bytes of the blocks                                   per frame
+    receiver -> sender   ack      magic, epoch, accepted or why not                per frame
+
+Frames are answered in their order.
 
 A decoder takes the bytes read so far and returns the message, or how many more
 bytes to read: a reader never takes bytes of what follows.  Every size is checked

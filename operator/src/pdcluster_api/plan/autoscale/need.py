@@ -1,6 +1,6 @@
 """Workers that a role needs by its signals, before anything limits it.
 
-Where the source document is silent this is chosen: a role grows when any of
+What is chosen here, where no planner that was followed says it: a role grows when any of
 its signals is over its scale-up threshold, and shrinks when all are under their
 scale-down thresholds; a queue is that of the whole role, not a part of it for each
 worker; utilization and KV usage are means over the workers.  Those two add up, so

@@ -5,7 +5,8 @@ instant moves little; the trend of a queue is a mean of rounds, too.  A worker w
 a number that cannot be (NaN, infinite, negative, absurd) counts as missing.  Missing
 workers are left out: sums are then too low, which `need` takes into account.  A
 worker that is not in the newest round is left out of all.  Of a draining worker
-only its part of the prefill queue counts.
+only its part of the prefill queue counts.  The signals that are made of these numbers,
+each beside its thresholds, are in `need`.
 """
 
 from collections.abc import Iterable, Sequence

@@ -81,8 +81,7 @@ def _was_edited(
     there.
 
     Two differences are our own: a switch to a target that is ready, of which the status could not
-                                 be written, and one
-    that could not be written itself, so that what served before goes on.
+    be written, and one that could not be written itself, so that what served before goes on.
     """
     living = [state for state in observed.workloads if not state.gone]
     if target is None or not any(state.id.revision == decided for state in living):

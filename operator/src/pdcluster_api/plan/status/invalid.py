@@ -62,7 +62,8 @@ def _still_true(
     """The conditions below Ready that were there before, as they are now.
 
     Neither etcd nor the Secret of API keys is read, since which ones is unknown: their problems
-                                                                                  stay.
+    stay.  Conditions beside the tree (AcceleratorsInUse, DiscoveryInSync, Disaggregating and the
+    autoscaler's) are left out until the spec is right again.
     """
     facts = Facts(
         roles=views,

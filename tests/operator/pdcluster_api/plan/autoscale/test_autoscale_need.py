@@ -57,7 +57,7 @@ def idle(**fields: Any) -> Any:
         ),  # under every scale-up threshold, over one to scale down
     ],
 )
-def test_a_role_grows_over_any_line_of_the_source_document(
+def test_a_role_grows_over_any_threshold(
     prefill: dict[str, float], decode: dict[str, float], grows: list[Any]
 ):
     spec = make_spec(**O4)
@@ -77,7 +77,7 @@ def test_a_role_grows_over_any_line_of_the_source_document(
         ({"prefill_queue_requests": 1.0}, False),
     ],
 )
-def test_prefill_shrinks_only_under_all_its_lines(prefill: dict[str, float], shrinks: bool):
+def test_prefill_shrinks_only_under_all_its_thresholds(prefill: dict[str, float], shrinks: bool):
     spec = make_spec(**O4)
     facts = facts_of(spec, prefill={"replicas": 6})
 
@@ -89,7 +89,7 @@ def test_prefill_shrinks_only_under_all_its_lines(prefill: dict[str, float], shr
 @pytest.mark.parametrize(
     ("kv", "waiting", "shrinks"), [(0.2, 0.25, True), (0.4, 0.0, False), (0.2, 1.0, False)]
 )
-def test_decode_shrinks_only_under_all_its_lines(kv: float, waiting: float, shrinks: bool):
+def test_decode_shrinks_only_under_all_its_thresholds(kv: float, waiting: float, shrinks: bool):
     spec = make_spec(**O4)
     facts = facts_of(spec, decode={"replicas": 10})
 
@@ -103,7 +103,7 @@ def test_decode_shrinks_only_under_all_its_lines(kv: float, waiting: float, shri
     assert outcome.decision.replicas[D] == (9 if shrinks else 10)
 
 
-def test_a_share_asks_for_the_workers_at_which_it_is_at_its_line():
+def test_a_share_asks_for_the_workers_at_which_it_is_at_its_threshold():
     outcome = see(make_spec(decode=[pool(8)]), decode=calm(kv_cache_usage_ratio=0.9))
 
     assert outcome.decision.replicas[D] == 10  # 8 * 0.9 / 0.75 = 9.6
@@ -113,7 +113,7 @@ def test_a_share_asks_for_the_workers_at_which_it_is_at_its_line():
 @pytest.mark.parametrize(
     ("queue", "size"), [(8.0, 4), (12.0, 5), (16.0, 5), (17.0, 6), (24.0, 6), (4000.0, 8)]
 )
-def test_a_queue_asks_for_a_worker_for_every_line_above_its_line_and_for_twice_the_workers_at_most(
+def test_a_queue_over_its_threshold_asks_for_a_worker_for_each_and_for_twice_at_most(
     queue: float, size: int
 ):
     assert (
@@ -215,13 +215,13 @@ def test_a_need_can_be_worked_out_by_hand():
     )
 
 
-def test_a_line_near_zero_asks_for_a_limited_number():
+def test_a_threshold_near_zero_asks_for_a_limited_number():
     spec = make_spec(lines={"decode": {"kvUsageUp": 1e-6, "kvUsageDown": 0.0}})
 
     assert see(spec, decode=calm(kv_cache_usage_ratio=1.0)).decision.replicas[D] == 64
 
 
-def test_a_line_near_one_can_still_be_crossed():
+def test_a_threshold_near_one_can_still_be_crossed():
     spec = make_spec(lines={"prefill": {"utilizationUp": 0.95}})
 
     assert see(spec, prefill=calm(engine_busy_ratio=0.97)).decision.replicas[P] == 4

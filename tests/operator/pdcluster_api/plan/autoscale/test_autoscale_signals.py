@@ -63,7 +63,7 @@ def test_a_gpu_counts_more_than_the_engine_and_the_busiest_is_a_mean_over_rounds
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 55.0, 1e300])
-def test_a_worker_with_a_number_that_is_none_is_not_heard(bad: float):
+def test_a_worker_with_a_number_that_is_none_is_missing(bad: float):
     totals = read(
         Sample(NOW, (worker("a", kv_cache_usage_ratio=bad), worker("b", kv_cache_usage_ratio=0.5)))
     )
@@ -71,13 +71,13 @@ def test_a_worker_with_a_number_that_is_none_is_not_heard(bad: float):
     assert (totals.reporting, totals.missing, totals.kv_cache_usage) == (1, 1, 0.5)
 
 
-def test_stale_workers_are_not_heard_and_an_old_window_has_no_reporting_worker():
+def test_stale_workers_are_missing_and_an_old_window_has_no_reporting_worker():
     assert read(Sample(NOW, (worker("a"),), stale=("b",))).missing == 1
     assert read(Sample(NOW - 16, (worker("a"), worker("b")))).missing == 2
     assert read().missing == 2
 
 
-def test_a_ready_worker_that_has_never_answered_is_not_heard():
+def test_a_ready_worker_that_has_never_answered_is_missing():
     totals = read(Sample(NOW, (worker("a"),)), ready=3)
 
     assert (totals.reporting, totals.missing) == (1, 2)

@@ -161,7 +161,7 @@ class Offloading:
         return at_prefill + elsewhere + self._worker.load().credit_queue_tokens
 
     def _prefill_queue(self, prefills: list[Peer]) -> int:
-        """Requests that wait for prefill, over all workers (docs/architecture.md).
+        """Requests that wait for prefill, over all workers (docs/contracts.md).
 
         Those that wait for a credit at decode workers, and those queued at prefill workers.
         """

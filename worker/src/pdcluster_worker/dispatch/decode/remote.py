@@ -75,9 +75,10 @@ class RemotePrefill:
         """The first token, if a prefill worker made it; afterwards the engine here goes on, from
         its KV or by itself.
 
-        hashes: of the full blocks of its tokens.  Yields nothing when the prefill will be local
-                after all.  Raises
-        RequestError 503 when that happens although the client forced `remote`.
+        Yields nothing when the prefill will be local after all.  Raises RequestError 503 when that
+        happens although the client forced `remote`.
+
+        hashes: of the full blocks of its tokens.
         """
         start = asyncio.get_running_loop().time()
         reserved = await self._reserve(place, spec, hashes)
@@ -102,8 +103,7 @@ class RemotePrefill:
         its KV.
 
         No credit is asked for: that worker has the KV, and computes what fills no block.  Yields
-                                nothing when there are
-        no blocks for it now, and the engine here will compute its prompt.
+        nothing when there are no blocks for it now, and the engine here will compute its prompt.
         """
         async with checked(place.check, self._period):
             blocks = await self._receive(place, spec)

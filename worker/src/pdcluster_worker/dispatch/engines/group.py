@@ -292,7 +292,9 @@ def _check_same(first: EngineReady, other: EngineReady, *, invariant: bool) -> N
     goes to the same peers.
 
     Lengths may differ, by each engine's own blocks: the shortest is the worker's
-    (`dispatch.backend`). invariant: the same bits are promised, too.
+    (`dispatch.backend`).
+
+    invariant: the same bits are promised, too.
     """
 
     def compared(facts: EngineReady) -> tuple[object, ...]:

@@ -91,8 +91,7 @@ class Queues:
         """The next one that makes way for the first waiting request; None where none does.
 
         Under `preemptive`: the last in order, if that has lower priority, computes for no peer, and
-                            what
-        such requests hold is enough.
+        what such requests hold is enough.
         """
         if (
             self.settings.scheduler.policy != "preemptive"

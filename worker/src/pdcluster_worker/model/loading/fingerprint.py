@@ -1,8 +1,8 @@
 """A fingerprint of a model folder's weights, fast enough for any size.
 
 Two folders with the same fingerprint compute the same function for our
-purpose: workers compare it before KV moves between them (docs/architecture.md,
-'KV layout and the pair check').  It covers the config, the exact shape table of every weights
+purpose: workers compare it before KV moves between them (docs/kv-blocks.md,
+'The pair check').  It covers the config, the exact shape table of every weights
 file and bytes from both ends of every tensor, not every byte.  The precision
 that the engine computes in is no part of it; the KV geometry carries that.
 """

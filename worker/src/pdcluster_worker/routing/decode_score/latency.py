@@ -1,5 +1,7 @@
-"""`capacityAware` and `latencyAware`: the two latency costs of the book with the factors of its
-table 17-3 as weights.
+"""Costs of decode workers for `capacityAware` and `latencyAware`: the lowest one runs the request.
+
+The simple cost and the extended one are those of AI Systems Performance Engineering (O'Reilly),
+chapter 17; the weights are the policy's, by default the factors of the book's table 17-3.
 
 Percentages are 0 to 100 and flags 0 or 1, so that a cached prefix weighs as
 much as three and a third percent of KV occupancy, not more than all of it.

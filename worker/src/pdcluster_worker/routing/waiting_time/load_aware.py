@@ -5,9 +5,8 @@ Where RWT has one mean length and one time of a token, this has
 
     d(b)          seconds of a token in a batch of b, a line fitted online (`step_time`);
     S(t), t > g   how long answers of the group are, given that one already has g tokens
-    (`survival`), running ones
-                  counted as censored, with as many pseudo-samples from all groups as these are
-                  alike (`likeness`);
+                  (`survival`), running ones counted as censored, with as many pseudo-samples
+                  from all groups as these are alike (`likeness`);
     p             prompt tokens a second (`prefill_rate`);
 
 and the completion time is the end of the last request in `drain(lengths, seats, d)`.  For a group

@@ -139,7 +139,7 @@ async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, Non
     """Run `answer` to its end, or cancel it when the client leaves; whether it ended by itself.
 
     In the running task: one of its own for each answer would cost more than the waiting for the
-                         client.
+    client.
     """
     task, has_left = asyncio.current_task(), False
     assert task is not None, "an answer is given in a task"

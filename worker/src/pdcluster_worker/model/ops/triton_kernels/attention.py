@@ -12,6 +12,51 @@ import triton.language as tl
 
 
 @triton.jit
+def _load_heads(
+    source: tl.tensor,
+    places: tl.tensor,
+    exists: tl.tensor,
+    head_dim: tl.constexpr,
+    dim_block: tl.constexpr,
+) -> tl.tensor:
+    """Heads [rows, dim_block] at these places, counted in heads; 0 where one does not exist."""
+    dims = tl.arange(0, dim_block)
+    mask = exists[:, None] & (dims < head_dim)[None, :]
+    return tl.load(source + places[:, None] * head_dim + dims[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_heads(
+    target: tl.tensor,
+    places: tl.tensor,
+    heads: tl.tensor,
+    exists: tl.tensor,
+    head_dim: tl.constexpr,
+    dim_block: tl.constexpr,
+) -> None:
+    """Write heads [rows, dim_block] to these places, counted in heads, in the target's dtype."""
+    dims = tl.arange(0, dim_block)
+    mask = exists[:, None] & (dims < head_dim)[None, :]
+    pointers = target + places[:, None] * head_dim + dims[None, :]
+    tl.store(pointers, heads.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _spread_non_finite(value: tl.tensor, sums: tl.tensor, seen: tl.tensor) -> tl.tensor:
+    """Values with 0 for what is not finite, and the sums, NaN where their row sees such a value.
+
+    A weight of 0 times what is not finite would be NaN in rows that do not see it.
+    value: [keys, dim_block].  sums: [rows, dim_block].  seen: [rows, keys].
+    """
+    wide = value.to(tl.float32)
+    finite = tl.abs(wide) < float("inf")  # false for NaN
+    flaws = tl.where(finite, 0.0, 1.0).to(value.dtype)
+    bad = tl.dot(seen.to(value.dtype), flaws, input_precision="ieee")
+    sums = tl.where(bad > 0.0, float("nan"), sums)
+    return tl.where(finite, wide, 0.0).to(value.dtype), sums
+
+
+@triton.jit
 def _attend(
     query: tl.tensor,
     limits: tl.tensor,
@@ -57,16 +102,12 @@ def _attend(
             seen = seen & (places[None, :] > limits[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
         now_best = tl.maximum(best, tl.max(scores, axis=1))
-        base = tl.where(now_best == float("-inf"), 0.0, now_best)  # a row whose window has not begun
+        # A row whose window has not begun has no best score.
+        base = tl.where(now_best == float("-inf"), 0.0, now_best)
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(best - base)
         if (start < all_from) | (start + key_block > all_to):
-            # A weight of 0 times what is not finite would be NaN in rows that do not see it.
-            wide = value.to(tl.float32)
-            finite = tl.abs(wide) < float("inf")  # false for NaN
-            bad = tl.dot(seen.to(value.dtype), tl.where(finite, 0.0, 1.0).to(value.dtype), input_precision="ieee")
-            sums = tl.where(bad > 0.0, float("nan"), sums)
-            value = tl.where(finite, wide, 0.0).to(value.dtype)
+            value, sums = _spread_non_finite(value, sums, seen)
         total = total * shrink + tl.sum(weights, axis=1)
         sums *= shrink[:, None]
         sums = tl.dot(weights.to(value.dtype), value, sums, input_precision="ieee")
@@ -110,10 +151,10 @@ def decode(
     if first >= last:
         return
     group: tl.constexpr = num_heads // num_kv_heads
-    heads, dims = tl.arange(0, rows), tl.arange(0, dim_block)
-    mask = (heads < group)[:, None] & (dims < head_dim)[None, :]
-    places = (tl.load(firsts + sequence).to(tl.int64) * (num_heads + 2 * num_kv_heads) + kv_head * group + heads) * head_dim
-    query = tl.load(qkv + places[:, None] + dims[None, :], mask=mask, other=0.0)
+    heads = tl.arange(0, rows)
+    head, exists = kv_head * group + heads, heads < group
+    places = tl.load(firsts + sequence).to(tl.int64) * (num_heads + 2 * num_kv_heads) + head
+    query = _load_heads(qkv, places, exists, head_dim, dim_block)
     sums, logs = _attend(
         query,
         tl.zeros((rows,), tl.int32) + context - 1,
@@ -132,9 +173,9 @@ def decode(
         key_block=key_block,
         block_size=block_size,
     )
-    part = (sequence * num_heads + kv_head * group + heads).to(tl.int64) * tl.num_programs(2) + split
-    tl.store(partial + part[:, None] * head_dim + dims[None, :], sums, mask=mask)
-    tl.store(weights + part, logs, mask=heads < group)
+    parts = (sequence * num_heads + head).to(tl.int64) * tl.num_programs(2) + split
+    _store_heads(partial, parts, sums, exists, head_dim, dim_block)
+    tl.store(weights + parts, logs, mask=exists)
 
 
 @triton.jit
@@ -195,19 +236,21 @@ def chunk(
     key_block: tl.constexpr,
     block_size: tl.constexpr,
 ) -> None:
-    """One program a sequence, `rows` of its (row, head of the group) pairs and KV head: causal, over all of its context."""
+    """One program a sequence, `rows` of its (row, head of the group) pairs and KV head: causal,
+    over all of its context.
+    """
     sequence, tile, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = num_heads // num_kv_heads
     length, context = tl.load(lengths + sequence), tl.load(contexts + sequence)
     if tile * rows >= length * group:
         return
-    pairs, dims = tile * rows + tl.arange(0, rows), tl.arange(0, dim_block)
+    pairs = tile * rows + tl.arange(0, rows)
     token = pairs // group
-    mask = (token < length)[:, None] & (dims < head_dim)[None, :]
+    exists = token < length
     row = tl.load(firsts + sequence).to(tl.int64) + token
     head = kv_head * group + pairs % group
-    places = (row * (num_heads + 2 * num_kv_heads) + head) * head_dim
-    query = tl.load(qkv + places[:, None] + dims[None, :], mask=mask, other=0.0)
+    places = row * (num_heads + 2 * num_kv_heads) + head
+    query = _load_heads(qkv, places, exists, head_dim, dim_block)
     before = context - length
     first_limit = before + tile * rows // group
     last_limit = before + tl.minimum((tile * rows + rows - 1) // group, length - 1)
@@ -229,6 +272,4 @@ def chunk(
         key_block=key_block,
         block_size=block_size,
     )
-    places = (row * num_heads + head) * head_dim
-    result = sums.to(out.dtype.element_ty)
-    tl.store(out + places[:, None] + dims[None, :], result, mask=mask)
+    _store_heads(out, row * num_heads + head, sums, exists, head_dim, dim_block)
