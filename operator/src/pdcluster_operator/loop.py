@@ -1,4 +1,4 @@
-"""Parts that the leader runs, put together: cache, queue and runners, resync, etcd checks."""
+"""Parts that the leader runs, put together: cache, queue and runners, resync, sessions."""
 
 import asyncio
 import logging
@@ -96,7 +96,7 @@ class Loop:
         parts = {
             "workers": self._runner.run(),
             "resync": self._resync.run(),
-            "questions to etcd": self._sessions.run(),
+            "reads of etcd": self._sessions.run(),
         }
         async with self._scraper:
             tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]

@@ -43,6 +43,6 @@ async def test_a_part_that_just_ends_ends_it_too(loop: Loop, monkeypatch: pytest
         return None
 
     monkeypatch.setattr(loop._sessions, "run", end)
-    with pytest.raises(RuntimeError, match="ended without a stop: questions to etcd"):
+    with pytest.raises(RuntimeError, match="ended without a stop: reads of etcd"):
         async with asyncio.timeout(10):
             await loop.run()

@@ -39,7 +39,6 @@ class Kind:
     name: str
     plural: str
     manner: Manner = Manner.READ
-    namespaced: bool = True
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
         """URL path of one object, or of all of a namespace, or (namespace None) of all there
@@ -50,7 +49,7 @@ class Kind:
             if "/" not in self.api_version
             else f"/apis/{self.api_version}"
         )
-        place = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
+        place = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
 
     def __str__(self) -> str:
@@ -62,12 +61,6 @@ POD = Kind("v1", "Pod", "pods")
 CORE_EVENT = Kind("v1", "Event", "events")
 EVENT = Kind("events.k8s.io/v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
-CUSTOM_RESOURCE_DEFINITION = Kind(
-    "apiextensions.k8s.io/v1",
-    "CustomResourceDefinition",
-    "customresourcedefinitions",
-    namespaced=False,
-)
 
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", Manner.APPLIED)
 SECRET = Kind("v1", "Secret", "secrets", Manner.KEPT)

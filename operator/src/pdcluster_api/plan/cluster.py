@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pdcluster_api.plan.drain.disruption import Patience, next_loss, plan_budgets
-from pdcluster_api.plan.drain.shrink import Drain, plan_drain
+from pdcluster_api.plan.drain.draining import Drain, plan_drain
 from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads, ingress_of
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed, WorkloadState

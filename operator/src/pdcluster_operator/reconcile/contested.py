@@ -21,7 +21,7 @@ from pdcluster_api.apiserver.kinds import SERVICE
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.schema import conditions
 from pdcluster_operator.writes.diff import Action, ObjectName, Verb, is_held
-from pdcluster_operator.writes.drift import writers
+from pdcluster_operator.writes.drift import rivals, writers
 
 MAX_WRITES = 10
 WINDOW_SECONDS = 300.0
@@ -143,7 +143,8 @@ def _what(action: Action) -> What:
 
 
 def _failure(action: Action, live: Body | None) -> Failure:
-    names = ", ".join(writers(live) if live else ()) or "another writer"
+    found = (rivals(live, action.desired) or writers(live)) if live else ()
+    names = ", ".join(found) or "another writer"
     does = "deletes" if action.verb is Verb.CREATE else "writes"
     message = (
         f"{names} {does} what the operator has to revert ({MAX_WRITES} times within "

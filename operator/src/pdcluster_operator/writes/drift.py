@@ -31,6 +31,7 @@ _IDENTITY = frozenset({"apiVersion", "kind"})
 _SENT_METADATA = frozenset(
     {"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"}
 )
+_ASIDE = frozenset({"metadata", "status"})
 _IDENTITY_METADATA = frozenset({"name", "namespace"})
 
 
@@ -89,6 +90,33 @@ def writers(live: Manifest) -> list[str]:
     )
 
 
+def rivals(live: Manifest, desired: Manifest) -> list[str]:
+    """Those of `writers` that have set a field which the manifest sets."""
+    return sorted(
+        {
+            str(entry.get("manager"))
+            for entry in _entries(live)
+            if _is_foreign(entry)
+            and _has_content(entry)
+            and meets(entry["fieldsV1"], _content(desired))
+        }
+    )
+
+
+def meets(fields: Fields, wanted: Any) -> bool:
+    """Return whether a set of fields and a value have a field in common."""
+    if not fields:
+        return True
+    if isinstance(wanted, Mapping):
+        return any(
+            f"f:{key}" in fields and meets(fields[f"f:{key}"], value)
+            for key, value in wanted.items()
+        )
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        return any(_meets_item(fields, item) for item in wanted)
+    return False
+
+
 def owns(fields: Fields, wanted: Any) -> bool:
     """Return whether a set of fields holds all of a value.
 
@@ -113,6 +141,17 @@ def _owns_item(fields: Fields, item: Any) -> bool:
         path.startswith("k:") and _is_item(path, item) and owns(inner, item)
         for path, inner in fields.items()
     )
+
+
+def _meets_item(fields: Fields, item: Any) -> bool:
+    """The key of an item is everybody's who sets a field of it."""
+    if not isinstance(item, Mapping):
+        return f"v:{json.dumps(item)}" in fields
+    for path, inner in fields.items():
+        if path.startswith("k:") and _is_item(path, item):
+            key = _item_key(path)
+            return meets(inner, {name: item[name] for name in item if name not in key})
+    return False
 
 
 def _is_item(path: str, item: Mapping[str, Any]) -> bool:
@@ -153,8 +192,12 @@ def _is_foreign(entry: Mapping[str, Any]) -> bool:
     )
 
 
+def _content(manifest: Manifest) -> dict[str, Any]:
+    return {key: value for key, value in manifest.items() if key not in _ASIDE}
+
+
 def _has_content(entry: Mapping[str, Any]) -> bool:
-    return bool((entry.get("fieldsV1") or {}).keys() - {"f:metadata", "f:status"})
+    return bool((entry.get("fieldsV1") or {}).keys() - {f"f:{name}" for name in _ASIDE})
 
 
 def _owned_part(desired: Manifest) -> dict[str, Any]:

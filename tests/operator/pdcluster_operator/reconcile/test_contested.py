@@ -87,6 +87,20 @@ def test_after_many_times_it_is_a_failure_that_names_the_other_writer(contested:
     )
 
 
+def test_a_writer_that_adds_fields_of_its_own_is_not_accused_of_the_fight_of_another(
+    contested: Contested,
+):
+    """It is left to add them, so nothing of it is reverted."""
+    mesh = {**RIVAL, "manager": "mesh"}
+    editor = {**RIVAL, "manager": "editor", "fieldsV1": {"f:spec": {"f:type": {}}}}
+    live = [made.child("Service", "chat", metadata={"managedFields": [mesh, editor]})]
+    service = action(type="ClusterIP")
+    write(contested, service)
+    _, (failure,) = contested.sift([service], live)
+    assert failure.message.startswith("editor writes what the operator has to revert")
+    assert failure.message.endswith("let editor leave Service chat alone")
+
+
 def test_a_writer_that_nobody_knows_is_another_one(contested: Contested):
     write(contested, action())
     assert contested.sift([action()], [])[1][0].message.startswith("another writer writes")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.schema.labels import APPLIED
-from pdcluster_operator.writes.drift import has_drifted, owns, prepared, stamped, writers
+from pdcluster_operator.writes.drift import has_drifted, owns, prepared, rivals, stamped, writers
 
 OURS: dict[str, Any] = {
     "f:metadata": {
@@ -141,6 +141,21 @@ def test_writers_are_others_that_set_more_than_metadata_and_status():
     )
 
     assert writers(live(applied(), *others)) == ["kubectl-edit", "kubectl-scale"]
+
+
+def test_rivals_are_the_writers_of_fields_that_we_set():
+    port = 'k:{"port":80,"protocol":"TCP"}'
+    others = {
+        "a-type": {"f:type": {}},
+        "a-field": {"f:sessionAffinity": {}},
+        "an-item": {"f:ports": {'k:{"port":81,"protocol":"TCP"}': {".": {}, "f:name": {}}}},
+        "a-name": {"f:ports": {port: {".": {}, "f:port": {}, "f:name": {}}}},
+        "a-field-of-an-item": {"f:ports": {port: {"f:port": {}, "f:nodePort": {}}}},
+        "a-whole": {"f:selector": {}},
+    }
+    entries = [edited({"f:spec": fields}, manager=name) for name, fields in others.items()]
+
+    assert rivals(live(applied(), *entries), service()) == ["a-name", "a-type", "a-whole"]
 
 
 @pytest.mark.parametrize(
