@@ -24,7 +24,7 @@ from clients_table import PAGE, with_fields  # noqa: E402
 TEXT = PAGE.read_text()
 OPENAI = [block for block in blocks(TEXT) if block.title == "OpenAI, Python"]
 SAYS = {
-    "messages=messages, max_tokens=16, stream": ("Paris.", "Paris."),
+    'stream_options={"include_usage": True}': ("Paris.", "Paris."),
     "response_format=City": (
         '{"name": "Paris", "country": "France"}',
         "name='Paris' country='France'",
