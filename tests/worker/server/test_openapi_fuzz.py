@@ -60,7 +60,7 @@ def test_no_get_makes_the_api_fail(rig, path):
     operation = schemathesis.openapi.from_asgi("/openapi.json", rig.app)[path]["GET"]
 
     @given(case=operation.as_strategy())
-    @BOUNDED
+    @FEW
     def check(case):
         case.call_and_validate(checks=CHECKS)
 
