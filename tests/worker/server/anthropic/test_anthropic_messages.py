@@ -10,6 +10,8 @@ import httpx2
 import pytest
 
 from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -42,6 +44,14 @@ async def client(rig, model_folder) -> AsyncIterator[anthropic.AsyncAnthropic]:
         base_url="http://test", api_key="none", max_retries=0, http_client=http
     ) as client:
         yield client
+
+
+def deep(depth: int) -> dict:
+    """A schema of nested objects."""
+    schema: dict = {}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
 
 
 def prompt(rig) -> str:
@@ -376,7 +386,17 @@ async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}
                 ]
             },
-            "no earlier message has a call 'a'",
+            "messages: no earlier message has a call 'a'",
+        ),
+        ({"tools": [NOW, NOW]}, "tools[1].name: 'now' names an earlier tool"),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "tool", "name": "then"}},
+            "tool_choice.name: no tool is named 'then'",
+        ),
+        ({"tools": [{"name": "now", "input_schema": deep(80)}]}, "tools[0].input_schema: "),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": deep(80)}}},
+            "output_config.format: objects and lists are nested",
         ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"system": 3}, "system: "),
@@ -410,6 +430,14 @@ async def test_bad_input_is_refused_in_anthropics_shape(rig, client, http, field
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     assert words in body["error"]["message"]
     assert body["request_id"] == reply.headers["x-request-id"]
+
+
+async def test_a_schema_that_the_engine_refuses_is_named_as_this_api_names_it(rig, http):
+    rig.backend.error = RequestError("cannot be compiled", param=CONSTRAINT_PARAM)
+    wanted = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
+    reply = await http.post("/v1/messages", json=BODY | wanted)
+
+    assert reply.json()["error"]["message"] == "output_config.format: cannot be compiled"
 
 
 async def test_every_door_answers_in_anthropics_shape(rig):

@@ -14,6 +14,7 @@ import pytest
 
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
 from pdcluster_worker.server.responses.replies import shown_items
@@ -513,6 +514,12 @@ async def test_what_is_too_long_is_named_as_this_api_names_it(rig, client, http,
             "text.format.schema",
             "is required",
         ),
+        ({"tools": [NOW, NOW]}, "tools[1].name", "names an earlier tool"),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "function", "name": "then"}},
+            "tool_choice.name",
+            "no tool is named 'then'",
+        ),
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
         ({"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"truncation": "some"}, "truncation", "'auto' or 'disabled'"),
@@ -530,6 +537,40 @@ async def test_bad_input_is_refused_by_name(rig, client, http, fields, param, wo
     assert reply.status_code == (404 if "model" in fields else 400)
     assert error["param"] == param
     assert words in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_format_that_the_engine_refuses_is_named_as_this_api_names_it(
+    rig, client, http, stream
+):
+    rig.backend.error = RequestError("cannot be compiled", param=CONSTRAINT_PARAM)
+    text = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}
+    reply = await http.post("/v1/responses", json=BODY | {"text": text, "stream": stream})
+    error = reply.json()["error"]
+
+    assert (error["param"], error["message"]) == ("text.format", "text.format: cannot be compiled")
+
+
+async def test_a_conversation_that_cannot_be_cut_is_named_as_this_api_names_it(
+    rig, client, http, monkeypatch
+):
+    rig.backend.max_model_len = 300
+    encode = rig.tokenizer.encode_chat
+
+    async def encode_alternating(given):
+        if given.messages[0]["role"] != "user":
+            raise RequestError("messages must begin with the user's", param="messages")
+        return await encode(given)
+
+    monkeypatch.setattr(rig.tokenizer, "encode_chat", encode_alternating)
+    turns = [
+        {"role": role, "content": "x" * 100} for role in ("user", "assistant", "user", "assistant")
+    ]
+    reply = await http.post("/v1/responses", json=BODY | {"input": turns, "truncation": "auto"})
+
+    error = reply.json()["error"]
+
+    assert (error["param"], error["message"]) == ("input", "input must begin with the user's")
 
 
 async def test_a_failure_after_the_first_token_is_a_failed_response(rig, client):

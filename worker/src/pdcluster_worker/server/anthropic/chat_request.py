@@ -20,7 +20,7 @@ from pdcluster_worker.server.anthropic.schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from pdcluster_worker.server.schemas.inner_chat import checked_chat
+from pdcluster_worker.server.schemas.inner_chat import Names, checked_chat
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -34,6 +34,17 @@ _SAMPLING = (
     "cache_salt",
     "pdcluster",
 )
+
+NAMES = Names(
+    {
+        "messages": "messages",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "thinking_token_budget": "thinking.budget_tokens",
+    },
+    {".function.parameters": ".input_schema", ".function": ""},
+)
+"""Chat's fields and those of this API; messages of chat are others, and more."""
 
 
 def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
@@ -53,7 +64,8 @@ def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
     if isinstance(request, MessagesRequest):
         fields |= {name: getattr(request, name) for name in _SAMPLING}
         fields["stop"] = request.stop_sequences
-    return checked_chat(fields)
+    with NAMES.in_errors():
+        return checked_chat(fields)
 
 
 def _messages(request: MessagesPrompt) -> Iterator[dict[str, Any]]:

@@ -5,14 +5,14 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 
-from pdcluster_worker.server.anthropic.chat_request import chat_of
+from pdcluster_worker.server.anthropic.chat_request import NAMES, chat_of
 from pdcluster_worker.server.anthropic.schemas import CountRequest, MessagesPrompt, MessagesRequest
 from pdcluster_worker.server.anthropic.writer import MessagesWriter
 from pdcluster_worker.server.errors.anthropic import PATH, MessagesError
 from pdcluster_worker.server.generation.generation import Serving
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
-from pdcluster_worker.server.openai.chat import prepare
+from pdcluster_worker.server.openai.chat import Prepared, prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 COUNT_PATH = f"{PATH}/count_tokens"
@@ -40,14 +40,12 @@ def add_messages(app: FastAPI, serving: Serving, documented: Documented) -> None
     @app.post(COUNT_PATH, responses=errors)
     async def count_tokens(body: CountRequest) -> TokenCount:
         chat = _chat(serving, body)
-        check_servable(chat, 1, serving)
-        return TokenCount(input_tokens=len((await prepare(serving, chat)).prompt))
+        return TokenCount(input_tokens=len((await _prepared(serving, chat)).prompt))
 
 
 async def _answer(serving: Serving, body: MessagesRequest, context: RequestContext) -> Response:
     chat = _chat(serving, body)
-    check_servable(chat, 1, serving)
-    prepared = await prepare(serving, chat)
+    prepared = await _prepared(serving, chat)
     message_id = f"msg_{context.request_id}"
     writer = MessagesWriter(message_id, body.model, context.request_id)
     prompts, rules = [prepared.prompt], prepared.rules
@@ -60,7 +58,14 @@ async def _answer(serving: Serving, body: MessagesRequest, context: RequestConte
         response_id=message_id,
         context=context,
         rules=rules,
+        names=NAMES,
     )
+
+
+async def _prepared(serving: Serving, chat: ChatRequest) -> Prepared:
+    with NAMES.in_errors():
+        check_servable(chat, 1, serving)
+        return await prepare(serving, chat)
 
 
 def _chat(serving: Serving, body: MessagesPrompt) -> ChatRequest:

@@ -18,6 +18,7 @@ from pdcluster_worker.server.generation.response import GenerationResponse, Writ
 from pdcluster_worker.server.generation.sampling import Wanted, specs_for
 from pdcluster_worker.server.generation.structured import constraint_param
 from pdcluster_worker.server.http.request_context import RequestContext
+from pdcluster_worker.server.schemas.inner_chat import CHAT_NAMES, Names
 from pdcluster_worker.server.schemas.requests import Extension, Generate
 from pdcluster_worker.server.schemas.route_fields import check_route, hints_of
 from pdcluster_worker.texts import quoted
@@ -115,8 +116,9 @@ def respond(
     response_id: str,
     context: RequestContext,
     rules: AnswerRules = PLAIN,
+    names: Names = CHAT_NAMES,
 ) -> GenerationResponse:
-    """The answer to a checked request, which runs when it is sent.
+    """The answer to a checked request, which runs when it is sent.  names: of the client's API.
 
     Raises RequestError for limits of the model.
     """
@@ -153,11 +155,9 @@ def respond(
     )
     extension = request.pdcluster or Extension()
     hints = hints_of(extension.session, extension.route, policy.decode_score)
-    arrival, tenant, param = (
-        context.arrival_seconds,
-        context.tenant,
-        constraint_param(request) or rules.constraint_param,
-    )
+    arrival, tenant = context.arrival_seconds, context.tenant
+    constraint = constraint_param(request) or rules.constraint_param
+    param = None if constraint is None else names.of(constraint)
     plan = Plan(
         specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param
     )

@@ -18,7 +18,7 @@ from pdcluster_worker.server.responses.schemas import (
     TextFormat,
     Tool,
 )
-from pdcluster_worker.server.schemas.inner_chat import checked_chat
+from pdcluster_worker.server.schemas.inner_chat import Names, checked_chat
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 _SAME = (
@@ -34,12 +34,15 @@ _SAME = (
     "pdcluster",
 )
 
-NAMES = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    "response_format": "text.format",
-}
+NAMES = Names(
+    {
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+    },
+    {".function": ""},
+)
 """Chat's fields -> those that a client of this API knows."""
 
 
@@ -73,7 +76,8 @@ def chat_of(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         fields["reasoning_effort"] = request.reasoning.effort
     if request.text is not None and request.text.format is not None:
         fields["response_format"] = _format(request.text.format)
-    return checked_chat(fields, NAMES)
+    with NAMES.in_errors():
+        return checked_chat(fields)
 
 
 def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[str, Any]]:

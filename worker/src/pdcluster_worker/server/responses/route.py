@@ -98,8 +98,9 @@ async def _answer(
         past, num_bytes = previous.conversation, previous.num_bytes
     conversation = (*past, *own)
     chat = chat_of(body, conversation)
-    check_servable(chat, 1, serving)
-    prepared = await _prepared(serving, body, chat, conversation)
+    with NAMES.in_errors():
+        check_servable(chat, 1, serving)
+        prepared = await _prepared(serving, body, chat, conversation)
     response_id, request_id = store.new_id(context.request_id), context.request_id
 
     def keep(response: dict[str, Any]) -> None:
@@ -129,6 +130,7 @@ async def _answer(
         response_id=response_id,
         context=context,
         rules=rules,
+        names=NAMES,
     )
 
 
@@ -145,10 +147,7 @@ async def _prepared(
     """The chat request with its tokens; with truncation auto, of as many of the last
     items as fit.
     """
-    try:
-        prepared = await prepare(serving, chat)
-    except RequestError as e:
-        raise _renamed(e) from e
+    prepared = await prepare(serving, chat)
     room = serving.limits.max_model_len - (body.max_output_tokens or 1)
     if body.truncation != "auto" or len(prepared.prompt) <= room:
         return prepared
@@ -159,15 +158,6 @@ async def _prepared(
         tried = await prepare(serving, chat_of(body, _last(items, middle)))
         fewest, most = (fewest, middle) if len(tried.prompt) <= room else (middle + 1, most)
     return await prepare(serving, chat_of(body, _last(items, most)))
-
-
-def _renamed(error: RequestError) -> RequestError:
-    """The error with this API's name of its field, without the place within it, which is chat's."""
-    param = error.param or ""
-    name = NAMES.get(param.split("[")[0].split(".")[0])
-    if name is not None:
-        error.param, error.message = name, error.message.replace(param, name, 1)
-    return error
 
 
 def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:
