@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.discovery import keys
-from pdcluster_operator.reconcile.etcd_view import IDLE_POLL_SECONDS
+from pdcluster_operator.reconcile.known_records import IDLE_POLL_SECONDS
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene

@@ -1,15 +1,15 @@
 """One view of a PDCluster's etcd: the worker records as last read, and whether it answers.
 
-Both come from the same reads: an etcd answers when the last read did.  One that the user gave is
+Both come from the same reads: an etcd answers when the last whole read did, whatever becomes of
+a command, or of a read for which a reconcile has only some seconds.  One that the user gave is
 read every `GIVEN_POLL_SECONDS`, since Ready depends on it.  Of one that is run for the cluster the
 readiness of its pods says the same: it is read once per `IDLE_POLL_SECONDS`, by a reconcile, or,
 where it is followed, between reconciles too, for a change of a worker record comes with no event.
 After a failed read it is retried with back-off, and no reconcile waits for it until it answers.
 
-While workers drain, each reconcile reads again, with a time limit.  Kept: since when each drain and
-each mismatch lasts; the commands hold the time too, for an operator that restarts.  All other times
-are by a monotonic clock.  When a PDCluster is gone its commands are removed, since nothing else
-would.
+While workers drain, each reconcile reads again, with a time limit.  What the reads gave, and since
+when, is kept in `known_records`.  When a PDCluster is gone its commands are removed, since nothing
+else would.
 """
 
 import asyncio
@@ -21,30 +21,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from pdcluster_api.apiserver.errors import ClusterError
-from pdcluster_api.backoff import Backoff
 from pdcluster_api.discovery.commands import Registered
 from pdcluster_api.errors import EtcdUnreachableError
-from pdcluster_api.plan.observed.state import Device, Disaggregation, WorkerRecords, WorkloadState
-from pdcluster_api.plan.status.disaggregating import digest
-from pdcluster_api.plan.status.insync import odd_ones
-from pdcluster_operator.reconcile.drain_commands import DrainCommands
+from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
+from pdcluster_operator.reconcile.known_records import KnownRecords
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 5.0
 """Between two looks at what is due, of all PDClusters."""
 
-IDLE_POLL_SECONDS = 60.0
-"""Between two reads of workers without a mismatch."""
-
-GIVEN_POLL_SECONDS = 15.0
-"""Between two reads of a given etcd, whether it answers or not."""
-
 ACTIVE_POLL_SECONDS = 10.0
 """Between two reads while there is a mismatch."""
-
-RETRY = Backoff(first=10.0, most=300.0)
-"""Problem of a managed etcd that did not answer."""
 
 UNREACHABLE_RETRY_SECONDS = 5.0
 """Retry of an etcd that has not answered while a shrink is held."""
@@ -79,65 +67,10 @@ class Slots:
     waiting: reconciles that wait for a first answer
     """
 
-    reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS))
+    reads: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS)
+    )
     waiting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING))
-
-
-@dataclass
-class _Known:
-    """State of one etcd.
-
-    at:    time of the last answer or failure; None = not read yet, or to be read again
-    error: of the last read or command; None = it answered
-    is_down: no read answers.  One that was cut short for a reconcile, and a refused command, leave
-             that as it was: `Ready` would follow each of them, and the next whole read
-    odd:   per pod, since when a record has no pod or a pod no record
-    is_away: unreachable since the last successful read; mismatch timers restart
-    looks: reads so far; judged: the reads that `odd` is based on: a change since is no mismatch yet
-    is_followed: it is read between reconciles too
-    turn:  counts reads and commands; known_turn: turn of `last`, which no earlier read may
-           overwrite
-    """
-
-    target: EtcdTarget
-    at: float | None = None
-    last: Registered | None = None
-    error: str | None = None
-    is_down: bool = True
-    num_failures: int = 0
-    commands: DrainCommands = field(default_factory=DrainCommands)
-    odd: dict[str, float] = field(default_factory=dict)
-    is_away: bool = False
-    is_followed: bool = False
-    looks: int = 0
-    judged: int = 0
-    turn: int = 0
-    known_turn: int = 0
-
-    def next_turn(self) -> int:
-        self.turn += 1
-        return self.turn
-
-    @property
-    def has_answer(self) -> bool:
-        return self.last is not None or self.error is not None
-
-    @property
-    def seen(self) -> tuple[object, ...]:
-        """Everything of which a change enqueues the cluster."""
-        return self.error, self.is_down, _content(self)
-
-    @property
-    def retry_seconds(self) -> float:
-        """Between two reads after a failed one."""
-        return GIVEN_POLL_SECONDS if self.target.is_given else RETRY.after(self.num_failures)
-
-    @property
-    def idle_seconds(self) -> float:
-        """Between two reads when nothing is to be expected."""
-        if self.error is not None:
-            return self.retry_seconds
-        return GIVEN_POLL_SECONDS if self.target.is_given else IDLE_POLL_SECONDS
 
 
 @dataclass
@@ -154,7 +87,7 @@ class EtcdView:
     slots: Slots = field(default_factory=Slots)
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _known: _Known | None = None
+    _known: KnownRecords | None = None
     _reading: asyncio.Task[None] | None = None
 
     def follow(self, target: EtcdTarget, *, is_wanted: bool) -> None:
@@ -164,7 +97,10 @@ class EtcdView:
         self._of(target).is_followed = is_wanted
 
     async def error(self, target: EtcdTarget) -> str | None:
-        """Error of a given etcd that answers no read; None = it does.  A first read is waited for."""
+        """Error of a given etcd that answers no read; None = it does.
+
+        A first read is waited for.
+        """
         known = self._of(target)
         if not known.has_answer:
             self._read_if_due(known, 0.0)
@@ -173,21 +109,25 @@ class EtcdView:
             return f"{target} {NOT_YET}"
         return known.error if known.is_down else None
 
-    def last(self, target: EtcdTarget, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> WorkerRecords | None:
-        """Last known records; starts a due read, which enqueues the cluster when it brings a change.
+    def last(
+        self, target: EtcdTarget, workloads: Iterable[WorkloadState], *, is_up: bool = True
+    ) -> WorkerRecords | None:
+        """Last known records; starts a due read, which enqueues the cluster if it brings a change.
 
         is_up: False = etcd is known not to answer, and a change of that enqueues the cluster
         """
         known = self._of(target)
         if not is_up:
             known.is_away = True
-            found = self._records(known, workloads)
+            found = known.records(workloads, self.clock())
             return found and replace(found, again_seconds=None)
-        is_odd = known.error is None and known.last is not None and odd_ones(_states(known.last), workloads)
+        is_odd = known.has_mismatch(workloads)
         self._read_if_due(known, ACTIVE_POLL_SECONDS if is_odd else known.idle_seconds)
-        return self._records(known, workloads)
+        return known.records(workloads, self.clock())
 
-    async def fresh(self, target: EtcdTarget, workloads: Iterable[WorkloadState]) -> WorkerRecords | None:
+    async def fresh(
+        self, target: EtcdTarget, workloads: Iterable[WorkloadState]
+    ) -> WorkerRecords | None:
         """Read now.
 
         An etcd that did not answer is waited for once; its answer enqueues the cluster.
@@ -197,7 +137,7 @@ class EtcdView:
             await self._read(known, READ_TIMEOUT_SECONDS)
         else:
             self._read_if_due(known, UNREACHABLE_RETRY_SECONDS)
-        return self._records(known, workloads)
+        return known.records(workloads, self.clock())
 
     async def command(self, target: EtcdTarget, drain: Collection[str]) -> None:
         """Write drain commands for exactly these pods; those of other pods are removed a moment
@@ -209,15 +149,22 @@ class EtcdView:
         known.commands.ask(drain, known.last.commands if known.last else (), now)
         if known.last is None or known.error is not None:
             return
-        wanted, serve = known.commands.missing(known.last.commands, now), known.commands.removable(now)
+        wanted = known.commands.missing(known.last.commands, now)
+        serve = known.commands.removable(now)
         if not wanted and not serve:
             return
         added = {pod: self.now() - timedelta(seconds=age) for pod, age in wanted.items()}
-        logger.info("commands key=%s drain=%s serve=%s", target.key, ",".join(sorted(added)), ",".join(sorted(serve)))
+        logger.info(
+            "commands key=%s drain=%s serve=%s",
+            target.key,
+            ",".join(sorted(added)),
+            ",".join(sorted(serve)),
+        )
         error = await _error(target, self.requests.command(target, added, serve))
         if error is None:
-            commands = {**{pod: since for pod, since in known.last.commands.items() if pod not in serve}, **added}
-            known.last, known.known_turn = Registered(known.last.records, commands), known.next_turn()
+            kept = {pod: since for pod, since in known.last.commands.items() if pod not in serve}
+            found = Registered(known.last.records, {**kept, **added})
+            known.last, known.known_turn = found, known.next_turn()
         else:
             self._fail(known, error, is_down=known.is_down)
 
@@ -240,7 +187,9 @@ class EtcdView:
         known = self._known
         if known is None:
             return
-        if known.target.is_given or (known.is_followed and (known.error is not None or not known.is_away)):
+        if known.target.is_given or (
+            known.is_followed and (known.error is not None or not known.is_away)
+        ):
             self._read_if_due(known, known.idle_seconds)
 
     def stop(self) -> asyncio.Task[None] | None:
@@ -254,17 +203,27 @@ class EtcdView:
         """The PDCluster is gone: remove its commands."""
         self.stop()
         known, self._known = self._known, None
-        if known is None or known.last is None or not known.last.commands or known.error is not None:
+        if (
+            known is None
+            or known.last is None
+            or not known.last.commands
+            or known.error is not None
+        ):
             return
         pods = known.last.commands
         error = await _error(known.target, self.requests.command(known.target, {}, pods))
         if error is not None:  # as of an etcd that went with its cluster
-            logger.info("commands left key=%s pods=%s error=%s", known.target.key, ",".join(sorted(pods)), error)
+            logger.info(
+                "commands left key=%s pods=%s error=%s",
+                known.target.key,
+                ",".join(sorted(pods)),
+                error,
+            )
 
-    def _of(self, target: EtcdTarget) -> _Known:
+    def _of(self, target: EtcdTarget) -> KnownRecords:
         if self._known is None or self._known.target != target:
             self.stop()
-            self._known = _Known(target)
+            self._known = KnownRecords(target)
         return self._known
 
     async def _first_answer(self) -> None:
@@ -272,12 +231,14 @@ class EtcdView:
             async with self.slots.waiting:
                 await asyncio.wait({self._reading}, timeout=FIRST_ANSWER_TIMEOUT_SECONDS)
 
-    def _read_if_due(self, known: _Known, seconds: float) -> None:
+    def _read_if_due(self, known: KnownRecords, seconds: float) -> None:
         is_due = known.at is None or self.clock() - known.at >= seconds
         if is_due and self._reading is None:
-            self._reading = asyncio.create_task(self._read_behind(known), name=f"records of {known.target.key}")
+            self._reading = asyncio.create_task(
+                self._read_behind(known), name=f"records of {known.target.key}"
+            )
 
-    async def _read_behind(self, known: _Known) -> None:
+    async def _read_behind(self, known: KnownRecords) -> None:
         before = known.seen
         try:
             async with contextlib.nullcontext() if known.target.is_given else self.slots.reads:
@@ -288,7 +249,7 @@ class EtcdView:
         if known.seen != before:
             self.enqueue()
 
-    async def _read(self, known: _Known, timeout: float) -> None:
+    async def _read(self, known: KnownRecords, timeout: float) -> None:
         turn = known.next_turn()
 
         async def read() -> None:
@@ -300,76 +261,23 @@ class EtcdView:
         error = await _error(known.target, read(), timeout)
         if error is not None:
             if turn > known.known_turn:  # else a later read has answered
-                is_cut = timeout < BACKGROUND_TIMEOUT_SECONDS and error == _late(known.target, timeout)
+                is_late = error == _late(known.target, timeout)
+                is_cut = is_late and timeout < BACKGROUND_TIMEOUT_SECONDS
                 self._fail(known, error, is_down=known.is_down if is_cut else True)
             return
-        self._succeed(known)
-
-    def _succeed(self, known: _Known) -> None:
         if known.error is not None:
             logger.info("etcd answers again key=%s", known.target.key)
-        if known.is_away:
-            known.odd = {}
-        known.error, known.num_failures, known.at = None, 0, self.clock()
-        known.is_away = known.is_down = False
-        starts = known.last.commands if known.last else {}
-        ages = {pod: (self.now() - since).total_seconds() for pod, since in starts.items() if since is not None}
-        known.commands.learn(ages, self.clock())
+        known.answered(self.clock(), self.now())
 
-    def _fail(self, known: _Known, error: str, *, is_down: bool) -> None:
+    def _fail(self, known: KnownRecords, error: str, *, is_down: bool) -> None:
         if known.error != error:
             logger.info("etcd does not answer key=%s error=%s", known.target.key, error)
-        known.error, known.at, known.is_away = error, self.clock(), True
-        known.is_down = is_down
-        known.num_failures += 1
-
-    def _records(self, known: _Known, workloads: Iterable[WorkloadState]) -> WorkerRecords | None:
-        now = self.clock()
-        asked = known.commands.ages(now)
-        if known.error is not None:
-            return WorkerRecords(asked=asked, error=known.error, again_seconds=known.retry_seconds)
-        if known.last is None:
-            return None
-        states = _states(known.last)
-        odd, is_new = odd_ones(states, workloads), known.looks != known.judged
-        known.judged = known.looks
-        known.odd = {pod: known.odd.get(pod, now) for pod in odd if is_new or pod in known.odd}
-        since_odd = {pod: now - since for pod, since in known.odd.items()}
-        last = known.last
-        return WorkerRecords(
-            states,
-            frozenset(last.commands),
-            asked,
-            since_odd,
-            devices=_devices(last),
-            disaggregation=_disaggregation(last),
-        )
+        known.failed(error, self.clock(), is_down=is_down)
 
 
-def _content(known: _Known) -> tuple[object, ...]:
-    """Parts of the records that a plan depends on."""
-    if known.last is None:
-        return ()
-    last = known.last
-    disaggregation = digest(_disaggregation(last))
-    return _states(last), _devices(last), frozenset(last.commands), disaggregation
-
-
-def _states(registered: Registered) -> dict[str, str]:
-    return {pod: stored.record.state for pod, stored in registered.records.items()}
-
-
-def _devices(registered: Registered) -> dict[str, Device]:
-    records = {pod: stored.record for pod, stored in registered.records.items()}
-    return {pod: record.device for pod, record in records.items() if record.device is not None}
-
-
-def _disaggregation(registered: Registered) -> dict[str, Disaggregation]:
-    found = {pod: stored.record.disaggregation for pod, stored in registered.records.items()}
-    return {pod: said for pod, said in found.items() if said is not None}
-
-
-async def _error(target: EtcdTarget, request: Awaitable[object], timeout: float | None = None) -> str | None:
+async def _error(
+    target: EtcdTarget, request: Awaitable[object], timeout: float | None = None
+) -> str | None:
     """Return the error as a sentence; None = there was none."""
     seconds = READ_TIMEOUT_SECONDS if timeout is None else timeout
     try:

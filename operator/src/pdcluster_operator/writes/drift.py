@@ -144,7 +144,7 @@ def _owns_item(fields: Fields, item: Any) -> bool:
 
 
 def _meets_item(fields: Fields, item: Any) -> bool:
-    """The key of an item is everybody's who sets a field of it."""
+    """Return whether they set a field of this item: each of its writers shares its key."""
     if not isinstance(item, Mapping):
         return f"v:{json.dumps(item)}" in fields
     for path, inner in fields.items():

@@ -20,15 +20,13 @@ from pdcluster_operator.reconcile.drain_commands import UNDRAIN_DELAY_SECONDS
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.etcd_view import (
     ACTIVE_POLL_SECONDS,
-    GIVEN_POLL_SECONDS,
-    IDLE_POLL_SECONDS,
     MAX_CONCURRENT_READS,
     MAX_WAITING,
-    RETRY,
     UNREACHABLE_RETRY_SECONDS,
     EtcdView,
     Slots,
 )
+from pdcluster_operator.reconcile.known_records import GIVEN_POLL_SECONDS, IDLE_POLL_SECONDS, RETRY
 from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
 from tests.operator.pods import pod_states

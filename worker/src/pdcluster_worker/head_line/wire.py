@@ -26,7 +26,7 @@ SERVER_NAME = "worker.pdcluster"
 """Name in the certificate of every worker of a cluster."""
 
 VERSION = 2
-"""Version of all messages here: a head and its engines may be of two releases."""
+"""Version of the hello and of all messages: a head and its engines may be of two releases."""
 _LENGTH_BYTES = 4
 
 

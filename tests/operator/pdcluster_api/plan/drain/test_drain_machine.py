@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from pdcluster_api.plan.drain.shrink import Drain, plan_drain
+from pdcluster_api.plan.drain.draining import Drain, plan_drain
 from pdcluster_api.plan.observed.state import WorkerRecords
 from pdcluster_api.schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import identity, workload

@@ -21,9 +21,8 @@ _SINGLE = ("items", "additionalProperties", "not")
 def check_parameters(schema: dict[str, Any]) -> str | None:
     """Describe the fault of a schema and its place; None where there is none.
 
-    >>> check_parameters({"type": "object", "properties": {"x": {"type": "int"}}})
-    "properties.x.type: must be one of object, array, string, number, integer, boolean and null, not
-                        'int'"
+    >>> check_parameters({"type": "object", "properties": {"x": {"type": "string", "enum": 1}}})
+    'properties.x.enum: must be a list of values that is not empty'
     """
     kind = schema.get("type", "object")
     if kind != "object":

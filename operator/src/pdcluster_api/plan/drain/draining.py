@@ -1,0 +1,190 @@
+"""All StatefulSets of a cluster as they should be now, each on its way to the wanted size.
+
+Pure, and without memory.  No pod drains for workers that do not serve: while none
+of a role that stays is ready, the surplus ones of the role keep serving, and
+those with a drain command serve again.  `shrink` has the rule for one StatefulSet.
+
+What is removed as a whole because another revision has taken over
+is not shrunk: its pods drain by SIGTERM, once the Service leads elsewhere.  So
+do those of a new revision that is given up, to which no Service has led.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pdcluster_api.plan.drain.shrink import READY, Shrink, ordinal_of, plan_shrink
+from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
+from pdcluster_api.schema.workload import Workload, WorkloadId
+
+DRAIN_POLL_SECONDS = 1.0
+"""Seconds between looks while workers drain: etcd's watches end at the workers."""
+
+HELD_POLL_SECONDS = 5.0
+"""While etcd does not answer."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Next steps of all StatefulSets of a cluster.
+
+    messages: pods that drain or are held, by role
+    needs_worker_records: etcd has to be read, since the answer decides on a size or on a command
+    """
+
+    workloads: tuple[Workload, ...]
+    commands: frozenset[str]
+    cut: tuple[str, ...]
+    messages: Mapping[str, tuple[str, ...]]
+    needs_worker_records: bool
+    requeue_after_seconds: float | None
+
+
+def plan_drain(
+    wanted: Iterable[Workload],
+    leaving: Iterable[WorkloadState],
+    there: Iterable[WorkloadState],
+    worker_records: WorkerRecords | None,
+    timeout: int | None,
+) -> Drain:
+    """All StatefulSets as they should be now.
+
+    wanted:   every workload that should exist, at its full size
+    leaving:  workloads that are to go, but not before they have drained
+    there:    what is observed
+    worker_records: None = not known yet, and nothing that serves may go
+    timeout:  seconds after which a pod that drains goes all the same; None = never
+    """
+    states = {state.id: state for state in there}
+    going = [Workload(state.id, 0) for state in leaving]
+    workloads = [*wanted, *going]
+    unready = _unready_roles(workloads, states, worker_records)
+    shrinks = {
+        each.id: plan_shrink(
+            each.replicas,
+            states.get(each.id),
+            worker_records,
+            timeout,
+            is_role_ready=_role(each.id) not in unready,
+        )
+        for each in workloads
+    }
+    commands = _commands(shrinks, states, worker_records)
+    waits = any(shrink.waits for shrink in shrinks.values())
+    is_stale = _is_stale(commands, worker_records)
+    error = None if worker_records is None else worker_records.error
+    return Drain(
+        workloads=tuple(
+            Workload(each.id, shrinks[each.id].replicas)
+            for each in workloads
+            if each not in going or shrinks[each.id].replicas
+        ),
+        commands=commands,
+        cut=tuple(sorted(pod for shrink in shrinks.values() for pod in shrink.cut)),
+        messages=_messages(shrinks, error),
+        # An old read is no ground to remove a pod.
+        needs_worker_records=waits or is_stale or _is_shrinking(shrinks, states),
+        requeue_after_seconds=_poll_seconds(error) if waits or is_stale else None,
+    )
+
+
+def _commands(
+    shrinks: Mapping[WorkloadId, Shrink],
+    states: Mapping[WorkloadId, WorkloadState],
+    worker_records: WorkerRecords | None,
+) -> frozenset[str]:
+    """Pods with a drain command from now on; one that ends with its StatefulSet keeps its own."""
+    ended = [state for each, state in states.items() if each not in shrinks]
+    ending = [pod.name for state in ended for pod in state.pods]
+    commanded = frozenset() if worker_records is None else worker_records.commands
+    kept = commanded.intersection(ending)
+    return kept.union(*(shrink.commands for shrink in shrinks.values()))
+
+
+def _is_stale(commands: frozenset[str], worker_records: WorkerRecords | None) -> bool:
+    """Return whether etcd answered, and has other commands than these."""
+    if worker_records is None or worker_records.error is not None:
+        return False
+    return worker_records.commands != commands
+
+
+def _is_shrinking(
+    shrinks: Mapping[WorkloadId, Shrink], states: Mapping[WorkloadId, WorkloadState]
+) -> bool:
+    return any(
+        not state.gone and each in shrinks and shrinks[each].replicas < state.desired
+        for each, state in states.items()
+    )
+
+
+def _poll_seconds(error: str | None) -> float:
+    return DRAIN_POLL_SECONDS if error is None else HELD_POLL_SECONDS
+
+
+def _role(identity: WorkloadId) -> tuple[str, str]:
+    """Workers of one revision find each other, of whichever pool."""
+    return identity.role, identity.revision
+
+
+def _unready_roles(
+    workloads: Iterable[Workload],
+    states: Mapping[WorkloadId, WorkloadState],
+    worker_records: WorkerRecords | None,
+) -> set[tuple[str, str]]:
+    """Roles of which workers are wanted, and none that stays is ready."""
+    wanted = [workload for workload in workloads if workload.replicas]
+    ready = [
+        each
+        for each in wanted
+        if each.id in states and _has_ready(each.replicas, states[each.id], worker_records)
+    ]
+    return {_role(each.id) for each in wanted}.difference(_role(each.id) for each in ready)
+
+
+def _has_ready(wanted: int, state: WorkloadState, worker_records: WorkerRecords | None) -> bool:
+    """Return whether a pod that stays is ready, and has received the end of its drain command."""
+    known = worker_records or WorkerRecords()
+    commanded = known.commands.union(pod for pod, said in known.states.items() if said != READY)
+    num_staying = 0 if state.gone else min(wanted, state.desired)
+    return any(
+        pod.ready
+        and not pod.terminating
+        and ordinal_of(pod) < num_staying
+        and pod.name not in commanded
+        for pod in state.pods
+    )
+
+
+def _messages(
+    shrinks: Mapping[WorkloadId, Shrink], error: str | None
+) -> dict[str, tuple[str, ...]]:
+    """Pods that are waited for, by role, in the order of the workloads."""
+    found: dict[str, tuple[str, ...]] = {}
+    waiting = {each: shrink for each, shrink in shrinks.items() if shrink.waits}
+    for identity, shrink in waiting.items():
+        role, pool = identity.role, identity.pool
+        found[role] = (
+            *found.get(role, ()),
+            *(f"pool {pool}: {said}" for said in _said(shrink, error)),
+        )
+    return found
+
+
+def _said(shrink: Shrink, error: str | None) -> Iterator[str]:
+    if shrink.draining:
+        yield f"{_workers(shrink.draining)} before the pool shrinks: {_names(shrink.draining)}"
+    if shrink.unknown and error is not None:
+        held = f"shrinking is held: etcd does not say whether {_names(shrink.unknown)} still serves"
+        yield f"{held}; it goes on when etcd answers, or after rollout.drainTimeoutSeconds"
+    if shrink.serving:
+        num_serving = len(shrink.serving)
+        workers = "1 worker keeps" if num_serving == 1 else f"{num_serving} workers keep"
+        until = f"{workers} serving until one of the role that stays is ready"
+        yield f"{until}: {_names(shrink.serving)}"
+
+
+def _workers(pods: tuple[str, ...]) -> str:
+    return "1 worker drains" if len(pods) == 1 else f"{len(pods)} workers drain"
+
+
+def _names(pods: tuple[str, ...]) -> str:
+    return f"pod {pods[0]}" + (f" (and {len(pods) - 1} more)" if len(pods) > 1 else "")

@@ -1,0 +1,156 @@
+"""Worker records of one etcd as last read: since when each mismatch lasts, and the next read.
+
+Kept: since when each drain and each mismatch lasts; the commands hold the time too, for an operator
+that restarts.  All other times are by a monotonic clock.  A mismatch begins with a read that found
+it, and while etcd is away none grows older.  It reads nothing itself: `etcd_view` does.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pdcluster_api.backoff import Backoff
+from pdcluster_api.discovery.commands import Registered
+from pdcluster_api.plan.observed.state import Device, Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.plan.status.disaggregating import digest
+from pdcluster_api.plan.status.insync import odd_ones
+from pdcluster_operator.reconcile.drain_commands import DrainCommands
+from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
+
+IDLE_POLL_SECONDS = 60.0
+"""Between two reads of workers without a mismatch."""
+
+GIVEN_POLL_SECONDS = 15.0
+"""Between two reads of a given etcd, whether it answers or not."""
+
+RETRY = Backoff(first=10.0, most=300.0)
+"""Problem of a managed etcd that did not answer."""
+
+
+@dataclass
+class KnownRecords:
+    """The last answer of one etcd, and its times, in seconds of one clock that only goes forward.
+
+    at:    time of the last answer or failure; None = not read yet, or to be read again
+    error: of the last read or command; None = it answered
+    is_down: no read answers.  One that was cut short for a reconcile, and a refused command, leave
+             that as it was: `Ready` would follow each of them, and the next whole read
+    odd:   per pod, since when a record has no pod or a pod no record
+    is_away: unreachable since the last successful read; mismatch timers restart
+    looks: reads so far; judged: the reads that `odd` is based on: a change since is no mismatch yet
+    is_followed: it is read between reconciles too
+    turn:  counts reads and commands; known_turn: turn of `last`, which no earlier read may
+           overwrite
+    """
+
+    target: EtcdTarget
+    at: float | None = None
+    last: Registered | None = None
+    error: str | None = None
+    is_down: bool = True
+    num_failures: int = 0
+    commands: DrainCommands = field(default_factory=DrainCommands)
+    odd: dict[str, float] = field(default_factory=dict)
+    is_away: bool = False
+    is_followed: bool = False
+    looks: int = 0
+    judged: int = 0
+    turn: int = 0
+    known_turn: int = 0
+
+    def next_turn(self) -> int:
+        """Turn of a read or a command that begins now."""
+        self.turn += 1
+        return self.turn
+
+    @property
+    def has_answer(self) -> bool:
+        """Return whether a read has ended, with an answer or an error."""
+        return self.last is not None or self.error is not None
+
+    @property
+    def retry_seconds(self) -> float:
+        """Between two reads after a failed one."""
+        return GIVEN_POLL_SECONDS if self.target.is_given else RETRY.after(self.num_failures)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Between two reads when nothing is to be expected."""
+        if self.error is not None:
+            return self.retry_seconds
+        return GIVEN_POLL_SECONDS if self.target.is_given else IDLE_POLL_SECONDS
+
+    @property
+    def seen(self) -> tuple[object, ...]:
+        """Everything of which a change enqueues the cluster."""
+        return self.error, self.is_down, self._content()
+
+    def _content(self) -> tuple[object, ...]:
+        """Parts of the records that a plan depends on."""
+        if self.last is None:
+            return ()
+        last = self.last
+        disaggregation = digest(_disaggregation(last))
+        return _states(last), _devices(last), frozenset(last.commands), disaggregation
+
+    def has_mismatch(self, workloads: Iterable[WorkloadState]) -> bool:
+        """Return whether, by the last answer, a record has no pod or a pod no record."""
+        if self.error is not None or self.last is None:
+            return False
+        return bool(odd_ones(_states(self.last), workloads))
+
+    def answered(self, at: float, now: datetime) -> None:
+        """Note a read that succeeded.  now: wall-clock time, by which commands hold theirs."""
+        if self.is_away:
+            self.odd = {}
+        self.error, self.num_failures, self.at = None, 0, at
+        self.is_away = self.is_down = False
+        starts = self.last.commands if self.last else {}
+        ages = {
+            pod: (now - since).total_seconds() for pod, since in starts.items() if since is not None
+        }
+        self.commands.learn(ages, at)
+
+    def failed(self, error: str, at: float, *, is_down: bool) -> None:
+        """Note a read or a command that failed.  is_down: whether no read answers, so far."""
+        self.error, self.at, self.is_away = error, at, True
+        self.is_down = is_down
+        self.num_failures += 1
+
+    def records(self, workloads: Iterable[WorkloadState], now: float) -> WorkerRecords | None:
+        """The last answer, or error, as a plan takes it; None = neither yet."""
+        asked = self.commands.ages(now)
+        if self.error is not None:
+            return WorkerRecords(asked=asked, error=self.error, again_seconds=self.retry_seconds)
+        if self.last is None:
+            return None
+        states, last = _states(self.last), self.last
+        self._judge(odd_ones(states, workloads), now)
+        return WorkerRecords(
+            states,
+            frozenset(last.commands),
+            asked,
+            {pod: now - since for pod, since in self.odd.items()},
+            devices=_devices(last),
+            disaggregation=_disaggregation(last),
+        )
+
+    def _judge(self, odd: Iterable[str], now: float) -> None:
+        """Keep since when each mismatch lasts; one that no read has shown is none yet."""
+        is_new = self.looks != self.judged
+        self.judged = self.looks
+        self.odd = {pod: self.odd.get(pod, now) for pod in odd if is_new or pod in self.odd}
+
+
+def _states(registered: Registered) -> dict[str, str]:
+    return {pod: stored.record.state for pod, stored in registered.records.items()}
+
+
+def _devices(registered: Registered) -> dict[str, Device]:
+    records = {pod: stored.record for pod, stored in registered.records.items()}
+    return {pod: record.device for pod, record in records.items() if record.device is not None}
+
+
+def _disaggregation(registered: Registered) -> dict[str, Disaggregation]:
+    found = {pod: stored.record.disaggregation for pod, stored in registered.records.items()}
+    return {pod: said for pod, said in found.items() if said is not None}

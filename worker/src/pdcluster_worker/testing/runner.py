@@ -1,0 +1,156 @@
+"""A model for tests of the engine, whose answers can be worked out by hand.
+
+FakeRunner keeps one number per slot as its "KV" and derives every token from
+what is stored, so a missing, stale or foreign block changes the answer:
+
+    kv(token, position) = (token + 1) * (position + 1)
+    next token          = (weight * sum of kv over all slots so far + number of tokens) % vocab_size
+
+Prompt [3, 5], weight 1, vocabulary 100: kv = 4*1, 6*2; next = (16 + 2) % 100 = 18.
+Then [3, 5, 18]: kv of the last = 19*3; next = (16 + 57 + 3) % 100 = 76.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pdcluster_worker.engine.batch import Batch, Scheduled
+from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, verified
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.testing.grammars import FakeGrammars
+
+SLOT_BYTES = 8
+
+
+class FakeRunner:
+    """A ModelRunner and KVMemory whose answers are worked out in this module's docstring.
+
+    window:     positions that a token sees, itself included; `num_blocks` is the null block.
+                None = all.
+    grammars:   of requests with a constraint, of which nothing else is looked at here.
+    failing:    request id -> what `submit` raises while a batch holds that request.
+    failing_rows: request id -> what its row's outcome is.
+    on_write:   called with the id of each block that a step writes.
+    on_execute: called at each execution, e.g. to move a clock.
+    executed:   (request id, number of tokens) of each batch, in order.
+
+    Of depth 2 a batch is computed as late as `wait` comes for it, when whatever wrongly
+    takes its blocks meanwhile has done so.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = 1000,
+        weight: int = 1,
+        *,
+        window: int | None = None,
+        depth: int = 1,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_bytes = self.head_bytes = block_size * SLOT_BYTES
+        self.heads = range(1)
+        self.failing: dict[str, Exception] = {}
+        self.failing_rows: dict[str, RequestError] = {}
+        self.seconds = StepSeconds()
+        self.on_write: Callable[[int], None] = lambda block_id: None
+        self.on_execute: Callable[[], None] = lambda: None
+        self.executed: list[list[tuple[str, int]]] = []
+        self.forgotten: list[str] = []
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._weight = weight
+        self._window = window
+        self._bytes = memoryview(bytearray((num_blocks + 1) * self.block_bytes))
+        self._slots = self._bytes.cast("q")
+        self._submitted: deque[Batch] = deque()
+        self.depth = depth
+        self.grammars = FakeGrammars()
+
+    def submit(self, batch: Batch) -> None:
+        """See ports.ModelRunner."""
+        self._submitted.append(batch)
+        assert len(self._submitted) <= self.depth, "a batch too many is under way"
+
+    def wait(self) -> list[RowOutcome]:
+        """See ports.ModelRunner."""
+        try:
+            return self._execute(self._submitted.popleft())
+        except Exception:
+            self._submitted.clear()
+            raise
+
+    def _execute(self, batch: Batch) -> list[RowOutcome]:
+        self.on_execute()
+        self.executed.append([(item.request.request_id, item.num_tokens) for item in batch.items])
+        for item in batch.items:
+            if (error := self.failing.get(item.request.request_id)) is not None:
+                raise error
+        outcomes: list[RowOutcome] = []
+        for item in batch.items:
+            tokens, block_table = item.request.tokens, item.request.block_table
+            assert item.num_tokens > 0, "a model computes at least one token"
+            known = [*tokens[: item.start + item.num_known_tokens], *item.drafts]
+            for position in range(item.start, item.end):
+                first_seen = block_table[self._first(position) // self._block_size]
+                assert first_seen < self.num_blocks, "a token sees the null block"
+                self.on_write(block_table[position // self._block_size])
+                self._slots[self._slot(block_table, position)] = _kv(
+                    known[position] if position < len(known) else 0, position
+                )
+            outcomes.append(self._outcome(item))
+        return outcomes
+
+    def forget(self, request_id: str) -> None:
+        """See ports.ModelRunner."""
+        self.forgotten.append(request_id)
+
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
+        """See ports.KVMemory."""
+        return self._bytes[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
+
+    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
+        """See ports.KVMemory."""
+        return self.block(block_id)
+
+    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
+        """See ports.KVMemory."""
+
+    def reference(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The `count` tokens that follow, by plain recursion over the formula, without blocks."""
+        known = list(tokens)
+        for _ in range(count):
+            total = sum(
+                _kv(known[position], position)
+                for position in range(self._first(len(known) - 1), len(known))
+            )
+            known.append((self._weight * total + len(known)) % self._vocab_size)
+        return known[len(tokens) :]
+
+    def _outcome(self, item: Scheduled) -> RowOutcome:
+        request = item.request
+        if request.request_id in self.failing_rows or not item.samples:
+            return self.failing_rows.get(request.request_id)
+        ends = range(item.end - len(item.drafts), item.end + 1)
+        return verified(
+            item.drafts, [Sample(self._next_token(request.block_table, end)) for end in ends]
+        )
+
+    def _first(self, position: int) -> int:
+        """The first position that a token at `position` sees."""
+        return 0 if self._window is None else max(0, position - self._window + 1)
+
+    def _slot(self, block_table: list[int], position: int) -> int:
+        return (
+            block_table[position // self._block_size] * self._block_size
+            + position % self._block_size
+        )
+
+    def _next_token(self, block_table: list[int], num_tokens: int) -> int:
+        seen = range(self._first(num_tokens - 1), num_tokens)
+        total = sum(self._slots[self._slot(block_table, position)] for position in seen)
+        return (self._weight * total + num_tokens) % self._vocab_size
+
+
+def _kv(token: int, position: int) -> int:
+    return (token + 1) * (position + 1)
