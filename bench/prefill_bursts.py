@@ -26,7 +26,8 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model
-from pdcluster_worker.model.runner import Runner, make_runner
+from pdcluster_worker.model.runner import Runner
+from pdcluster_worker.model.runner_opening import make_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")

@@ -101,7 +101,7 @@ class Bench:
     def __init__(self, threads: int) -> None:
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.config.model import ModelConfig
-        from pdcluster_worker.model.runner import open_runner
+        from pdcluster_worker.model.runner_opening import open_runner
 
         engine = EngineConfig(
             max_batched_tokens=CONTEXT,

@@ -48,7 +48,7 @@ def main() -> int:
     os.environ["GOMP_SPINCOUNT"] = str(options.spin)
     from pdcluster_worker.config.engine import EngineConfig
     from pdcluster_worker.config.model import ModelConfig
-    from pdcluster_worker.model.runner import open_runner
+    from pdcluster_worker.model.runner_opening import open_runner
 
     engine = EngineConfig(
         max_batched_tokens=options.budget, kv_cache_memory=1 << 30, threads=options.threads

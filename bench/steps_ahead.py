@@ -57,7 +57,8 @@ def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]
     from pdcluster_worker.config.model import ModelConfig
     from pdcluster_worker.model.beginning import AtOnce, Beginning, InThread
     from pdcluster_worker.model.ops.step_limits import StepLimits
-    from pdcluster_worker.model.runner import Runner, open_runner
+    from pdcluster_worker.model.runner import Runner
+    from pdcluster_worker.model.runner_opening import open_runner
 
     engine = EngineConfig(
         max_batched_tokens=2048,

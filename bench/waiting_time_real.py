@@ -52,7 +52,7 @@ class RealServer(Server):
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.config.model import ModelConfig
         from pdcluster_worker.engine.core import EngineCore
-        from pdcluster_worker.model.runner import open_runner
+        from pdcluster_worker.model.runner_opening import open_runner
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         engine = EngineConfig(

@@ -12,7 +12,7 @@ from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.messages.requests import Sampling
-from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.runner_opening import open_runner
 
 BLOCK_SIZE = 16
 

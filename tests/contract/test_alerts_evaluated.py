@@ -129,7 +129,14 @@ CASES = {
         'pdcluster_kv_blocks{pod="a",state="quarantined"} '
         '2\npdcluster_kv_blocks{pod="a",state="free"} 98',
     ),
-    "PDClusterDrainSlow": ('pdcluster_draining{pod="a"} 1', 'pdcluster_draining{pod="a"} 0'),
+    "PDClusterDrainSlow": (
+        'pdcluster_draining{pod="a"} 1',
+        f'{SERVES}\n{RUNS}\n{READY_PEERS} 1\npdcluster_draining{{pod="a"}} 0',
+    ),
+    "PDClusterOperatorSilent": (
+        f'{RUNS}\n{READY_PEERS} 1\npdcluster_draining{{pod="a"}} 0',
+        f'{SERVES}\n{RUNS}\n{READY_PEERS} 1\npdcluster_draining{{pod="a"}} 0',
+    ),
     "PDClusterDrainCut": (
         "pdcluster_operator_drains_cut_total 0.01",
         "pdcluster_operator_drains_cut_total 0",
@@ -193,6 +200,12 @@ def test_latencies_are_judged_while_the_operator_says_nothing() -> None:
         name: {("models", "sick")}
         for name in ("PDClusterSlowFirstToken", "PDClusterSlowOutputTokens")
     }
+
+
+def test_workers_that_end_with_their_pdcluster_need_no_operator() -> None:
+    ending = f'{RUNS}\n{READY_PEERS} 1\npdcluster_draining{{pod="a"}} 1'
+
+    assert raised(two(ending, "")).keys() == {"PDClusterDrainSlow"}
 
 
 def test_an_objective_of_less_than_a_user_notices_raises_no_alert() -> None:

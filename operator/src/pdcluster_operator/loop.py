@@ -83,7 +83,6 @@ class Loop:
     async def fill(self) -> None:
         """Fill the cache; every PDCluster is due then."""
         await self._resync.fill()
-        await remove_older_monitors(self._client, self._namespaces)
         self.is_filled = True
         for key in self.cache.clusters():
             self.add(key)
@@ -100,6 +99,9 @@ class Loop:
         }
         async with self._scraper:
             tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+            # beside the work: the kinds are another operator's, and their API may be slow
+            older = remove_older_monitors(self._client, self._namespaces)
+            removing = asyncio.create_task(older, name="older monitors")
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -109,9 +111,9 @@ class Loop:
                         f"ended without a stop: {', '.join(task.get_name() for task in done)}"
                     )
             finally:
-                for task in tasks:
+                for task in (*tasks, removing):
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(*tasks, removing, return_exceptions=True)
 
     def stop(self) -> None:
         """Take no further key."""

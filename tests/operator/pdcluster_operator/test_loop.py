@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.manifests.render import Site
+from pdcluster_operator import loop as room
 from pdcluster_operator.loop import Loop, LoopSettings
 
 SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
@@ -25,6 +26,33 @@ async def test_it_works_until_it_is_told_to_stop(loop: Loop):
     loop.stop()
     async with asyncio.timeout(10):
         await running
+
+
+async def test_no_pdcluster_waits_for_what_an_older_version_has_left(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+):
+    """As where the API server converts these kinds by a webhook that does not answer."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def nothing() -> None:
+        return None
+
+    monkeypatch.setattr(room, "remove_older_monitors", hang)
+    monkeypatch.setattr(loop._resync, "fill", nothing)
+    async with asyncio.timeout(10):
+        await loop.fill()
+        running = asyncio.create_task(loop.run())
+        await begun.wait()
+        loop.stop()
+        await running
+    assert (loop.is_filled, ended.is_set()) == (True, True)
 
 
 @pytest.mark.parametrize("part", ["_resync", "_sessions", "_runner"])

@@ -37,7 +37,8 @@ from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 from pdcluster_worker.model.beginning import InThread
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.model.runner import Runner
+from pdcluster_worker.model.runner_opening import open_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 from tests.kept_answer import keep_answer
 

@@ -19,7 +19,7 @@ from pdcluster_worker.engine.request import Request
 from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model
-from pdcluster_worker.model.runner import make_runner
+from pdcluster_worker.model.runner_opening import make_runner
 from tests.chat_model import chat_model
 from tests.make_tiny_model import make_tiny_model
 

@@ -24,7 +24,7 @@ from pdcluster_worker.model.draft_opening import (
     open_draft_runner,
     token_values,
 )
-from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.runner_opening import open_runner
 from pdcluster_worker.testing import FakeNetwork, FakeTransport
 from tests.make_tiny_model import make_tiny_model
 

@@ -12,7 +12,7 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import ModelError, RequestError
-from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.runner_opening import open_runner
 from pdcluster_worker.model.step_plan import row_sizes
 from tests.equality import assert_same_tokens
 from tests.kept_answer import keep_answer

@@ -1,6 +1,7 @@
 """One view of a PDCluster's etcd: the worker records as last read, and whether it answers.
 
-Both come from the same reads: an etcd answers when the last read did.  One that the user gave is
+Both come from the same reads: an etcd answers when the last whole read did, whatever becomes of
+a command, or of a read for which a reconcile has only some seconds.  One that the user gave is
 read every `GIVEN_POLL_SECONDS`, since Ready depends on it.  Of one that is run for the cluster the
 readiness of its pods says the same: it is read once per `IDLE_POLL_SECONDS`, by a reconcile, or,
 where it is followed, between reconciles too, for a change of a worker record comes with no event.

@@ -79,6 +79,35 @@ async def test_ingress_peer_that_fails_before_the_first_token_means_another_try(
     assert peer.asked == ["r"]
 
 
+class SlowToClose(DecodePeer):
+    """A decode worker whose calls give a token, then nothing, and take long to close."""
+
+    async def generate(
+        self, spec: RequestSpec, prefill: PrefillMode
+    ) -> AsyncGenerator[Generated, None]:
+        try:
+            yield Generated(Token(spec.request_id, 5), "local")
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.Event().wait()
+
+
+async def test_ingress_forgets_choices_whose_closing_is_cut_off(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    ingress = make_ingress(worker, engine, SlowToClose())
+    busy_here(ingress)
+    request = asyncio.create_task(collect(ingress, spec("a"), spec("b")))
+    while not ingress._choices:
+        await asyncio.sleep(0)
+    for _ in range(2):
+        request.cancel()
+        await asyncio.sleep(0.01)
+
+    assert request.cancelled()
+    assert not ingress._choices
+
+
 async def test_ingress_fault_of_the_request_itself_is_not_tried_again(
     worker: Worker, engine: ScriptedEngine
 ) -> None:

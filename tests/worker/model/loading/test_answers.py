@@ -30,7 +30,7 @@ from pdcluster_worker.model.loading.answers import Question, ask, ask_early, dro
 from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.proof import _logits
-from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.runner_opening import open_runner
 
 LIMITS = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
 ENGINE = EngineConfig(
@@ -140,7 +140,7 @@ def test_an_engine_with_a_kept_answer_imports_nothing_of_transformers(question):
 import sys
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.runner_opening import open_runner
 model = ModelConfig(name="m", path={str(question.path)!r}, dtype="float32")
 runner, _, _ = open_runner(model, EngineConfig(num_blocks=8, threads=1))
 assert runner.forward.code == "decoder"

@@ -24,7 +24,7 @@ from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.place import Place
-from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.runner_opening import open_runner
 
 Folder = Callable[[str], Path]
 WAIT_SECONDS = 30.0

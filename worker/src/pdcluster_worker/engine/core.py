@@ -9,10 +9,9 @@ neither torch nor sockets nor processes.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 
-from pdcluster_worker.engine.acceptance import refusal
+from pdcluster_worker.engine.arrivals import Arrivals
 from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
@@ -20,9 +19,21 @@ from pdcluster_worker.engine.checking import IdleCheck, PoolWalk
 from pdcluster_worker.engine.compiling import Compiling
 from pdcluster_worker.engine.delayed_schedule import delayed_schedule
 from pdcluster_worker.engine.execution import Executor
+from pdcluster_worker.engine.failure import failure
 from pdcluster_worker.engine.flights import Flights
+from pdcluster_worker.engine.live_requests import LiveRequests
 from pdcluster_worker.engine.made_token import made_token
-from pdcluster_worker.engine.ports import BlocksSent, Drafter, Fenced, ModelRunner, Run, Sample, SendEnded, TransferEvent, Transport
+from pdcluster_worker.engine.ports import (
+    BlocksSent,
+    Drafter,
+    Fenced,
+    ModelRunner,
+    Run,
+    Sample,
+    SendEnded,
+    TransferEvent,
+    Transport,
+)
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver, random_epoch
 from pdcluster_worker.engine.reporting import GaugeSources, Reporter
@@ -66,26 +77,38 @@ class EngineCore:
         self._sender = Sender(settings.block_size, self.pool, transport)
         self._executor = Executor(runner)
         self._compiling = Compiling(runner.grammars, self._scheduler)
+        self._arrivals = Arrivals(self._receiver, self._compiling, clock, self._end)
         self._flights = Flights(self._executor, runner.depth, settings.max_model_len, clock)
-        self._leaving: set[Request] = set()  # ended, and a step under way writes their blocks
         self._delayer = delayer
         self._first_tokens = FirstTokens()
-        self._requests: dict[str, Request] = {}
+        self._requests = LiveRequests(settings, self._sender, clock)
         self._outbox: list[EngineOutput] = []
         self._stalled = False  # the last schedule was empty and nothing has happened since
         parts = GaugeSources(
-            self._scheduler, self._receiver, self._sender, self.pool, self._executor, delayer, self._compiling, runner.grammars
+            self._scheduler,
+            self._receiver,
+            self._sender,
+            self.pool,
+            self._executor,
+            delayer,
+            self._compiling,
+            runner.grammars,
         )
         self._reporter = Reporter(parts, clock)
         self._speculation: Speculation | None = None
         if drafter is not None:
             counts, looks_ahead = self._reporter.counters.speculation, runner.depth > 1
-            self._speculation = Speculation(settings, self._tables, drafter, clock, counts, looks_ahead=looks_ahead)
-        self._check = IdleCheck(PoolWalk(self.pool, self._holders), clock)
+            self._speculation = Speculation(
+                settings, self._tables, drafter, clock, counts, looks_ahead=looks_ahead
+            )
+        self._check = IdleCheck(PoolWalk(self.pool, self._requests.held_blocks), clock)
 
     @property
     def has_work(self) -> bool:
-        """True if a step now would run the model; False while every request waits for blocks, a transfer or a message."""
+        """True if a step now would run the model.
+
+        False while every request waits for blocks, a transfer or a message.
+        """
         return len(self._flights) > 0 or (self._scheduler.num_requests > 0 and not self._stalled)
 
     @property
@@ -96,7 +119,7 @@ class EngineCore:
     def next_wake_seconds(self) -> float | None:
         """In how many seconds a turn is due though nothing happens; None when never.
 
-        To report an overdue fence, to ask the delayer again, or to go on with the check of the pool.
+        To report an overdue fence, to ask the delayer again, or to check more of the pool.
         """
         now = self._clock()
         due = [self._receiver.next_overdue_seconds(now)]
@@ -118,9 +141,9 @@ class EngineCore:
             case messages.Receive(spec=spec):
                 self._receive(spec)
             case messages.ReceiveDone():
-                self._receive_done(message)
+                self._arrivals.done(message)
             case messages.ReceiveFailed():
-                self._receive_failed(message)
+                self._arrivals.failed(message)
             case messages.Prefill(spec=spec, target=target):
                 self._prefill(spec, target)
             case messages.Abort(request_id=request_id):
@@ -129,7 +152,10 @@ class EngineCore:
                 self.pool.prefix_cache.begin_snapshot()
 
     def step(self) -> list[EngineOutput]:
-        """Take transfer events, begin at most one batch, end at most two; return everything to send.  Raises EngineBrokenError."""
+        """Take transfer events, begin at most one batch, end at most two; return all to send.
+
+        Raises EngineBrokenError.
+        """
         started = self._clock()
         for event in self._transport.poll():
             self._touch()
@@ -139,10 +165,15 @@ class EngineCore:
             if error is not None:
                 self._refuse(request, error)
         requests = [*self._scheduler.computing, *self._scheduler.ready]
-        if self._flights and (self._scheduler.displaced is not None or not self._tables.has_room_for_next(requests)):
-            self._land()  # for blocks may be taken from a request now, and the step under way writes them
+        if self._flights and (
+            self._scheduler.displaced is not None or not self._tables.has_room_for_next(requests)
+        ):
+            # Blocks may be taken from a request now, and the step under way writes them.
+            self._land()
         self._scheduler.displace()
-        schedule = delayed_schedule(self._scheduler, self._delayer, self.pool, self._settings.max_sequences, started)
+        schedule = delayed_schedule(
+            self._scheduler, self._delayer, self.pool, self._settings.max_sequences, started
+        )
         self._begin(schedule, started)
         if self._speculation is not None:
             self._speculation.extend(schedule, len(self._scheduler.running))
@@ -164,17 +195,17 @@ class EngineCore:
             self._check.turn()
 
     def check(self) -> None:
-        """Assert that the pool is whole and that its references are exactly those of live requests and sends; O(num_blocks)."""
+        """Assert that the pool is whole and that its references are exactly those of live requests
+        and sends; O(num_blocks).
+        """
         self.pool.check()
-        self.pool.check_blocks(range(self.pool.num_blocks), Counter(self._holders()))
+        self.pool.check_blocks(range(self.pool.num_blocks), Counter(self._requests.held_blocks()))
         self._check_receiving()
 
-    def _holders(self) -> Iterator[int]:
-        tables = [request.block_table for request in chain(self._requests.values(), self._leaving)]
-        return chain(self._sender.held(), chain.from_iterable(tables))
-
     def _check_receiving(self) -> None:
-        assert self._receiver.num_targets == self.pool.counts()["receiving"], "a receiving block belongs to no live request"
+        assert self._receiver.num_targets == self.pool.counts()["receiving"], (
+            "a receiving block belongs to no live request"
+        )
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -194,26 +225,7 @@ class EngineCore:
             self._reporter.counters.count_request(request)
             self._compiling.add(request)
         else:
-            del self._requests[request.request_id]
-
-    def _receive_done(self, message: messages.ReceiveDone) -> None:
-        request = self._receiver.expects(message.request_id, message.epoch)
-        if request is None:
-            logger.info("stale ReceiveDone request=%s", message.request_id)
-        elif message.first.finish_reason is not None:
-            self._end(request)
-        else:
-            self._receiver.finish(message, self._clock())
-
-    def _receive_failed(self, message: messages.ReceiveFailed) -> None:
-        request = self._receiver.expects(message.request_id, message.epoch)
-        if request is None:
-            logger.info("stale ReceiveFailed request=%s", message.request_id)
-        elif message.first is not None and message.first.finish_reason is not None:
-            self._end(request)
-        else:
-            self._receiver.give_up(request, self._clock())
-            self._prefill_here(request, message.first)
+            self._requests.forget(request)
 
     def _prefill(self, spec: RequestSpec, target: Target) -> None:
         request = self._accept(spec, num_more=0, target=target)
@@ -230,20 +242,15 @@ class EngineCore:
             logger.info("aborted request=%s status=%s", request_id, request.status.value)
             self._end(request)
 
-    def _accept(self, spec: RequestSpec, num_more: int, target: Target | None = None) -> Request | None:
-        """A live request from its wire form; None for a repeated id and for one that can never run, which is answered."""
-        if spec.request_id in self._requests:
-            logger.warning("ignored a repeated request id request=%s", spec.request_id)
+    def _accept(
+        self, spec: RequestSpec, num_more: int, target: Target | None = None
+    ) -> Request | None:
+        """A live request; None where there is none, and one that can never run is answered."""
+        accepted = self._requests.accept(spec, num_more, target)
+        if isinstance(accepted, RequestFailed):
+            self._outbox.append(accepted)
             return None
-        request = Request.from_spec(spec, self._clock(), target)
-        reason = refusal(request, self._settings, num_more)
-        if reason is None and target is not None and target.epoch in self._sender:
-            reason = "target.epoch is in use by another request: every transfer needs a fresh one"
-        if reason is not None:
-            self._outbox.append(RequestFailed(request.request_id, reason, is_refusal=True))
-            return None
-        self._requests[request.request_id] = request
-        return request
+        return accepted
 
     # --- transfer events ----------------------------------------------------------------------
 
@@ -258,25 +265,7 @@ class EngineCore:
                     self._outbox.append(messages.PrefillFailed(request.request_id, event.reason))
                     self._end(request)
             case Fenced():
-                self._on_fenced(event)
-
-    def _on_fenced(self, event: Fenced) -> None:
-        arrival = self._receiver.fenced(event)
-        if arrival is None:
-            return
-        if not arrival.usable:
-            self._prefill_here(arrival.request, arrival.done.first)
-            return
-        arrival.request.tokens.append(arrival.done.first.token_id)
-        arrival.request.status = Status.WAITING
-        self._compiling.queue(arrival.request)
-
-    def _prefill_here(self, request: Request, first: Token | None) -> None:
-        """Go on without the peer's KV; the token that the client already has is kept and not said again."""
-        if first is not None:
-            request.tokens.append(first.token_id)
-        request.status = Status.PREEMPTED
-        self._compiling.queue(request)
+                self._arrivals.fenced(event)
 
     # --- a step -------------------------------------------------------------------------------
 
@@ -284,7 +273,11 @@ class EngineCore:
         for request, reason in schedule.failed:
             self._outbox.append(RequestFailed(request.request_id, reason))
             self._end(request)
-        self._outbox.extend(messages.Preempted(each.request_id) for each in schedule.preempted if each.target is None)
+        self._outbox.extend(
+            messages.Preempted(each.request_id)
+            for each in schedule.preempted
+            if each.target is None
+        )
         for request in schedule.started:
             self._reporter.counters.count_request(request)
         for request in schedule.seated:
@@ -299,14 +292,16 @@ class EngineCore:
             if isinstance(outcome, Exception):
                 self._fail(item.request, outcome)
                 continue
-            assert (outcome is not None) == item.samples, f"the runner's answer for {item.request.request_id} does not fit its tokens"
+            assert (outcome is not None) == item.samples, (
+                f"the runner's answer for {item.request.request_id} does not fit its tokens"
+            )
             self._tables.advance(item.request, item.num_known_tokens)
             if outcome is None:
                 self._write_full(item.request, landing.landed)
             else:
                 tokens += self._taken(item, outcome, landing.landed)
         for request in landing.gone:
-            self._leaving.discard(request)
+            self._requests.leaving.discard(request)
             self._release(request)
         if tokens:
             self._outbox.append(messages.Tokens(tokens))
@@ -318,7 +313,7 @@ class EngineCore:
             self._speculation.completed(landing.flight, times.model)
 
     def _taken(self, item: Scheduled, outcome: Sample | Run, now: float) -> list[Token]:
-        """The tokens of one item, one after another as if each had its step, until one ends the request."""
+        """The tokens of one item, one after another as if each had its step, until one ends it."""
         if isinstance(outcome, Sample):
             return [self._sampled(item.request, outcome, now)]
         tokens: list[Token] = []
@@ -345,7 +340,9 @@ class EngineCore:
         return made_token(request, sample, finish, waits)
 
     def _refuse(self, request: Request, error: RequestError) -> None:
-        self._outbox.append(RequestFailed(request.request_id, error.message, is_refusal=True, param=error.param))
+        self._outbox.append(
+            RequestFailed(request.request_id, error.message, is_refusal=True, param=error.param)
+        )
         self._end(request)
 
     def _write_full(self, request: Request, now: float) -> None:
@@ -353,24 +350,22 @@ class EngineCore:
             self._sender.write_full(request, request.target, now)
 
     def _fail(self, request: Request, error: Exception) -> None:
-        if isinstance(error, RequestError) and error.status == 400:
-            self._refuse(request, error)  # by its own settings
-            return
-        why = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
-        self._outbox.append(RequestFailed(request.request_id, f"the model failed on this request: {why}"))
+        self._outbox.append(failure(request.request_id, error))
         self._end(request)
 
     # --- ends ---------------------------------------------------------------------------------
 
     def _end(self, request: Request) -> None:
-        """Forget a request in whatever state; what a peer may still read or write stays held until the transport says so."""
+        """Forget a request in whatever state; what a peer may still read or write stays held until
+        the transport says so.
+        """
         if request.status is Status.RECEIVING:
             self._receiver.give_up(request, self._clock())
         if request.target is not None and request.target.epoch in self._sender:
             self._sender.cancel(request.target)
         self._leave(request)
         request.status = Status.FINISHED
-        del self._requests[request.request_id]
+        self._requests.forget(request)
 
     def _leave(self, request: Request) -> None:
         """No more model steps for this request."""
@@ -378,7 +373,7 @@ class EngineCore:
         self._compiling.remove(request)
         self._first_tokens.forget(request)
         if request.num_in_flight_tokens:
-            self._leaving.add(request)
+            self._requests.leaving.add(request)
         else:
             self._release(request)
 

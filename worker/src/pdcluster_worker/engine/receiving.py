@@ -3,7 +3,7 @@
 Guarantees that a block which a peer may still write is neither read nor reused:
 it stays receiving, or quarantined once its request is gone, until the transport
 has fenced the epoch; no time-out frees it.  Nothing here preempts a request.
-What happens to the request after the fence is `engine.core`'s decision.
+What happens to the request after the fence is `engine.arrivals`' decision.
 """
 
 import logging

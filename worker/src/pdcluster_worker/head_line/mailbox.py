@@ -45,8 +45,9 @@ _RETRY_SECONDS = 1.0
 
 
 class HeadMailbox:
-    """Like the engine process's own `Mailbox`, over TLS.  Raises LineError when the head does not
-    take it.
+    """Like the engine process's own `EngineSocket`, over TLS.
+
+    Raises LineError when the head does not take it.
 
     head: host and port.
     """

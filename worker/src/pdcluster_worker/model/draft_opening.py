@@ -21,7 +21,8 @@ from pdcluster_worker.engine.speculation import DraftSizes, ModelDrafter, NgramD
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.parallel.ranks import rank_threads
-from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.model.runner import Runner
+from pdcluster_worker.model.runner_opening import open_runner
 
 logger = logging.getLogger(__name__)
 

@@ -47,7 +47,8 @@ from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.draft_opening import divide, make_drafter, open_draft_runner
 from pdcluster_worker.model.loading.answers import Asked
 from pdcluster_worker.model.loading.loader import ModelInfo
-from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.model.runner import Runner
+from pdcluster_worker.model.runner_opening import open_runner
 from pdcluster_worker.processes.rank_board import RankBoard
 from pdcluster_worker.transfer.rank_line import Listen
 from pdcluster_worker.transfer.rank_port import RankPort

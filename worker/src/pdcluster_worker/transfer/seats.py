@@ -22,11 +22,12 @@ class PortLimits:
     idle_seconds:    without a whole header, or within a frame without a byte; a sender that has
                      nothing to write leaves earlier (`tcp_link.LinkSettings.idle_seconds`).
     ack_seconds:     without room for an acknowledgement.
-    max_connections: with a hello, a thread each.  A pool has at most 1024 workers, each with one
-                     connection; twice that, because one of a pod that is gone may be held for
-                     idle_seconds beside that of its replacement.
-    max_per_address: of these from one address: one pod has one, but all pods of a machine may
-                     share its address (host network, address translation between machines).
+    max_connections: with a hello, a thread each.  A pool has at most 1024 workers, with one
+                     connection of each rank that writes here; twice that, because one of a pod that
+                     is gone may be held for idle_seconds beside that of its replacement.
+    max_per_address: of these from one address: one pod has one of each of its ranks, and all pods
+                     of a machine may share its address (host network, address translation between
+                     machines).
     max_strangers:   without a hello, beyond these.
     max_strangers_per_address: of these from one address.
     """

@@ -78,18 +78,18 @@ class Allocation:
         return self._band.distance(**self.capacity)
 
     def take(self, role: str) -> bool:
-        """Add a worker to a role: where it gave one up, else in its cheapest pool that can have
-        one.
+        """Add a worker to a role: where it gave one up, if that room is still free, else in its
+        cheapest pool that can have one.
 
         Returns False where none can.
         """
         mine = self._cheapest[role]
-        if self.counts[role] < self._base_counts[role]:
-            given = [pool for pool in mine if self.sizes[pool.key] < self._base[pool.key]]
-            last = min(given, key=lambda pool: self.sizes[pool.key] >= pool.unplaced_above)
-            self._move(last, 1)
-            return True
-        pool = next((pool for pool in mine if self._can_have(pool)), None)
+        given = [pool for pool in mine if self.sizes[pool.key] < self._base[pool.key]]
+        is_less = self.counts[role] < self._base_counts[role]
+        back = [pool for pool in given if is_less and self._has_room(pool)]
+        pool = min(back, key=lambda pool: self.sizes[pool.key] >= pool.unplaced_above, default=None)
+        if pool is None:
+            pool = next((pool for pool in mine if self._can_have(pool)), None)
         if pool is not None:
             self._move(pool, 1)
         return pool is not None
@@ -119,6 +119,9 @@ class Allocation:
         size = self.sizes[pool.key] + 1
         if not (pool.is_open and pool.low <= size <= pool.high):
             return False
+        return self._has_room(pool)
+
+    def _has_room(self, pool: Pool) -> bool:
         return all(asked > 0 for asked, _ in self._rooms[pool.key]) and self._can_hold(pool)
 
     def _can_hold(self, pool: Pool) -> bool:

@@ -188,6 +188,20 @@ def test_what_is_taken_back_is_what_was_given_up():
     ]
 
 
+def test_what_was_given_up_is_not_taken_back_where_another_has_its_room():
+    """Decode has pods that end, so that its growth holds no more accelerators."""
+    prefill, decode, least = pool("prefill/x", 2), pool("decode/x", 1, ending=6), Band(least=1.0)
+
+    assert moves(prefill, decode, to={"prefill": 1, "decode": 4}, band=least, total=3) == [
+        "prefill/x -1"
+    ]
+    assert moves(prefill, decode, to={"prefill": 1, "decode": 4}, band=least, total=4) == [
+        "prefill/x -1",
+        "decode/x +1",
+        "prefill/x +1",
+    ]
+
+
 def test_a_band_of_one_value_is_met_by_somewhat_greater_sizes():
     prefill, decode = pool("prefill/x", 1), pool("decode/x", 3)
 
@@ -287,6 +301,33 @@ def test_a_role_gives_takes_back_and_takes_worker_by_worker(
         vectors.append(dict(loop.sizes))
 
     assert vectors == walked(mine, base, room, down_to, up_to)
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.tuples(FEW, FEW),
+    ending=st.tuples(*2 * [st.sampled_from([0, 9])]),
+    to=st.tuples(*2 * [st.integers(1, 9)]),
+    least=st.sampled_from([0.0, 0.5, 1.0]),
+    more=st.integers(-1, 2),
+)
+def test_no_more_is_asked_for_than_the_budget_has(
+    sizes: tuple[int, int],
+    ending: tuple[int, int],
+    to: tuple[int, int],
+    least: float,
+    more: int,
+) -> None:
+    roles, total = ("prefill", "decode"), max(0, sum(sizes) + more)
+    pools = [
+        pool(f"{role}/x", size, ending=ends)
+        for role, size, ends in zip(roles, sizes, ending, strict=True)
+    ]
+    found = allocated(
+        *pools, to=dict(zip(roles, to, strict=True)), band=Band(least, 1.0), total=total
+    )
+
+    assert sum(found.sizes.values()) <= max(total, sum(sizes))
 
 
 @st.composite

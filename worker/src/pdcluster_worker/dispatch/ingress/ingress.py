@@ -72,9 +72,9 @@ class Ingress:
                         self._choosing.on_token(specs[generated.index].request_id)
                         yield generated
                 finally:
-                    await tokens.aclose()
-                    for spec in specs:
+                    for spec in specs:  # first: the closing may be cut off
                         self._choices.pop(spec.request_id, None)
+                    await tokens.aclose()
 
     def _run(
         self, specs: list[RequestSpec], prefill: PrefillMode, route: Route, arrival: float

@@ -1,0 +1,176 @@
+"""Inputs of one reconcile, and what follows from them alone: revisions, sizes, the roll out.
+
+Pure.  The size of every declared pool is the one that is asked for now; whether the
+declared revision can take over is decided here, once, for all parts of the plan.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Observed, WorkloadState
+from pdcluster_api.plan.rollout.held import is_held
+from pdcluster_api.plan.rollout.progress import (
+    Rollout,
+    Seen,
+    is_given_up,
+    next_rollout,
+    read_rollout,
+)
+from pdcluster_api.plan.rollout.steps import current_revision, left_of
+from pdcluster_api.plan.sizes.scalers import PoolSize, pool_sizes
+from pdcluster_api.plan.status.autoscaled import autoscaled
+from pdcluster_api.plan.status.conditions import discovery_answers, lacks, waiting
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import PoolKey
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Inputs of one reconcile: the object, the observed state, and the size of every declared pool.
+
+    target:  the declared revision
+    current: the revision that serves until this reconcile; None = none does
+    is_target_ready: whether the declared revision can take over
+    rollout: the one that is under way to it; None = none is
+    """
+
+    cluster: PDCluster
+    observed: Observed
+    there: Workloads
+    target: str
+    current: str | None
+    sizes: tuple[PoolSize, ...]
+    is_target_ready: bool
+    rollout: Rollout | None
+
+    @property
+    def deadline(self) -> int:
+        """Seconds without progress after which a roll out has stalled."""
+        return self.cluster.spec.rollout.progress_deadline_seconds
+
+    @property
+    def is_beside(self) -> bool:
+        """Return whether another revision serves, if only by its name, until the declared one
+        is whole.
+        """
+        return self.cluster.spec.rollout.strategy != "Recreate" and self.current not in (
+            None,
+            self.target,
+        )
+
+    @property
+    def is_given_up(self) -> bool:
+        """Return whether the declared revision has no workers: it stalled beside one that
+        answered.
+        """
+        return is_given_up(self.rollout, self.target, self.deadline, is_beside=self.is_beside)
+
+    def shown(self, size: PoolSize) -> WorkloadState | None:
+        """The workload of a pool's numbers: of the revision that serves, else of the declared
+        one.
+        """
+        return self.there.of(*size.key, self.current) or self.there.of(*size.key, self.target)
+
+    def views(self) -> Iterator[RoleView]:
+        """Declared pools beside what runs of them, by role."""
+        for role in self.cluster.spec.roles.present():
+            declared = [
+                DeclaredPool(size.pool.name, size.pool.gpu, size.wanted, size.note)
+                for size in self.sizes
+                if size.role == role
+            ]
+            yield self.there.view(role, declared, target=self.target, serving=self.current)
+
+
+def scene_of(cluster: PDCluster, observed: Observed, now: str | None = None) -> Scene:
+    """Look at one reconcile's inputs.
+
+    now: RFC 3339; None = the clock of a roll out stands where the last status has it
+    """
+    there, target = Workloads(observed), revision_of(cluster.spec)
+    sizes = autoscaled(
+        cluster.spec.autoscale,
+        pool_sizes(cluster.spec, observed.scalers, _before(cluster, observed)),
+        observed,
+    )
+    is_whole = _is_whole(sizes, {size.key: there.of(*size.key, target) for size in sizes})
+    is_target_ready = is_whole and (
+        discovery_answers(observed.discovery) or not _has_ingress(sizes)
+    )
+    current = current_revision(observed, target, is_target_ready=is_target_ready)
+    scene = Scene(
+        cluster,
+        observed,
+        there,
+        target,
+        current,
+        sizes,
+        is_target_ready,
+        read_rollout(observed.status),
+    )
+    if now is not None:
+        scene = replace(
+            scene, rollout=next_rollout(scene.rollout, _seen(scene, is_whole=is_whole), now)
+        )
+    return replace(scene, is_target_ready=False) if scene.is_given_up else scene
+
+
+def _seen(scene: Scene, *, is_whole: bool) -> Seen:
+    """Inputs of a roll out's clock."""
+    observed, views = scene.observed, tuple(scene.views())
+    is_recreated = scene.cluster.spec.rollout.strategy == "Recreate"
+    left = left_of(scene.target, observed) if is_recreated else None
+    is_new = Previous(observed.status).text("revision") != scene.target
+    return Seen(
+        revision=scene.target,
+        deadline=scene.deadline,
+        ready=sum(view.num_target_ready for view in views),
+        left=0 if left is None else left.num_pods,
+        is_under_way=scene.is_beside or left is not None or is_new,
+        is_beside=scene.is_beside,
+        is_answered=scene.there.num_answering(scene.current) > 0,
+        is_done=scene.is_target_ready and left is None,
+        is_whole=is_whole,
+        is_held=is_held(observed.failures, scene.cluster.metadata.name),
+        lacks=lacks(views, observed.discovery) if left is None else waiting(left),
+    )
+
+
+def _before(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
+    """Seed of a lost scaler: the size of the last plan, which a StatefulSet that drains may not
+    have yet.
+
+    A pool that is not in the status is new, and begins with its `replicas`.  Without a status the
+    serving revision counts; of an earlier revision that no longer counts nothing is taken.
+    """
+    wanted = {key: desired for key, (_, desired) in Previous(observed.status).pools().items()}
+    if wanted:
+        return wanted
+    there, selected = Workloads(observed), current_revision(observed)
+    target = revision_of(cluster.spec)
+    return {
+        (role, pool.name): state.desired
+        for role, spec in cluster.spec.roles.present().items()
+        for pool in spec.pools
+        if (state := there.of(role, pool.name, selected) or there.of(role, pool.name, target))
+    }
+
+
+def _is_whole(sizes: Iterable[PoolSize], workloads: Mapping[PoolKey, WorkloadState | None]) -> bool:
+    """Return whether the declared revision has every worker that it should have.
+
+    Where no worker is to answer requests, there is nothing to wait for.
+    """
+    wanted = {size.key: size.wanted for size in sizes}
+    is_whole = all(
+        (state := workloads[key]) is not None and state.ready >= number
+        for key, number in wanted.items()
+    )
+    return is_whole or not _has_ingress(sizes)
+
+
+def _has_ingress(sizes: Iterable[PoolSize]) -> bool:
+    return any(size.wanted for size in sizes if size.role != PREFILL)
