@@ -4,7 +4,8 @@ Pure, and the same in every mode, except that advice does not follow each fall o
 the load: whether a decision is carried out or only shown is not known here.  The
 rules act in the order of `rules.RULES`.  A value that is not known holds: a role
 without numbers keeps its size.  A cluster that asks for nothing at all stays so,
-and as long as it asks for anything each role has a worker.
+and as long as it asks for anything each role has a worker, or waits for room for
+its first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

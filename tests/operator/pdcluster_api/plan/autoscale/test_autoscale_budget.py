@@ -310,6 +310,26 @@ def test_a_role_for_which_there_is_no_budget_at_all_says_so():
     ]
 
 
+def test_a_role_that_has_no_worker_waits_for_room_for_its_first_while_the_other_takes_a_pod_back():
+    spec = make_spec(
+        prefill=[pool(1, minReplicas=1)], decode=[pool(1, minReplicas=1)], budget={"total": 3}
+    )
+    none = facts_of(spec, prefill={"replicas": 0}, decode={"replicas": 0})
+    ending = facts_of(
+        spec,
+        prefill={"replicas": 0},
+        decode={"replicas": 0, "current": 2, "ready": 0, "ending": 2},
+    )
+    left = PoolFacts("decode", "old", "H100", replicas=0, current=1, ready=0, ending=1)
+
+    waiting, one_gone = see(spec, [*ending, left]), see(spec, ending)
+
+    assert waiting.decision.replicas == {P: 0, D: 1}
+    assert "it waits for room" in step_of(waiting, rules.BUDGET, "prefill/x").why
+    assert "BudgetTooSmall" in reasons(waiting)
+    assert one_gone.decision.replicas == see(spec, none).decision.replicas == {P: 1, D: 1}
+
+
 def test_a_lowered_budget_takes_workers_that_start_and_not_the_last_that_is_ready():
     decode = [pool(1, "a"), pool(3, "b", minReplicas=3)]
     spec = make_spec(prefill=[pool(1)], decode=decode, budget={"total": 4})
