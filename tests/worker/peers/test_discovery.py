@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -336,6 +337,13 @@ def stored_record(etcd: Any, of: Any) -> WorkerRecord:
 
 def write_leased(etcd: Any, beside: Any, record: Any, *, seconds: int = 1) -> None:
     """Write a record under a lease without renewals, as a worker that has died since."""
-    lease = etcd.ctl("lease", "grant", str(seconds)).split()[1]
     key = beside.own_key.removesuffix(beside.own.pod) + record.pod
-    etcd.ctl("put", f"--lease={lease}", key, msgspec.json.encode(record).decode())
+    # By etcd's JSON gateway: the start of two etcdctl can take longer than a short lease.
+    with httpx.Client(base_url=f"http://{etcd.endpoint}/v3") as gateway:
+        lease = gateway.post("/lease/grant", json={"TTL": seconds}).json()["ID"]
+        put = {"key": _base64(key.encode()), "value": _base64(msgspec.json.encode(record))}
+        gateway.post("/kv/put", json=put | {"lease": lease}).raise_for_status()
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
