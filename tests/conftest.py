@@ -56,8 +56,9 @@ LONGEST_FIRST = (
 
 @functools.cache
 def group_of(file: str) -> str:
-    """The name of what goes to one process together with this file, whose path is from the root;
-    itself when it stands alone.
+    """Name of the group of files that one process runs with this one; the file itself without one.
+
+    file: its path from the root.
     """
     if not file.startswith("tests/system/"):
         return file

@@ -100,7 +100,7 @@ class Nodes:
 
     def _run(self) -> None:
         while not self._end.is_set():
-            # a pod changed, or the server is away: look again
+            # a pod changed, or the server is away: list them again
             with contextlib.suppress(AssertionError, OSError, HTTPException):
                 self._tick()
             time.sleep(TICK_SECONDS)

@@ -62,7 +62,7 @@ class Registered:
 
     def _run(self) -> None:
         while not self._end.is_set():
-            # one of the servers is away: look again
+            # one of the servers is away: read both again
             with contextlib.suppress(AssertionError, OSError, HTTPException, httpx.HTTPError):
                 self._tick()
             time.sleep(TICK_SECONDS)

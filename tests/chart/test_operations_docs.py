@@ -158,7 +158,7 @@ def test_gitops_objects_are_yaml_that_names_our_kinds() -> None:
     ]
     assert list(objects[0]["configs"]["cm"]) == [
         "resource.customizations.health.pdcluster.io_PDCluster"
-    ]  # type: ignore[index]
+    ]
     assert "ignoreDifferences" not in {key for found in objects for key in found}
 
 
@@ -170,7 +170,7 @@ def test_values_in_the_gitops_guide_are_the_charts() -> None:
         for given in (
             one.get("spec", {}).get("values"),
             one.get("spec", {}).get("source", {}).get("helm", {}).get("valuesObject"),
-        )  # type: ignore[attr-defined]
+        )
         if given
     ]
 

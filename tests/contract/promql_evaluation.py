@@ -87,7 +87,7 @@ def _value(node: Any, data: list[Series]) -> Value:
             return _called(node, data)
         case "BinaryExpr":
             return _combined(node, data)
-    raise NotImplementedError(type(node).__name__)
+    raise NotImplementedError(f"no alert has used a {type(node).__name__} so far: evaluate it here")
 
 
 def _selected(node: Any, data: list[Series]) -> Vector:

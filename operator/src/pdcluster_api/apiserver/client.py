@@ -191,17 +191,7 @@ class ApiClient:
         metadata.resourceVersion.
         """
         path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
-        return await self._send(
-            Request(
-                "patch",
-                kind.name,
-                "PATCH",
-                path,
-                {"fieldManager": FIELD_MANAGER},
-                patch,
-                MERGE_PATCH,
-            )
-        )
+        return await self._patch(kind, path, patch, MERGE_PATCH)
 
     async def json_patch(
         self,
@@ -214,16 +204,12 @@ class ApiClient:
     ) -> Body:
         """JSON patch of a subresource.  Raises ConflictError when a `test` operation fails."""
         path = f"{kind.path(namespace, name)}/{subresource}"
+        return await self._patch(kind, path, operations, JSON_PATCH)
+
+    async def _patch(self, kind: Kind, path: str, content: Any, content_type: str) -> Body:
+        owner = {"fieldManager": FIELD_MANAGER}
         return await self._send(
-            Request(
-                "patch",
-                kind.name,
-                "PATCH",
-                path,
-                {"fieldManager": FIELD_MANAGER},
-                operations,
-                JSON_PATCH,
-            )
+            Request("patch", kind.name, "PATCH", path, owner, content, content_type)
         )
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:

@@ -37,7 +37,7 @@ class LoopMetrics:
         )
         self.drains_cut = Counter(
             "pdcluster_operator_drains_cut",
-            "Workers that were scaled away before they had drained, for "
+            "Workers that were scaled away before they had drained, because "
             "rollout.drainTimeoutSeconds was over.",
             ["namespace", "pdcluster"],
             registry=registry,

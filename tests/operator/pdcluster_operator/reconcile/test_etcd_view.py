@@ -308,7 +308,7 @@ async def test_a_cluster_is_due_when_its_etcd_goes_away_behind_it(world: World):
     world.etcd.error = EtcdUnreachableError("etcd is away")
     world.pass_by(IDLE_POLL_SECONDS)
     await world.last("a")
-    assert world.due == [KEY]  # and the pass says when to look again
+    assert world.due == [KEY]  # the reconcile gives its own requeue time
 
 
 async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(
