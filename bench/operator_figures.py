@@ -73,9 +73,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: how long it took, what operator and API server counted in it, every pass, and the
-    operator's CPU and memory at its end.
+    """One phase: how long it took, what operator and API server counted in it, every pass, the
+    CPU time of each process, and the operator's memory at its end.
 
+    servers_cpu_seconds: by process of the control plane
     notes: what else is to be said of it, a sentence each
     """
 
@@ -87,6 +88,7 @@ class Phase:
     cpu_seconds: float
     rss_bytes: int
     peak_rss_bytes: int
+    servers_cpu_seconds: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
     def lines(self, objects: int) -> list[str]:

@@ -58,6 +58,9 @@ ENDING_SECONDS = 1.0
 it yet.
 """
 
+SERVERS = ("kube-apiserver", "etcd")
+"""Processes of the control plane, whose CPU is read from /proc beside the operator's."""
+
 WRITING = ("apply", "create", "patch", "delete")
 """Verbs of the operator's writes; it updates nothing but its Lease."""
 
@@ -118,8 +121,7 @@ class Operator:
 
     def cpu_seconds(self) -> float:
         """CPU time so far."""
-        times = self._usage.cpu_times()
-        return times.user + times.system
+        return cpu_seconds(self._usage)
 
     def rss_bytes(self) -> int:
         """Resident memory now."""
@@ -219,6 +221,7 @@ class Bench:
         """
         notes: list[str] = []
         first, counted, cpu = self.operator, self.operator.metrics(), self.operator.cpu_seconds()
+        servers = self._server_cpu_seconds()
         server, log_size, started = (
             self._server(),
             self.operator.log.stat().st_size,
@@ -241,6 +244,7 @@ class Bench:
                 used,
                 last.rss_bytes(),
                 last.peak_rss_bytes(),
+                {name: now - servers[name] for name, now in self._server_cpu_seconds().items()},
                 notes,
             ),
         )
@@ -249,6 +253,9 @@ class Bench:
         """Another operator process takes over; returns when it leads."""
         self.operator.stop()
         self._start()
+
+    def _server_cpu_seconds(self) -> dict[str, float]:
+        return {name: cpu_seconds(psutil.Process(self.plane.pid(name))) for name in SERVERS}
 
     def _writes(self) -> dict[tuple[str, ...], float]:
         calls = self.operator.metrics().by("pdcluster_operator_api_calls_total", "verb", "kind")
@@ -270,6 +277,12 @@ class Bench:
             f"{self.plane.url}{path}", timeout=60, context=self.plane.tls
         ) as reply:
             return str(reply.read().decode())
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """CPU time of a process so far, in user and kernel."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def wait_until(predicate: Callable[[], bool], timeout_seconds: float, what: str) -> None:

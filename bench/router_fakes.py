@@ -6,26 +6,28 @@ tokens.
 `http` speaks OpenAI's API, for routers that relay it; `grpc` what our decode workers speak to a
 router, over mutual TLS with the files of the folder CERTIFICATES, a report of load every second
 among it.  A streamed answer has a token each TOKEN_SECONDS, one write each; a whole one has no
-pauses (over gRPC it is a message a token all the same).  Prints one line, the addresses as JSON,
+pauses, and so is one message over gRPC.  Prints one line, the addresses as JSON,
 and ends when its standard input does.
 """
 
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import httptools
 import uvloop
+from msgspec.structs import replace
 
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Hello, Load, Note
+from pdcluster_worker.messages.peers import Generated, Hello, Load, Note
+from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.notes import notes_to_proto
+from pdcluster_worker.peers.generate_service import GenerateService
 from pdcluster_worker.peers.options import SERVER_OPTIONS
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.proto import worker_pb2 as pb
@@ -168,9 +170,9 @@ def addresses_of(servers: Sequence[asyncio.Server]) -> list[str]:
 # --- what our workers speak -------------------------------------------------------------------
 
 
-def _replies() -> list[bytes]:
+def _replies() -> list[Generated]:
     """A decode worker's, with the notes that it sends of its own decisions."""
-    first = [
+    first = (
         Note("received", 0.0, {"role": "decode"}),
         Note(
             "offload",
@@ -180,26 +182,23 @@ def _replies() -> list[bytes]:
         Note("context_begin", 0.0002, {"queue_seconds": 0.0001}),
         Note("context_end", 0.0003, {"prefill": "local", "cached_tokens": 0}),
         Note("decoding_begin", 0.0003, {}),
-    ]
-    replies = [pb.GenerateReply(token=pb.Token(token_id=_TOKEN_ID)) for _ in range(NUM_TOKENS)]
-    replies[0].prefill = "local"
-    replies[0].token.queue_seconds, replies[0].token.prefill_seconds = 0.0001, 0.0001
-    replies[0].notes.extend(notes_to_proto(first))
-    replies[-1].token.finish_reason = "length"
-    replies[-1].notes.extend(notes_to_proto([Note("decoding_end", 0.01, {"reason": "length"})]))
-    return [reply.SerializeToString() for reply in replies]
+    )
+    last = (Note("decoding_end", 0.01, {"reason": "length"}),)
+    replies = [Generated(Token("", _TOKEN_ID)) for _ in range(NUM_TOKENS)]
+    begun = Token("", _TOKEN_ID, queue_seconds=0.0001, prefill_seconds=0.0001)
+    replies[0] = Generated(begun, "local", notes=first)
+    replies[-1] = Generated(Token("", _TOKEN_ID, finish_reason="length"), notes=last)
+    return replies
 
 
 REPLIES = _replies()
 
 
 class GrpcWorker:
-    """One decode worker.
-
-    Its calls are coroutines that write to their context, like our service's.
-    """
+    """One decode worker: our service's stream, and nothing behind it."""
 
     def __init__(self, engine_id: str) -> None:
+        self.engine_id = engine_id
         self._hello = Hello(
             engine_id,
             "decode",
@@ -216,7 +215,9 @@ class GrpcWorker:
         one, many = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         methods = {
             "Handshake": one(self._shake_hands),
-            "Generate": many(self._generate, pb.GenerateRequest.FromString),
+            "Generate": grpc.stream_stream_rpc_method_handler(
+                self._generate, pb.Frame.FromString, pb.Frame.SerializeToString
+            ),
             "Watch": many(self._watch),
         }
         return grpc.method_handlers_generic_handler(_SERVICE, methods)
@@ -233,12 +234,17 @@ class GrpcWorker:
             await context.write(report.SerializeToString())
             await asyncio.sleep(REPORT_SECONDS)
 
-    async def _generate(self, request: pb.GenerateRequest, context: Any) -> None:
-        is_paced = request.request.sampling.seed == STREAM_SEED
+    async def _generate(self, frames: AsyncIterator[pb.Frame], context: Any) -> None:
+        await GenerateService(self, context).serve(frames)
+
+    async def generate(self, spec: RequestSpec, _: str) -> AsyncGenerator[Generated, None]:
+        """See `peers.generate_service.Generates`."""
+        is_paced = spec.sampling.seed == STREAM_SEED
         for index, reply in enumerate(REPLIES):
             if index and is_paced:
                 await asyncio.sleep(TOKEN_SECONDS)
-            await context.write(reply)
+            token = replace(reply.token, request_id=spec.request_id)
+            yield replace(reply, token=token)
 
 
 async def serve_grpc(workers: int, folder: Path) -> list[dict[str, str]]:

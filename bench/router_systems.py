@@ -1,10 +1,10 @@
 """The routers under test, each a process of its own in front of the same number of fake workers.
 
-Ours is the `router` role as it is deployed: `python -m pdcluster_worker`, etcd, mutual TLS, its
-metrics and journeys.  The others run as their own command starts them, from an environment of
-their own (`peers/install_routers.sh`), without access logs, and take their workers in turn: their
-cheapest policy.  They relay the bytes of OpenAI's API; ours has the API itself, with
-tokens on its other side.
+Ours is the `router` role as it is deployed, in both of its modes: `python -m pdcluster_worker`,
+etcd, mutual TLS, its metrics and journeys.  The others run as their own command starts them, from
+an environment of their own (`peers/install_routers.sh`), without access logs, and take their
+workers in turn: their cheapest policy.  They relay the bytes of OpenAI's API, as ours does where it
+relays; else ours has the API itself, with tokens on its other side.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from pdctl.local.processes import Launch, spawn
 
 FOLDER = Path.home() / ".cache" / "pdcluster" / "routers"
 PEERS = ("sglang-router", "smg", "vllm-router")
-OURS = "ours"
+OURS, RELAYING = "ours", "ours, relaying"
 READY_SECONDS = 60.0
 _NAMESPACE, _CLUSTER = "bench", "overhead"
 _POLL_SECONDS = 0.1
@@ -120,14 +120,16 @@ async def peer_router(
 
 @asynccontextmanager
 async def our_router(
-    workers: Sequence[Mapping[str, str]], certificates: Path, model: Path, logs: Path
+    name: str, workers: Sequence[Mapping[str, str]], certificates: Path, model: Path, folder: Path
 ) -> AsyncIterator[Router]:
     """The router role in front of these workers, whose records are written into an etcd of its own.
 
-    Raises StartError.
+    name: RELAYING = it relays.  workers: addresses and engine ids.  Raises StartError.
     """
+    logs = folder / name.replace(", ", "-")
+    logs.mkdir()
     launch, endpoint = etcd_launch(find_etcd(), logs / "etcd", logs / "etcd.log")
-    port, config = free_port(), logs / "router.yaml"
+    port, config, policy = free_port(), logs / "router.yaml", logs / "policy.yaml"
     document = {
         "cluster": _CLUSTER,
         "revision": REVISION,
@@ -139,14 +141,16 @@ async def our_router(
         "listen": {"host": "127.0.0.1", "http": port, "grpc": free_port(), "kv": free_port()},
     }
     config.write_text(yaml.safe_dump(document))
+    policy.write_text(yaml.safe_dump({"relaying": {"enabled": name == RELAYING}}))
     environment = {"POD_NAME": "router-0", "POD_NAMESPACE": _NAMESPACE, "POD_IP": "127.0.0.1"}
-    command = (sys.executable, "-m", "pdcluster_worker", "--engine-config", str(config))
+    files = ("--engine-config", str(config), "--policy", str(policy))
+    command = (sys.executable, "-m", "pdcluster_worker", *files)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(_started("etcd", launch.command, {}, logs))
         await wait_until_reachable(endpoint, launch.log)
         await _register(endpoint, workers)
-        process = await stack.enter_async_context(_started(OURS, command, environment, logs))
-        yield await _ready(OURS, f"127.0.0.1:{port}", process, logs, len(workers))
+        process = await stack.enter_async_context(_started(name, command, environment, logs))
+        yield await _ready(name, f"127.0.0.1:{port}", process, logs, len(workers))
 
 
 def certificate_folder(folder: Path) -> Path:
@@ -164,7 +168,7 @@ async def _register(endpoint: str, workers: Sequence[Mapping[str, str]]) -> None
             addresses = {
                 "grpc_address": worker["address"],
                 "kv_address": "127.0.0.1:1",
-                "http_address": "127.0.0.1:1",
+                "http_address": worker["http"],
             }
             record = {
                 "engine_id": worker["engine_id"],

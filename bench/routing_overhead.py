@@ -1,8 +1,8 @@
 """Cost of routing: latency that a router adds and requests a second on one core, ours beside
 others.
 
-    bench/routing_overhead.py [--only ours sglang-router smg vllm-router] [--rounds 3] [--seconds 4]
-    [--log]
+    bench/routing_overhead.py [--only ours "ours, relaying" sglang-router smg vllm-router]
+    [--rounds 3] [--seconds 4] [--log]
 
 64 fake workers answer at once with eight tokens (`router_fakes`).  Each router in turn, in another
 order each round, gets an open loop at `--rate` and a closed loop of `--concurrency`, both of whole
@@ -29,6 +29,7 @@ from router_systems import (
     FOLDER,
     OURS,
     PEERS,
+    RELAYING,
     Router,
     certificate_folder,
     cores,
@@ -44,6 +45,7 @@ from pdctl.bench.answers import percentile
 
 ROOT = Path(__file__).parents[1]
 DIRECT = "direct"
+OURS_BOTH = (OURS, RELAYING)
 PROMPT = "Write about the sea, the wind and one small boat that is late for dinner. " * 4
 WARM_SECONDS = 1.0
 
@@ -121,7 +123,7 @@ Results = dict[tuple[str, str], Figures]
 
 async def main(options: argparse.Namespace) -> str:
     """Measure; the report."""
-    names = [name for name in options.only if name == OURS or name in installed(options.folder)]
+    names = [name for name in options.only if name in (*OURS_BOTH, *installed(options.folder))]
     missing = [name for name in options.only if name not in names]
     results: Results = {}
     wanted = loads(options.rate, options.stream_rate, options.concurrency)
@@ -132,7 +134,8 @@ async def main(options: argparse.Namespace) -> str:
             )
         )
         plain = await stack.enter_async_context(fake_workers("http", options.workers, logs))
-        routers = [await _start(stack, name, options, plain, logs) for name in names]
+        start = _Starting(stack, options, plain, logs)
+        routers = [await start.router(name) for name in names]
         for number in range(options.rounds):
             turn = number % (len(routers) + 1)
             systems: list[Router | None] = [None, *routers]
@@ -141,16 +144,36 @@ async def main(options: argparse.Namespace) -> str:
     return report(results, wanted, names, missing)
 
 
-async def _start(
-    stack: AsyncExitStack, name: str, options: argparse.Namespace, plain: Sequence[str], logs: Path
-) -> Router:
-    if name != OURS:
-        return await stack.enter_async_context(peer_router(name, options.folder, plain, logs))
-    certificates = certificate_folder(logs / "certificates")
-    workers = await stack.enter_async_context(fake_workers("grpc", options.workers, certificates))
-    return await stack.enter_async_context(
-        our_router(workers, certificates, options.model_path, logs)
-    )
+@dataclass(slots=True)
+class _Starting:
+    """Starts the routers, and the workers' other side before the first of ours.  plain: addresses
+    of the fakes that speak HTTP.
+    """
+
+    stack: AsyncExitStack
+    options: argparse.Namespace
+    plain: Sequence[str]
+    logs: Path
+    workers: list[dict[str, str]] = field(default_factory=list)
+
+    async def router(self, name: str) -> Router:
+        """One that serves."""
+        options, certificates = self.options, self.logs / "certificates"
+        if name not in OURS_BOTH:
+            return await self.stack.enter_async_context(
+                peer_router(name, options.folder, self.plain, self.logs)
+            )
+        if not self.workers:
+            certificate_folder(certificates)
+            found = await self.stack.enter_async_context(
+                fake_workers("grpc", options.workers, certificates)
+            )
+            self.workers = [
+                {**worker, "http": http} for worker, http in zip(found, self.plain, strict=True)
+            ]
+        return await self.stack.enter_async_context(
+            our_router(name, self.workers, certificates, options.model_path, self.logs)
+        )
 
 
 async def _measure(
@@ -236,19 +259,24 @@ def _latencies(results: Results, load: Load, names: Sequence[str]) -> str:
 
 
 def _rates(results: Results, load: Load, names: Sequence[str]) -> str:
-    ours = results[OURS, load.name].per_core if OURS in names else []
+    ours = [name for name in OURS_BOTH if name in names]
     rows = []
     for name in names:
         found = results[name, load.name]
-        of_theirs = cell(ratios(ours, found.per_core)) if ours and name != OURS else "-"
+        of_theirs = [
+            cell(ratios(results[mine, load.name].per_core, found.per_core))
+            if name not in OURS_BOTH
+            else "-"
+            for mine in ours
+        ]
         rows.append(
-            [name, cell(found.per_core), of_theirs, cell(found.per_second), cell(found.last_p50)]
+            [name, cell(found.per_core), *of_theirs, cell(found.per_second), cell(found.last_p50)]
         )
     return table(
         [
             f"{load.concurrency} at a time",
             "requests/s a core",
-            "ours / theirs",
+            *(f"{mine} / theirs" for mine in ours),
             "requests/s",
             "p50, ms",
         ],
@@ -258,7 +286,9 @@ def _rates(results: Results, load: Load, names: Sequence[str]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=(OURS, *PEERS), default=[OURS, *PEERS])
+    parser.add_argument(
+        "--only", nargs="+", choices=(*OURS_BOTH, *PEERS), default=[*OURS_BOTH, *PEERS]
+    )
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load")

@@ -1,13 +1,16 @@
 """CPU of the server process for each streamed token and for each request: everything but the engine
 and the peers.
 
-    python bench/server_path.py [--streams 1 16 64] [--tokens 200] [--requests 300] [--profile]
+    python bench/server_path.py [--streams 1 16 64] [--tokens 200] [--requests 300] [--warm]
+        [--profile]
 
 The real application on uvloop.  The engine is played: it sends the frames of a
 real one, one a step, to the real EngineClient.  What is counted is the CPU time of
 this process, user and system, so run it on a machine with nothing else on it:
 first to the bytes handed to the HTTP server, then over loopback sockets to a
-client process, the kernel's work included.
+client process, the kernel's work included.  Between two steps memory is read, which
+does not count, so caches are as cold as an engine's step on the same core leaves
+them; with `--warm` they stay as they are.
 """
 
 import argparse
@@ -37,6 +40,7 @@ from pdcluster_worker.messages.engine import EngineReady, Submit, Tokens
 from pdcluster_worker.messages.facts import Device, KVGeometry
 from pdcluster_worker.messages.requests import FinishReason, Token
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.processes.life import settle_memory
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.http.run import serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -45,6 +49,9 @@ MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 STEP_SECONDS = 0.005
 VOCABULARY = 49152
 PROMPT = "Write about the sea, the wind and one small boat that is late for dinner. " * 4
+
+WEIGHTS = bytearray(64 << 20)
+"""Read between two steps, as a model's are."""
 
 READER = """
 import selectors, socket, sys
@@ -119,6 +126,7 @@ class Backend:
     def __init__(self, ingress: Ingress) -> None:
         self.generate = ingress.generate
         self.abort = ingress.abort
+        self.follow = ingress.follow
 
     def ready(self) -> None: ...
 
@@ -190,7 +198,7 @@ async def call(app: ASGIApp, content: bytes) -> None:
 
 
 async def steps_cpu(
-    engine: PlayedEngine, target: ASGIApp | int, streams: int, tokens: int
+    engine: PlayedEngine, target: ASGIApp | int, streams: int, tokens: int, *, is_cold: bool
 ) -> float:
     """Seconds of CPU of so many steps.  target: an application, or the port of one."""
     body = {
@@ -211,22 +219,31 @@ async def steps_cpu(
     await asyncio.sleep(0.2)
     names, engine.waiting = engine.waiting, []
     draw = random.Random(0)
-    before = time.process_time()
+    before, cooling = time.process_time(), 0.0
     for step in range(tokens):
         ids = [draw.randrange(1000, VOCABULARY) for _ in names]
+        if is_cold:
+            cooling += cool()
         engine.step(names, ids, "length" if step == tokens - 1 else None)
         await asyncio.sleep(STEP_SECONDS)
     await client
+    return time.process_time() - before - cooling
+
+
+def cool() -> float:
+    """Take the caches, and return the seconds of CPU that this took."""
+    before = time.process_time()
+    WEIGHTS.count(1)
     return time.process_time() - before
 
 
 async def stream(engine: PlayedEngine, target: ASGIApp | int, options: argparse.Namespace) -> None:
     """Print the CPU of a streamed token, beyond that of steps without any."""
     place = "over sockets" if isinstance(target, int) else "to the HTTP server"
-    floor = await steps_cpu(engine, target, 0, options.tokens)
+    floor = await steps_cpu(engine, target, 0, options.tokens, is_cold=not options.warm)
     print(f"{place}: {floor / options.tokens * 1e6:.0f} us of CPU a step without tokens")
     for streams in options.streams:
-        cpu = await steps_cpu(engine, target, streams, options.tokens)
+        cpu = await steps_cpu(engine, target, streams, options.tokens, is_cold=not options.warm)
         a_token = (cpu - floor) / (streams * options.tokens)
         print(
             f"{place}: {streams} streams: {a_token * 1e6:.1f} us of CPU a token, "
@@ -268,6 +285,7 @@ async def main(options: argparse.Namespace) -> None:
         lambda: policy,
     )
     server = await serve(app, "127.0.0.1", 0)
+    settle_memory()
     for target in (app, server.port):
         await stream(engine, target, options)
     if options.requests:
@@ -281,6 +299,7 @@ if __name__ == "__main__":
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--warm", action="store_true")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if arguments.profile:

@@ -1,17 +1,24 @@
 """Time per output token with and without drafts, on a load that repeats its prompt and on free
 chat.
 
-    bench/speculation.py [--streams 1 4 16] [--tokens 96] [--rounds 2]
+    bench/speculation.py [--streams 1 4 16] [--tokens 96] [--rounds 2] [--draft-layers N]
 
 The real core over the real runner, SmolLM2-135M, chat prompts through its template.
 The ways take turns, round by round, on the same requests; TPOT of a request is its
 time from the first token to the last over the tokens between.  Run it on a machine
 that does nothing else.
+
+Drafts are ngram's, or with --draft-layers those of a draft model: the sample model's own
+first layers, since it has no smaller sibling.  They were not trained to end there, so
+that the figure says what drafting by a model costs, and not how often a trained one is
+right.
 """
 
 import argparse
+import json
 import os
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,12 +61,27 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--loads", nargs="+", default=["repeat", "chat"])
+    parser.add_argument(
+        "--draft-layers", type=int, help="draft by so many first layers of the model"
+    )
     options = parser.parse_args()
     # as the engine process has it; read when torch is imported
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ["GOMP_SPINCOUNT"] = "20000"
-    bench = Bench(options.threads)
-    for load in ("repeat", "chat"):
+    with tempfile.TemporaryDirectory() as folder:
+        draft = (
+            None
+            if options.draft_layers is None
+            else first_layers(MODEL, options.draft_layers, Path(folder))
+        )
+        report(Bench(options.threads, draft), options)
+
+
+def report(bench: "Bench", options: argparse.Namespace) -> None:
+    """Measure and print."""
+    drafter = "ngram" if options.draft_layers is None else f"{options.draft_layers} layers"
+    for load in options.loads:
         for num_streams in options.streams:
             found: dict[bool, list[float]] = {False: [], True: []}
             rates: list[tuple[int, int, int]] = []
@@ -76,8 +98,8 @@ def main() -> None:
             )
             share = num_accepted / num_drafted if num_drafted else 0.0
             print(
-                f"{load}, {num_streams} streams: TPOT {plain:.1f} ms, with ngram {drafted:.1f} ms, "
-                f"{drafted / plain:.2f}x; "
+                f"{load}, {num_streams} streams: TPOT {plain:.1f} ms, "
+                f"with {drafter} {drafted:.1f} ms, {drafted / plain:.2f}x; "
                 f"drafted {num_drafted} for {num_tokens} tokens, {share:.0%} right",
                 flush=True,
             )
@@ -86,23 +108,34 @@ def main() -> None:
 class Bench:
     """One loaded model; a new engine over it for each run."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, draft: Path | None) -> None:
+        """draft: folder of a draft model; None = drafts are ngram's."""
         from transformers import AutoTokenizer
 
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.config.model import ModelConfig
         from pdcluster_worker.config.speculation import SpeculationConfig
+        from pdcluster_worker.model.draft_opening import divide, make_drafter, open_draft_runner
         from pdcluster_worker.model.runner_opening import open_runner
 
-        engine = EngineConfig(
-            max_batched_tokens=2048,
-            num_blocks=BLOCKS,
-            threads=threads,
-            speculation=SpeculationConfig(),
+        speculation = (
+            SpeculationConfig()
+            if draft is None
+            else SpeculationConfig(method="draft", draft_model=str(draft))
         )
-        self._runner, self._cache, _ = open_runner(
-            ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine
+        model = ModelConfig(name="m", path=str(MODEL), dtype="bfloat16")
+        division = divide(
+            model,
+            EngineConfig(
+                max_batched_tokens=2048,
+                num_blocks=BLOCKS,
+                threads=threads,
+                speculation=speculation,
+            ),
         )
+        opened = open_draft_runner(model, division, "cpu")
+        self._runner, self._cache, info = open_runner(model, division.engine)
+        self._drafter = make_drafter(division.engine, opened, info)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
 
     def run(
@@ -132,7 +165,6 @@ class Bench:
 
     def _core(self, *, drafts: bool) -> "EngineCore":
         from pdcluster_worker.engine.core import EngineCore
-        from pdcluster_worker.engine.speculation import NgramDrafter
         from pdcluster_worker.messages.engine_settings import EngineSettings, SpeculationSettings
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
@@ -142,7 +174,7 @@ class Bench:
         )
         # which moves nothing here
         transport = FakeTransport(FakeNetwork(), self._cache, "engine", time.monotonic)
-        drafter = None if speculation is None else NgramDrafter(speculation)
+        drafter = self._drafter if drafts else None
         return EngineCore(settings, self._runner, transport, time.monotonic, drafter=drafter)
 
     def _spec(self, load: str, number: int, num_tokens: int, turn: int) -> "RequestSpec":
@@ -166,6 +198,23 @@ class Bench:
             ignore_eos=True,
         )
         return RequestSpec(f"{load}-{number}", list(prompt), sampling)
+
+
+def first_layers(model: Path, num_layers: int, folder: Path) -> Path:
+    """A model of the first layers of another, with its embedding, last norm and head."""
+    from safetensors.torch import load_file, save_file
+
+    weights = {
+        name: tensor
+        for name, tensor in load_file(model / "model.safetensors").items()
+        if ".layers." not in name or int(name.split(".layers.")[1].split(".")[0]) < num_layers
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / name).write_bytes((model / name).read_bytes())
+    return folder
 
 
 def _text(number: int) -> str:

@@ -19,6 +19,7 @@ import jsonschema_rs
 import tokenizers
 
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.grammar import book as room
 from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
@@ -53,6 +54,7 @@ def main() -> None:
         for path in sorted(options.folder.glob("*.json"))
         if path.stat().st_size <= options.max_bytes
     ]
+    room.MOST_BYTES = 1 << 30  # so that each is compiled once
     model = Model(MODEL, dtype="bfloat16", num_blocks=2048)
     try:
         schemas, refused, seconds = compiled(model.runner.grammars, paths, options.count)

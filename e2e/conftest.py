@@ -28,7 +28,7 @@ from e2e.harness import (
     save_state,
     wait_for_workers,
 )
-from e2e.rig.paths import CACHE
+from e2e.rig.paths import CACHE, HAS_STOCK_ENGINE, STOCK_SWITCH
 from tests.system.waiting import wait_for
 
 TIMEOUT_SECONDS = 1800
@@ -55,13 +55,16 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Kubernetes]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """The first test waits for the cluster, and that may have its images to build.
 
-    The order is random, but for the tests on the fleet: they come together, at the end, for each
-    change between it and the example replaces all workers.
+    The order is random, but for the tests on the fleet, and those that need a cluster without
+    workers: they come together, at the end, for each change between them and the others replaces
+    all workers.
     """
     for item in items:
         item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+        if HAS_STOCK_ENGINE and _fixtures(item) & {"chat", "fleet"}:
+            item.add_marker(pytest.mark.skip(f"{STOCK_SWITCH} is set: the cluster has no worker"))
     yield
-    items.sort(key=lambda item: "fleet" in getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: bool(_fixtures(item) & {"fleet", "alone"}))
 
 
 @pytest.fixture
@@ -150,6 +153,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.failed and _used:
         save_state(_used[-1], ARTIFACTS / re.sub(r"\W+", "-", f"{item.name}-{report.when}"))
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
 
 
 def _scalers_exist(operator: Kubernetes) -> bool:

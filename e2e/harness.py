@@ -21,7 +21,7 @@ import yaml
 
 from e2e.rig import cluster as rig
 from e2e.rig import removal
-from e2e.rig.paths import CACHE, IMAGES, REPOSITORY
+from e2e.rig.paths import CACHE, IMAGES, REPOSITORY, STOCK_SWITCH
 from e2e.rig.paths import Cluster as RigCluster
 from e2e.rig.shell import run
 from tests.system.waiting import wait_for
@@ -44,8 +44,8 @@ ARTIFACTS = Path(__file__).parent / ".artifacts"
 class Kubernetes:
     """A cluster to test on.
 
-    images: operator, worker and etcd, by these keys: names under which the cluster's nodes have
-            them or can pull them
+    images: operator, etcd and worker, or server and vllm in its place, by these keys: names under
+            which the cluster's nodes have them or can pull them
     rig: where it is the rig's, that
     """
 
@@ -132,7 +132,7 @@ class Kubernetes:
         }
         values = {
             "image": images["operator"],
-            "workerImage": images["worker"],
+            f"{self._worker}Image": images[self._worker],
             "etcdImage": self.images["etcd"],
         }
         settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
@@ -188,7 +188,7 @@ class Kubernetes:
         """A pod that can run Python, from the worker's image, with nothing of a worker."""
         container = {
             "name": "client",
-            "image": self.images["worker"],
+            "image": self.images[self._worker],
             "imagePullPolicy": "IfNotPresent",
             "command": ["python", "-c", "import signal; signal.sigwait([signal.SIGTERM])"],
             "resources": {"requests": {"cpu": "50m"}},
@@ -201,6 +201,11 @@ class Kubernetes:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CLIENT_POD}, "spec": spec}
         self.kubectl("apply", "--filename=-", stdin=json.dumps(pod))
         self.kubectl("wait", "--for=condition=Ready", f"pod/{CLIENT_POD}", "--timeout=120s")
+
+    @property
+    def _worker(self) -> str:
+        """Name of our image that workers run."""
+        return "worker" if "worker" in self.images else "server"
 
     @property
     def _kubectl(self) -> tuple[object, ...]:
@@ -258,20 +263,24 @@ def kubernetes() -> Iterator[Kubernetes]:
     is started and removed.
 
     Another cluster needs the images (PDCLUSTER_OPERATOR_IMAGE, PDCLUSTER_WORKER_IMAGE,
-    PDCLUSTER_ETCD_IMAGE, with tags) and a PersistentVolumeClaim `models` in namespace default with
-    the folder smollm2-135m-instruct.
+    PDCLUSTER_ETCD_IMAGE, with tags; with PDCLUSTER_E2E_VLLM, PDCLUSTER_SERVER_IMAGE and
+    PDCLUSTER_VLLM_IMAGE in place of the worker's) and a PersistentVolumeClaim `models` in namespace
+    default with the folder smollm2-135m-instruct.
     """
     if kubeconfig := os.environ.get("PDCLUSTER_KUBECONFIG"):
         yield Kubernetes(
             Path(kubeconfig),
-            {key: _image_of_environment(key) for key in ("operator", "worker", "etcd")},
+            {key: _image_of_environment(key) for key in IMAGES.tested},
         )
         return
-    here, images = (
-        RigCluster(),
-        {"operator": IMAGES.operator, "worker": IMAGES.worker, "etcd": IMAGES.etcd},
-    )
+    here, images = RigCluster(), IMAGES.tested
     if removal.is_running(here):
+        missing = set(images.values()) - set(here.images.read_text().split())
+        if missing:
+            raise ValueError(
+                f"the cluster that is up has no {', '.join(sorted(missing))}: end it with "
+                f"`make cluster-down`, and set {STOCK_SWITCH} where vLLM is to be tested"
+            )
         yield Kubernetes(here.kubeconfig, images, here)
         return
     try:

@@ -1,6 +1,7 @@
 """Make a tiny random model folder with a working tokenizer: `make_tiny_model.py KIND DIR [SEED]`.
 
-KIND is llama (grouped KV heads), llama-mha (as many KV heads as query heads),
+KIND is llama (grouped KV heads), llama-wide (the same with heads of 32, the
+least that vLLM takes), llama-mha (as many KV heads as query heads),
 mistral (sliding window off, one KV head), qwen2 (biases), qwen3 (query and key
 norms), smollm3 (layers without positions), gemma (offset norms, scaled
 embedding, tied head) or olmo2 (none of our decoder's: norms come after).
@@ -54,6 +55,7 @@ def make_config(kind: str) -> Any:
 
     kinds: dict[str, tuple[str, dict[str, Any]]] = {
         "llama": ("LlamaConfig", {}),
+        "llama-wide": ("LlamaConfig", {"head_dim": 32}),
         "llama-mha": ("LlamaConfig", {"num_key_value_heads": 4}),
         "mistral": ("MistralConfig", {"num_key_value_heads": 1, "sliding_window": None}),
         "qwen2": ("Qwen2Config", {}),

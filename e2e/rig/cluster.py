@@ -15,7 +15,7 @@ import time
 import yaml
 
 from e2e.rig import components, images, store
-from e2e.rig.paths import CACHE, REPOSITORY, Cluster
+from e2e.rig.paths import CACHE, IMAGES, REPOSITORY, Cluster
 from e2e.rig.removal import down, is_running
 from e2e.rig.shell import CommandError, environment, install_packages, run, step
 from tests.apiserver.credentials import Credentials
@@ -50,6 +50,7 @@ def up(cluster: Cluster) -> None:
     store.fill()
     with step("starting Kubernetes"):
         cluster.pki.mkdir(parents=True)
+        cluster.images.write_text(" ".join(IMAGES.loaded))
         store.copy_to(cluster.containerd)
         _start_box(cluster)
         _wait_for_node(cluster)

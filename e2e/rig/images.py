@@ -2,7 +2,8 @@
 
 No registry is asked: the base that the Dockerfiles take as BASE_IMAGE is a
 Debian with Python made by debootstrap, and busybox (the pause image, too) and
-etcd are single static binaries.  buildah keeps its layers in the cache
+etcd are single static binaries.  vLLM's is a stand-in for the published one, of
+the packages that the benchmarks install.  buildah keeps its layers in the cache
 directory, so a change of our code rebuilds the last layers only.
 
 Debian's buildah (1.28) empties the file system of an image after `RUN
@@ -17,7 +18,7 @@ import shutil
 from pathlib import Path
 
 from e2e.rig.own_root import with_own_root
-from e2e.rig.paths import CACHE, IMAGES, REPOSITORY
+from e2e.rig.paths import CACHE, HAS_STOCK_ENGINE, IMAGES, REPOSITORY
 from e2e.rig.shell import run, step
 
 BASE_PACKAGES = "ca-certificates,python3,python3-venv"
@@ -36,8 +37,13 @@ REGISTRY_SETTINGS = (
 # torch's build for CPUs is in an index of its own, which this machine need not reach.
 DOCKERFILES: tuple[tuple[str, str, dict[str, str]], ...] = (
     (IMAGES.operator, "Dockerfile.operator", {}),
-    (IMAGES.worker, "Dockerfile.worker", {"VARIANT": "cuda"}),
+    (IMAGES.server, "Dockerfile.worker", {"VARIANT": "server"})
+    if HAS_STOCK_ENGINE
+    else (IMAGES.worker, "Dockerfile.worker", {"VARIANT": "cuda"}),
 )
+
+VLLM_INSTALLER = REPOSITORY / "bench/peers/install_vllm.sh"
+VLLM_DOCKERFILE = Path(__file__).with_name("vllm.Dockerfile")
 
 CACHE_MOUNT = re.compile(r"--mount=type=cache,target=/root/.cache\s+(\\\n\s*)?")
 
@@ -58,6 +64,8 @@ def build_images() -> None:
     for image, dockerfile, arguments in DOCKERFILES:
         with step(f"building {image}"):
             _build(image, REPOSITORY / dockerfile, REPOSITORY, BASE_IMAGE=IMAGES.base, **arguments)
+    if HAS_STOCK_ENGINE:
+        _build_vllm()
     # The packages are of use only when the pins change, and are gigabytes.
     shutil.rmtree(CACHE.images / "tmp")
     (CACHE.images / "dependencies").write_text(_dependencies())
@@ -125,6 +133,19 @@ def _build(image: str, dockerfile: Path, context: Path, **arguments: str) -> Non
         f"--volume={packages}:/root/.cache",
     )
     buildah("build", *options, *given, "-f", without_mounts, "-t", image, context)
+
+
+def _build_vllm() -> None:
+    """The stock engine's; not looked at again, for a minute, while its packages are the same."""
+    with step(f"installing vLLM into {CACHE.vllm}"):
+        run([VLLM_INSTALLER, CACHE.vllm])
+    record = CACHE.images / "vllm"
+    sources = VLLM_DOCKERFILE.read_text() + (CACHE.vllm / ".ready").read_text()
+    if has_image(IMAGES.vllm) and record.is_file() and record.read_text() == sources:
+        return
+    with step(f"building {IMAGES.vllm}"):
+        _build(IMAGES.vllm, VLLM_DOCKERFILE, CACHE.vllm, BASE_IMAGE=IMAGES.base)
+    record.write_text(sources)
 
 
 def _build_base() -> None:

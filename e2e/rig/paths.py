@@ -27,6 +27,11 @@ class Cache:
         return self.root / "smollm2-135m-instruct"
 
     @property
+    def vllm(self) -> Path:
+        """The environment that `bench/peers/install_vllm.sh` makes."""
+        return self.root / "vllm"
+
+    @property
     def images(self) -> Path:
         """Build storage, the images as OCI layout, and the store that containerd starts from."""
         return self.root / "images"
@@ -39,6 +44,12 @@ class Cache:
         """
         return self.images / f"of-{control_group}"
 
+
+STOCK_SWITCH = "PDCLUSTER_E2E_VLLM"
+HAS_STOCK_ENGINE = bool(os.environ.get(STOCK_SWITCH))
+"""The cluster holds a stock engine and our server process in place of our worker: both together
+would take 40 GB of disk.
+"""
 
 CACHE = Cache(Path(os.environ.get("PDCLUSTER_CACHE") or Path.home() / ".cache" / "pdcluster"))
 
@@ -67,6 +78,11 @@ class Cluster:
         return self.root / "log"
 
     @property
+    def images(self) -> Path:
+        """Names of the images that it holds, with spaces between."""
+        return self.root / "images"
+
+    @property
     def pki(self) -> Path:
         return self.root / "pki"
 
@@ -90,11 +106,23 @@ class Images:
     etcd: str = "localhost/pdcluster-etcd:e2e"
     operator: str = "localhost/pdcluster-operator:e2e"
     worker: str = "localhost/pdcluster-worker:e2e"
+    server: str = "localhost/pdcluster-server:e2e"
+    vllm: str = "localhost/stand-in-for-vllm-openai-cpu:v0.32.0"
+
+    @property
+    def tested(self) -> dict[str, str]:
+        """Images by what they are of: the operator, workers, their etcd."""
+        engines = (
+            {"server": self.server, "vllm": self.vllm}
+            if HAS_STOCK_ENGINE
+            else {"worker": self.worker}
+        )
+        return {"operator": self.operator, "etcd": self.etcd, **engines}
 
     @property
     def loaded(self) -> tuple[str, ...]:
         """Images that the cluster holds: all but the base images."""
-        return (self.busybox, self.etcd, self.operator, self.worker)
+        return (self.busybox, *self.tested.values())
 
 
 IMAGES = Images()

@@ -8,6 +8,7 @@ case, or a case without a rule, fails a test.
 from dataclasses import dataclass
 
 from tests.apiserver.cel_scheduling import OBJECT_CASES, scheduling_cases
+from tests.apiserver.cel_stock_engines import STOCK_CASES, role_cases
 from tests.operator.object_cases import CEILINGS, CPU, HUB, NIGHT, VOLUME, Change, at, both, without
 
 ROLES = ("prefill", "decode", "mixed")
@@ -165,6 +166,13 @@ def router_rules() -> list[Rule]:
             at(own, {"pools": [BIG]}),
         ),
         Rule(
+            "spec.routing",
+            "relaying is for routers, and there are none: give roles.router, or leave "
+            "routing.relaying out",
+            both(there, at("spec.routing", {"relaying": {"enabled": True}})),
+            at("spec.routing", {"relaying": {"enabled": True}}),
+        ),
+        Rule(
             "metadata.name",
             name,
             both(long, at("metadata.name", "c" * 15)),
@@ -229,6 +237,7 @@ def role_rules(role: str) -> list[Rule]:
             ),
         ),
         *(Rule(*case) for case in scheduling_cases(role, only(role))),
+        *(Rule(*case) for case in role_cases(role, only(role))),
         Rule(
             own,
             CUDA,
@@ -513,6 +522,18 @@ AUTOSCALE_RULES = [
             ),
         )
     ),
+    Rule(
+        "spec.placement.minTransferGBps",
+        "mixed workers move no KV between pools: remove it",
+        at("spec.placement", {"minTransferGBps": 1.5}),
+        both(only("mixed"), at("spec.placement", {"minTransferGBps": 1.5})),
+    ),
+    Rule(
+        "spec.placement",
+        "says nothing: give domainLabel, minTransferGBps or both, or remove it",
+        at("spec.placement", {"domainLabel": "rack"}),
+        at("spec.placement", {"mode": "Required"}),
+    ),
     *(
         Rule(
             f"spec.routing.{part}",
@@ -643,7 +664,7 @@ RULES = [
     *MODEL_RULES,
     *ETCD_RULES,
     *AUTOSCALE_RULES,
-    *(Rule(*case) for case in OBJECT_CASES),
+    *(Rule(*case) for case in (*OBJECT_CASES, *STOCK_CASES)),
     Rule(
         "spec.roles",
         "KV blocks move between roles: give prefill and decode the same engine.blockSize",
@@ -763,6 +784,7 @@ RULES = [
         at("spec.engine.kvCacheMemory", -1),
     ),
     name_rule("spec.service.apiKeySecret"),
+    name_rule("spec.service.endpointPicker.name"),
     Rule(
         "spec.service.cors.allowCredentials",
         "is not for every origin: name them in allowedOrigins in place of *, or leave it out",

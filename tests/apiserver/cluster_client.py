@@ -12,8 +12,9 @@ from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.plan.observed.state import Failure
+from pdcluster_operator.writes.actions import Action, ObjectName
 from pdcluster_operator.writes.apply import apply
-from pdcluster_operator.writes.diff import Action, ObjectName, diff
+from pdcluster_operator.writes.diff import diff
 from tests.apiserver import cluster_objects as objects
 
 Body = dict[str, Any]
@@ -64,7 +65,8 @@ class Connection:
 
     async def live(self, namespace: str) -> list[Body]:
         """Every object of a child's kind in the namespace, ours or not."""
-        return [body for kind in CHILDREN async for body in self.client.list(kind, namespace)]
+        kinds = [kind for kind in CHILDREN if not kind.is_optional]
+        return [body for kind in kinds async for body in self.client.list(kind, namespace)]
 
     async def actions(
         self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()

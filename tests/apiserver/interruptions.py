@@ -41,6 +41,7 @@ class Interruptions:
         self.kubeconfig = folder / "through-proxy.kubeconfig"
         self.num_watches: Counter[str] = Counter()
         self._streams: dict[str, set[_Stream]] = {}
+        self._silent = set[str]()
         self._refusals: list[tuple[int, str]] = []
         self._ready, self._end = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -60,12 +61,22 @@ class Interruptions:
         self._thread.join()
 
     def silence(self, plural: str) -> None:
-        """From now on the open watches of this kind stay open without events; later ones work."""
+        """From now on watches of this kind stay open without events, those that are opened later
+        too.
+        """
+        self._silent.add(plural)
         for stream in self._streams[plural]:
             stream.is_silent = True
 
+    def let_speak(self, plural: str) -> None:
+        """Watches of this kind that are opened from now on work again."""
+        self._silent.discard(plural)
+
     def expire(self, plural: str) -> None:
-        """End the open watches of this kind with 410: their resource version is too old."""
+        """End the open watches of this kind with 410, their resource version is too old; later
+        ones work.
+        """
+        self.let_speak(plural)
         gone = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -147,7 +158,7 @@ class Interruptions:
 
     async def _stream(self, request: web.Request, answer: Any) -> web.StreamResponse:
         plural = request.path.rsplit("/", 1)[-1]
-        stream = _Stream(self._loop.create_future())
+        stream = _Stream(self._loop.create_future(), is_silent=plural in self._silent)
         self._streams.setdefault(plural, set()).add(stream)
         self.num_watches[plural] += 1
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -164,8 +175,8 @@ class Interruptions:
 class _Stream:
     """One watch.  last_words: lines sent before it ends early."""
 
-    def __init__(self, last_words: asyncio.Future[bytes]) -> None:
-        self.is_silent, self.last_words = False, last_words
+    def __init__(self, last_words: asyncio.Future[bytes], *, is_silent: bool) -> None:
+        self.is_silent, self.last_words = is_silent, last_words
 
     async def copy(self, source: Any, target: web.StreamResponse) -> None:
         """Line by line, until one of them ends."""

@@ -64,9 +64,13 @@ async def passes_over(
     """
     registry = CollectorRegistry()
     async with ApiClient(await connect(kubeconfig), ApiMetrics(registry)) as client:
-        loop = Loop(client, LoopSettings(SITE, "operator-0", (namespace,), **settings), registry)
+        kept = LoopSettings(SITE, "operator-0", (namespace,), **settings)
+        loop = Loop(client, client, kept, registry)
         await loop.fill()
-        async with contextlib.nullcontext() if runs else loop._scraper:
+        async with contextlib.AsyncExitStack() as stack:
+            if not runs:
+                await stack.enter_async_context(loop._scraper)
+                await stack.enter_async_context(loop._verifier)
             try:
                 yield Passes(loop, Key(namespace, name))
             finally:

@@ -10,7 +10,7 @@ import pytest
 
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, CONFIG_MAP, POOL_SCALER, SECRET, SERVICE
 from pdcluster_api.schema.labels import SEEN_REPLICAS
-from pdcluster_operator.writes.diff import ObjectName
+from pdcluster_operator.writes.actions import ObjectName
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection
 from tests.apiserver.control_plane import ControlPlane, KubectlError

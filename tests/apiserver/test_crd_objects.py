@@ -67,10 +67,8 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
         "placement": {"domainLabel": "rack"},
     }
     document["spec"]["discovery"] = {"etcd": {"storage": {"size": "1Gi"}}}
-    document["spec"]["routing"] = {
-        name: {}
-        for name in ("offload", "prefillScore", "credits", "decodeScore", "moving", "racing")
-    }
+    sections = ("offload", "prefillScore", "credits", "decodeScore", "moving", "racing", "relaying")
+    document["spec"]["routing"] = {name: {} for name in sections}
     document["spec"]["qos"] = {"admission": {}}
     pool = {"name": "cpu", "gpu": "cpu", "replicas": 1}
 
@@ -118,6 +116,12 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
             "credits": {"batchesAhead": 2.0},
             "moving": {"enabled": True, "maxMoves": 2, "afterPreemptions": 0},
             "racing": {"enabled": False, "maxRequests": 2, "maxRatio": 0.1},
+            "relaying": {
+                "enabled": False,
+                "policy": "leastRequest",
+                "prefixBytes": 1024,
+                "maxRetries": 2,
+            },
         },
         "qos": {
             "stallSeconds": 20,

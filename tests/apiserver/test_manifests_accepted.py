@@ -57,6 +57,7 @@ CASES = {
         "endpoints",
         "longest name",
         "most pools",
+        "stock engine with flags",
     )
 }
 

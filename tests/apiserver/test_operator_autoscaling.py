@@ -297,6 +297,7 @@ async def test_the_running_loop_scrapes_decides_and_scales(
     async with passes_over(
         control_plane.kubeconfig, namespace, worker_port=workers.port, resync_seconds=1.0, runs=True
     ) as passes:
+        scrape_each_second(passes)
         running = asyncio.create_task(passes.loop.run())
         with Nodes(scene.api, namespace, workers.rule):
             for key in passes.loop.cache.clusters():

@@ -87,7 +87,10 @@ def test_monitoring_that_an_older_operator_made_for_a_pdcluster_is_removed(
         scene.api.create(path, body)
     scene.api.create(monitors, users)
     with OperatorProcess(
-        tmp_path, control_plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=namespace
+        tmp_path,
+        control_plane.kubeconfig,
+        PDCLUSTER_WATCH_NAMESPACES=namespace,
+        PDCLUSTER_REMOVE_OLDER_MONITORS="true",
     ) as operator:
         scene.await_condition("Ready", "True")
         for path, body in older.items():

@@ -1,9 +1,11 @@
-"""`pdctl why` and `pdctl plan` ask the real API server, as the user of a kubeconfig."""
+"""`pdctl why`, `plan` and `verify` ask the real API server, as the user of a kubeconfig."""
 
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +24,7 @@ from pdcluster_api.schema.workload import WorkloadId
 from pdctl.cli.main import app
 from tests.apiserver.cluster_objects import ingress_service, scaler, stateful_set
 from tests.apiserver.control_plane import ControlPlane, binary
-from tests.apiserver.objects import Objects
+from tests.apiserver.objects import Json, Objects
 from tests.operator.object_cases import Change, at, minimal
 
 DECISION = Decision(
@@ -113,6 +115,75 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
     ]
     assert "chat, 2026-03-04 00:00:00 UTC, carried out: decode/cpu 1 to 2" in lines
     assert "num_requests_waiting 20, threshold 16" in shown.output
+
+
+def test_verify_annotates_the_object_and_shows_the_answer(
+    pdctl: Callable[..., Any], clusters: Objects
+):
+    clusters.create(minimal())
+    old = outcome("2026-01-02T03:04:05Z", "old")
+    answer = clusters.merge("chat", {"status": old}, "status")
+    assert answer.accepted, answer.content
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(pdctl, "verify", "chat")
+        deadline = time.monotonic() + 60.0
+        while not (request := annotation(clusters)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not running.done()
+        clusters.merge("chat", {"status": outcome("2026-01-02T03:05:05Z", request)}, "status")
+        result = running.result(60.0)
+
+    assert result.exit_code == 1, result.stderr
+    assert result.output.splitlines() == [
+        "PREFILL  DECODE  RESULT   TRANSPORT  MOVED  RATE  TOKENS  WORKERS",
+        "cpu      cpu     damaged  tcp         1 kB     -       -  p-0 to d-0",
+        "kv transfer verified: False (BlocksDamaged): checksums differ",
+    ]
+
+
+def annotation(clusters: Objects) -> str:
+    return clusters.get("chat")["metadata"].get("annotations", {}).get(labels.VERIFY, "")
+
+
+def outcome(at: str, request: str) -> Json:
+    """Status of a pair whose blocks were damaged, as the operator writes it."""
+    pair = {
+        "prefill": "cpu",
+        "decode": "cpu",
+        "at": at,
+        "request": request,
+        "fault": "damaged",
+        "message": "checksums differ",
+        "prefillWorker": "p-0",
+        "decodeWorker": "d-0",
+        "transport": "tcp",
+        "numBytes": 1000,
+        "numFailures": 1,
+    }
+    condition = {
+        "type": "KVTransferVerified",
+        "status": "False",
+        "reason": "BlocksDamaged",
+        "message": "checksums differ",
+        "lastTransitionTime": at,
+    }
+    return {"transfers": {"revision": "0a1b2c3d", "pairs": [pair]}, "conditions": [condition]}
+
+
+def test_verify_of_an_object_that_is_not_there_or_has_mixed_workers(
+    pdctl: Callable[..., Any], clusters: Objects, namespace: str
+):
+    none = pdctl("verify", "talk")
+    mixed = minimal()
+    mixed["spec"]["roles"] = {"mixed": mixed["spec"]["roles"]["decode"]}
+    answer = clusters.create(mixed)
+    assert answer.accepted, answer.content
+
+    assert (none.exit_code, none.stderr) == (
+        2,
+        f"error: there is no PDCluster talk in namespace {namespace}, and none runs here\n",
+    )
+    assert "PDCluster chat has no prefill workers" in pdctl("verify", "chat").stderr
 
 
 def test_an_object_that_is_not_there_is_named_with_its_namespace(

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import UnsettledError
 from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.schema.labels import MANAGED_BY
 from pdcluster_operator.informer.cache import name_of
 from pdcluster_operator.reconcile import act
 from pdcluster_operator.reconcile.contested import MAX_WRITES
@@ -71,7 +73,8 @@ async def test_a_cluster_that_was_replaced_unseen_is_found_and_served(
         before = passes.uid
         scene.delete()
         after = scene.create()["metadata"]["uid"]
-        done = await passes.one()  # which takes it for the one before
+        await passes.one()  # which takes it for the one before
+        done = await passes.one()  # which has a status for it
         assert (done.try_again, passes.uid) == (True, after)
         assert before != after
         # collected with their owner
@@ -85,6 +88,7 @@ async def test_a_cluster_that_was_deleted_unseen_is_forgotten(
 ):
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         scene.delete()
+        await passes.one()
         done = await passes.one()
         assert (done.requeue_after_seconds, passes.uid) == (0.0, None)
         assert (await passes.one()).requeue_after_seconds is None
@@ -137,6 +141,45 @@ async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to
         assert "Secret chat-pdc-tls" in message
         assert "delete the object, and the operator creates it again without" in message
         assert "ServiceAccount (the chart" not in message
+
+
+async def test_the_first_status_is_written_once_by_the_reconcile_that_knows_the_children(
+    control_plane: ControlPlane, scene: Scene
+):
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        first = await passes.one()
+        assert (first.wrote, first.requeue_after_seconds) == (True, 0.0)
+        assert "conditions" not in scene.status
+        await passes.until_written()
+        calls = passes.loop._client._metrics.calls.collect()[0].samples
+        assert [
+            sample.value
+            for sample in calls
+            if sample.name.endswith("_total")
+            and (sample.labels["verb"], sample.labels["kind"]) == ("patch", "PDCluster")
+        ] == [1.0]
+
+
+async def test_a_pdcluster_at_rest_is_not_looked_at_until_something_changed(
+    control_plane: ControlPlane, scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        while any(done.wrote for done in await passes.until_written()):
+            pass
+        looked, children = list[Key](), passes.loop.cache.children
+        monkeypatch.setattr(
+            passes.loop.cache, "children", lambda key: looked.append(key) or children(key)
+        )
+        await passes.one()
+        assert looked == []
+        path = scene.path("Service", "chat")
+        scene.api.merge(path, {"spec": {"selector": {"app": "mine"}}})
+        await passes.loop.fill()
+        await passes.until_written()
+        assert looked != []
+        service = scene.api.get(path)
+        assert service is not None
+        assert "app" not in service["spec"]["selector"]
 
 
 async def without_pods(passes: Passes) -> None:
@@ -192,3 +235,21 @@ async def test_recreate_waits_for_pods_of_which_no_watch_has_told(
         )
         await without_pods(passes)
         assert scene.replicas("decode") == 2
+
+
+@pytest.mark.parametrize("is_edited", [False, True], ids=["left alone", "edited meanwhile"])
+async def test_children_are_not_compared_again_after_the_statuses_of_their_scalers(
+    control_plane: ControlPlane, scene: Scene, *, is_edited: bool
+):
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        await passes.one()
+        if is_edited:
+            scene.api.merge(
+                scene.path("PDPoolScaler", "chat-decode-cpu"),
+                {"metadata": {"labels": {MANAGED_BY: "me"}}},
+            )
+        assert (await passes.one()).wrote
+        settled = passes.session.settled
+        assert (settled is None) == is_edited
+        assert (await passes.one()).wrote == is_edited
+        assert passes.session.settled is settled

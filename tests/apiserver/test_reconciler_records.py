@@ -35,7 +35,8 @@ class Recorded:
     def __init__(self, scene: Scene, etcd: EtcdServer, passes: Passes) -> None:
         self.scene, self.etcd, self.passes = scene, etcd, passes
         self._seconds = 0.0
-        passes.session.etcd.clock = lambda: time.monotonic() + self._seconds
+        view = passes.session.etcd
+        view.clock = view.reader.clock = lambda: time.monotonic() + self._seconds
 
     def put(self, pod: str) -> str:
         """Register a decode worker; returns its key."""
@@ -66,7 +67,7 @@ class Recorded:
             self._seconds += IDLE_POLL_SECONDS
             await self.passes.loop.fill()
             await self.passes.until_written()
-            if (task := self.passes.session.etcd._reading) is not None:
+            if (task := self.passes.session.etcd.reader.reading) is not None:
                 await task
         await self.passes.until_written()
         return str(self.scene.condition("DiscoveryInSync").get("message"))

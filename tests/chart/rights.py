@@ -18,6 +18,7 @@ OBJECTS = {
     "/secrets": KEPT,
     "policy/poddisruptionbudgets": OWNED,
     "networking.k8s.io/networkpolicies": OWNED,
+    "inference.networking.k8s.io/inferencepools": OWNED,
     "monitoring.coreos.com/podmonitors": {"list", "delete"},
     "monitoring.coreos.com/prometheusrules": {"list", "delete"},
     "/pods": READ,

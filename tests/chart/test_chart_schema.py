@@ -83,6 +83,10 @@ REFUSED = {
         {"resyncSeconds": 1},
         "resyncSeconds: Must be greater than or equal to 10",
     ),
+    "watches that are opened again all the time": (
+        {"watchSilenceSeconds": 1},
+        "watchSilenceSeconds: Must be greater than or equal to 5",
+    ),
     "too many at a time": ({"concurrency": 1000}, "concurrency: Must be less than or equal to 64"),
     "interval without a unit": (
         {"monitoring": {"interval": "30"}},

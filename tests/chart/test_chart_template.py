@@ -29,6 +29,7 @@ FULL = {
     "replicas": 2,
     "watchNamespaces": ["models", "research"],
     "resyncSeconds": 60,
+    "watchSilenceSeconds": 30,
     "concurrency": 8,
     "logLevel": "debug",
     "podLabels": {"team": "ml"},
@@ -103,13 +104,19 @@ def test_chart_defaults_are_those_of_settings() -> None:
         name: value for name, value in environment_of(render()).items() if isinstance(value, str)
     }
     required = {
-        name: given[f"PDCLUSTER_{name}"] for name in ("WORKER_IMAGE", "ETCD_IMAGE", "LEASE_NAME")
+        name: given[f"PDCLUSTER_{name}"]
+        for name in (
+            *("WORKER_IMAGE", "SERVER_IMAGE", "ETCD_IMAGE", "LEASE_NAME"),
+            "REMOVE_OLDER_MONITORS",
+        )
     }
 
     assert required == {
         "WORKER_IMAGE": "pdcluster-worker:0.1.0",
+        "SERVER_IMAGE": "pdcluster-server:0.1.0",
         "ETCD_IMAGE": "quay.io/coreos/etcd:v3.6.6",
         "LEASE_NAME": f"{RELEASE}-pdcluster",
+        "REMOVE_OLDER_MONITORS": "true",  # as long as there may be some of a chart before
     }
     assert Settings.from_environment(given) == Settings.from_environment(
         {f"PDCLUSTER_{name}": value for name, value in required.items()}
@@ -244,6 +251,9 @@ def test_digest_comes_before_the_tag() -> None:
         pod_of(manifests)["containers"][0]["image"]
         == f"registry.example.com/team/pdcluster-operator@{digests['image']}"
     )
+    server = environment_of(manifests)["PDCLUSTER_SERVER_IMAGE"]
+    # of the workers' registry, unless it has its own
+    assert server == "registry.example.com/team/pdcluster-server:0.1.0"
     worker = environment_of(manifests)["PDCLUSTER_WORKER_IMAGE"]
     assert worker == f"registry.example.com/team/pdcluster-worker@{digests['workerImage']}"
 

@@ -106,6 +106,11 @@ def test_every_package_is_installed_at_its_pin(name: str) -> None:
     [
         ("cpu", 0, "[--torch-backend=cpu] [triton]"),
         ("cuda", 0, "[] []"),
+        (
+            "server",
+            0,
+            "[] [apache-tvm-ffi numpy safetensors torch transformers triton xgrammar]",
+        ),
         ("gpu", 1, ""),
         ("", 1, ""),
     ],
@@ -126,13 +131,13 @@ def test_variant_of_the_worker_decides_which_torch_it_has(
         check=False,
     )
 
-    assert dependencies.all("ARG") == ["VARIANT=cpu"]
-    assert 'echo "${excluded}" >excluded.txt' in rest
+    assert dependencies.all("ARG") == ["VARIANT=cpu", "EXTRAS="]
+    assert "printf '%s\\n' ${excluded} >excluded.txt" in rest
     assert {"${backend}", "--excludes"} <= set(
         next(part for part in rest.split("&&") if "pip install" in part).split()
     )
     assert (done.returncode, done.stdout) == (status, "" if status else f"{chosen}\n")
-    assert bool(status) == ("VARIANT must be cpu or cuda" in done.stderr)
+    assert bool(status) == ("VARIANT must be cpu, cuda or server" in done.stderr)
 
 
 def test_rig_builds_with_the_arguments_that_the_dockerfiles_have() -> None:

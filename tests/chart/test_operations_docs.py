@@ -22,6 +22,7 @@ TYPES = {
     conditions.DISCOVERY_READY,
     conditions.DISCOVERY_IN_SYNC,
     conditions.DISAGGREGATING,
+    conditions.KV_TRANSFER_VERIFIED,
     conditions.INGRESS_READY,
     conditions.ACCELERATORS_IN_USE,
 }
@@ -59,6 +60,7 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
         conditions.ETCD_ANSWERS,
         conditions.ANSWERING,
         conditions.OFFLOADING,
+        conditions.KV_MOVED,
     }
     words = {
         value

@@ -105,6 +105,10 @@ CASES = {
         'pdcluster_peer_refused_total{reason="weights"} 0.01',
         'pdcluster_peer_refused_total{reason="weights"} 0',
     ),
+    "PDClusterKVTransferNotVerified": (
+        "pdcluster_operator_kv_transfer_verified 0",
+        "pdcluster_operator_kv_transfer_verified 1",
+    ),
     "PDClusterTransferBlocksHeld": (
         'pdcluster_fences_overdue{pod="a"} 1',
         'pdcluster_fences_overdue{pod="a"} 0',

@@ -15,12 +15,16 @@ import yaml
 from pdcluster_api.apiserver import pods
 from pdcluster_api.discovery import etcd, keys
 from pdcluster_api.discovery.disaggregation import read_disaggregation
+from pdcluster_api.manifests import network_policy
+from pdcluster_api.manifests.vllm import StockSite
 from pdcluster_api.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
 from pdcluster_api.plan.observed import state
 from pdcluster_api.plan.observed.state import Disaggregation
-from pdcluster_api.schema.engine import EngineSpec
+from pdcluster_api.schema.engine import MAX_ENGINES, EngineSpec
 from pdcluster_api.schema.load import load, parse
+from pdcluster_api.schema.ranks import MAX_RANKS
 from pdcluster_api.schema.sections import ModelSpec
+from pdcluster_api.schema.stock_engine import STOCK_ALONE
 from pdcluster_operator.reconcile.key_secret import is_key
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
@@ -38,6 +42,7 @@ from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.peers import options, records
 from pdcluster_worker.server.http.api_keys import ApiKeys
+from pdcluster_worker.transfer import carriers
 from pdctl.local.certificates import WORKER_NAME
 from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES, SCHEDULING_VALUES
@@ -49,9 +54,18 @@ ENTRY = "alice"
 OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 """Settings of the model in a worker's file, beside name and path."""
 
+STOCK = set(STOCK_ALONE)
+"""Fields of the object's engine that a worker has in its section `vllm`, whole commands and all."""
+
 SITE = WorkerSite(
     model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k"
 )
+
+
+def of_both(engine: EngineConfig) -> dict[str, Any]:
+    """A worker's fields of its engine that the object has too."""
+    fields: dict[str, Any] = msgspec.to_builtins(engine)
+    return {name: value for name, value in fields.items() if name != "vllm"}
 
 
 def rendered(example: str, role: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -60,6 +74,23 @@ def rendered(example: str, role: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return engine_file(cluster, role, pool, cluster.spec.engine_of(role), SITE), policy_file(
         cluster
     )
+
+
+def stock_engine() -> dict[str, Any]:
+    """The section `vllm` of that file."""
+    section: dict[str, Any] = stock_file()["engine"]["vllm"]
+    return section
+
+
+def stock_file() -> dict[str, Any]:
+    """The engine file of a worker that starts a stock engine; no value of that is the default."""
+    document = minimal()
+    document["spec"]["engine"] = {"type": "vllm", "blockSize": 32, "maxModelLen": 512}
+    cluster = parse(document)
+    pool = cluster.spec.roles.present()["decode"].pools[0]
+    stock = StockSite(http=1, kv_events=2, side_channel=3, is_process=True)
+    engine = cluster.spec.engine_of("decode")
+    return engine_file(cluster, "decode", pool, engine, replace(SITE, stock=stock))
 
 
 def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -130,9 +161,9 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
     loaded = load_worker_config(tmp_path / "engine.yaml")
 
     assert loaded.role == role
-    assert msgspec.to_builtins(loaded.engine) == load(ROOT / "examples" / example).spec.engine_of(
+    assert of_both(loaded.engine) == load(ROOT / "examples" / example).spec.engine_of(
         role
-    ).model_dump(by_alias=True)
+    ).model_dump(by_alias=True, exclude=STOCK)
     assert msgspec.to_builtins(load_policy(tmp_path / "policy.yaml")) == policy
 
 
@@ -142,12 +173,26 @@ def test_rendered_files_set_every_field_of_the_worker() -> None:
     """
     files = [nothing_by_default(scheduling) for scheduling in SCHEDULING_VALUES]
     found = {path for engine, _ in files for path in paths(engine)}
+    found |= {f"engine.{name}" for name in ("type", *(f"vllm.{key}" for key in stock_engine()))}
     policy = files[0][1]
     # engines on other hosts join only where workers are started by hand
     only = {"discovery.leaseSeconds", "listen.head"}
 
     assert found | only == set(fields(WorkerConfig))
     assert set(paths(policy)) == set(fields(PolicyConfig))
+
+
+def test_the_file_of_a_stock_engine_loads_in_the_worker(tmp_path: Path) -> None:
+    file = stock_file()
+    (tmp_path / "engine.yaml").write_text(yaml.safe_dump(file))
+
+    engine = load_worker_config(tmp_path / "engine.yaml").engine
+
+    assert (engine.type, engine.block_size, engine.max_model_len) == ("vllm", 32, 512)
+    assert (
+        msgspec.to_builtins(engine.vllm) | {"command": list(engine.vllm.command)}
+        == file["engine"]["vllm"]
+    )
 
 
 @pytest.mark.parametrize("scheduling", SCHEDULING_VALUES, ids=["threshold", "whole", "sarathi"])
@@ -168,7 +213,8 @@ def test_rendered_values_are_the_ones_that_the_worker_reads(
 
 def test_defaults_are_equal_on_both_sides() -> None:
     """Values that are left out of the engine file mean the same to the worker."""
-    assert EngineSpec().model_dump(by_alias=True) == msgspec.to_builtins(EngineConfig())
+    engine = EngineSpec().model_dump(by_alias=True, exclude=STOCK)
+    assert engine == of_both(EngineConfig())
     model = msgspec.to_builtins(ModelConfig(name="m", path="/m"))
     assert (
         ModelSpec(name="m", path="/m").model_dump(by_alias=True, include=OF_MODEL)
@@ -194,6 +240,13 @@ def test_default_listeners_are_equal_on_both_sides() -> None:
     assert (listen.http, listen.grpc, listen.kv) == (8000, 9000, 9100)
     assert SITE.api_keys == listen.api_keys
     assert DiscoveryConfig(endpoints=["h:1"]).lease_seconds == 10
+
+
+def test_ports_of_ucx_are_those_that_the_network_policy_opens() -> None:
+    assert (carriers.NUM_KV_PORTS, carriers.NUM_UCX_PORTS) == (
+        MAX_ENGINES * MAX_RANKS,
+        network_policy.NUM_UCX_PORTS,
+    )
 
 
 def test_etcd_keys_are_equal_on_both_sides() -> None:
@@ -258,12 +311,14 @@ def test_what_records_say_of_disaggregation_is_read_whole_by_the_operator() -> N
     refused = [
         records.RefusedPeer(f"p-{number}", "x" * MAX_REASON) for number in range(MAX_REFUSED)
     ]
-    said = records.Disaggregation("tcp", refused, 12, 40, 0.85, 1_200_000_000)
+    said = records.Disaggregation("tcp", refused, 12, 40, 0.85, 1_200_000_000, "not nixl")
 
     read = read_disaggregation({"disaggregation": msgspec.to_builtins(said)})
 
     assert read == Disaggregation(
-        "tcp", tuple((peer.pod, peer.reason) for peer in refused), 12, 40, 0.85, 1_200_000_000
+        "tcp",
+        tuple((peer.pod, peer.reason) for peer in refused),
+        *(12, 40, 0.85, 1_200_000_000, "not nixl"),
     )
     assert read_disaggregation({"disaggregation": None}) is None
 

@@ -177,7 +177,39 @@ FULL: Change = both(
     at("spec.networkPolicy", {"enabled": False}),
 )
 
+VLLM: dict[str, Any] = {"type": "vllm", "image": "vllm/vllm-openai:v0.32.0"}
+
+
+def vllm(**more: Any) -> Change:
+    """A change to the engine of all roles, with more of its fields."""
+    return at("spec.engine", {**VLLM, **more})
+
+
+RIGHT_STOCK_ENGINES: dict[str, Change] = {
+    "stock engine": vllm(),
+    "stock engine with flags": vllm(
+        command=["/opt/vllm/bin/vllm", "serve"],
+        args=["--enforce-eager", "--max-lora-rank=8", "--model-impl", "auto", "-q", "fp8"],
+        env=[{"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}, {"name": "UCX_TLS", "value": ""}],
+    ),
+    "stock engine of sizes": vllm(
+        maxSequences=512,
+        maxModelLen=4096,
+        blockSize=64,
+        prefixCaching=False,
+        kvCacheMemory="2Gi",
+        tensorParallelSize=2,
+    ),
+    "stock engine of another image for a role": both(
+        at("spec.engine", {"type": "vllm"}),
+        at("spec.roles.prefill.engine", {"image": "vllm:a", "args": ["--async-scheduling"]}),
+        at("spec.roles.decode.engine", {"image": "vllm:b"}),
+    ),
+    "mixed stock engines": both(vllm(), at("spec.roles", {"mixed": {"pools": [CPU]}})),
+}
+
 GOOD: dict[str, Change] = {
+    **RIGHT_STOCK_ENGINES,
     "minimum": lambda content: None,
     "everything": FULL,
     "mixed": at("spec.roles", {"mixed": {"pools": [CPU]}}),
@@ -276,6 +308,9 @@ GOOD: dict[str, Change] = {
                 "rollout",
             )
         }
+    ),
+    "endpoint picker": at(
+        "spec.service.endpointPicker", {"name": "picker", "port": 9003, "failureMode": "FailOpen"}
     ),
     "longest name": at("metadata.name", "c" * 31),
     "labels": at("metadata.labels", {"team": "chat"}),

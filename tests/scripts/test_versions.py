@@ -23,7 +23,7 @@ IN_FILES = {
     "Dockerfile.worker": rf"^ARG VERSION={NUMBER}$",
     "docs/gitops.md": rf"\bv{NUMBER}\b",
 }
-IMAGES = rf"\bpdcluster-(?:operator|worker):{NUMBER}"
+IMAGES = rf"\bpdcluster-(?:operator|worker|server):{NUMBER}"
 
 
 def test_unreleased_stands_above_releases_that_have_a_date() -> None:

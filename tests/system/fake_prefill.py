@@ -89,21 +89,21 @@ class FakePrefill(WorkerServicer):
 
     # --- the service --------------------------------------------------------------------------
 
-    def Handshake(self, request: pb.Hello, context: Any) -> pb.Hello:  # noqa: N802
+    def Handshake(self, request: pb.Hello, context: Any) -> pb.Hello:
         """Claim to be the same as the caller."""
         hello = pb.Hello()
         hello.CopyFrom(request)
         hello.engine_id, hello.role = self.engine_id, "prefill"
         return hello
 
-    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WorkerReport]:  # noqa: N802
+    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WorkerReport]:
         """One report, then silence for as long as the caller listens."""
         yield pb.WorkerReport(sequence=1, snapshot=True, load=pb.Load(state="ready"))
         ended: queue.Queue[None] = queue.Queue()
         context.add_callback(lambda: ended.put(None))
         ended.get()
 
-    def Credits(  # noqa: N802
+    def Credits(
         self, request_iterator: Iterator[pb.CreditRequest], context: Any
     ) -> Iterator[pb.CreditReply]:
         """Grant everything."""
@@ -111,12 +111,12 @@ class FakePrefill(WorkerServicer):
             if request.WhichOneof("request") == "want":
                 yield pb.CreditReply(request_id=request.want.request_id, granted=True)
 
-    def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateReply]:  # noqa: N802
+    def Generate(self, request_iterator: Iterator[pb.Frame], context: Any) -> Iterator[pb.Frame]:
         """Not called: no worker sends this to a prefill worker."""
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "a prefill worker")
         return iter(())
 
-    def Prefill(self, request: pb.PrefillRequest, context: Any) -> Iterator[pb.PrefillReply]:  # noqa: N802
+    def Prefill(self, request: pb.PrefillRequest, context: Any) -> Iterator[pb.PrefillReply]:
         """Hand the call to the test and answer what it says."""
         call = Call(request)
 

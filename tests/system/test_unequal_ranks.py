@@ -11,10 +11,12 @@ import httpx
 import psutil
 import pytest
 
+from tests.ports import free_ports
 from tests.reference import Reference
 from tests.system.cluster import Cluster, NewCluster
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
+from tests.transports import need_transport
 
 LENGTHS = (16, 17, 100, 300)
 
@@ -28,7 +30,7 @@ def ranks_cluster(open_cluster: NewCluster) -> Iterator[Cluster]:
             worker = cluster.add_worker(
                 role, f"{role}-2", start=False, verifyTransfers=True, tensorParallelSize=2
             )
-            worker.settings["listen"]["kv"] = 0  # each rank has a port
+            worker.settings["listen"]["kv"] = free_ports(2)  # each rank has one
             worker.start()
         yield cluster
 
@@ -71,6 +73,47 @@ def test_remote_prefill_between_unequal_ranks_gives_the_same_tokens(
         target.wait_growth(before, "remote_prefill_total", len(LENGTHS), outcome="ok")
     ranks.wait_state(f"prefill-{3 - prefill}", "ready")
     ranks.wait_state(f"decode-{3 - decode}", "ready")
+
+
+@pytest.fixture(params=["nixl", "ucx"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return need_transport(request.param)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
+def test_every_rank_of_unequal_workers_writes_by_the_transport_of_the_pair(
+    new_cluster: NewCluster,
+    transport: str,
+    prompts: Prompts,
+    reference: Reference,
+    prefill: int,
+    decode: int,
+) -> None:
+    cluster = new_cluster(f"ranks-{transport}-{prefill}")
+    for role, size in (("prefill", prefill), ("decode", decode)):
+        worker = cluster.add_worker(
+            role,
+            f"{role}-{size}",
+            start=False,
+            verifyTransfers=True,
+            tensorParallelSize=size,
+            transport=transport,
+        )
+        worker.settings["listen"]["kv"] = free_ports(size)
+        worker.start()
+    cluster.wait_ready()
+    source, target = cluster.workers.values()
+    before, prompt = target.metrics(), prompts(100)
+
+    answer = target.client.complete(prompt, "remote")
+
+    assert answer.prefill == "remote"
+    reference.check(prompt, answer.tokens)
+    target.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
+    for worker in (source, target):
+        assert worker.metrics().by_label("kv_transport_info", "transport") == {transport: 1}
+    assert source.metrics().value("kv_transport_fallbacks_total") == 0
+    cluster.wait_settled()
 
 
 def test_version_and_record_say_the_ranks(ranks: Cluster) -> None:

@@ -104,11 +104,11 @@ class WorkerProcess:
         identity = {"POD_NAME": self.name, "POD_NAMESPACE": "test", "POD_IP": "127.0.0.1"}
         return (sys.executable, "-m", "pdcluster_worker", *files), identity
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, seconds: float = READY_SECONDS) -> None:
         """Wait until it is registered and takes requests."""
         wait_for(
             self._is_ready,
-            READY_SECONDS,
+            seconds,
             lambda: f"{self.name} is not ready: record={self._read_record()}",
         )
 
@@ -169,7 +169,7 @@ class WorkerProcess:
         """End whatever still runs."""
         # its pid is its own only until then
         if self._process is not None and self._process.poll() is None:
-            children = _children(self._process.pid)
+            children = _children(self._process.pid, recursive=True)
             self._process.kill()
             self._process.wait()
             for child in children:
@@ -312,9 +312,9 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _children(pid: int) -> list[psutil.Process]:
+def _children(pid: int, *, recursive: bool = False) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children()
+        return psutil.Process(pid).children(recursive=recursive)
     except psutil.NoSuchProcess:
         return []
 

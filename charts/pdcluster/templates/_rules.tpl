@@ -38,6 +38,10 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# A pool for gateways, where a PDCluster names an endpoint picker and the kind is installed.
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, list, watch, create, patch, delete]
 # Removing those that an older version made for each PDCluster; the chart makes one of each for all.
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, prometheusrules]

@@ -11,23 +11,28 @@ from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.watching import SILENCE_SECONDS
+from pdcluster_api.discovery.verifier import Verifier
 from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.manifests.render import Site
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.informer.listing import Listing
+from pdcluster_operator.informer.watches import Watches
 from pdcluster_operator.queue.progress import Progress
 from pdcluster_operator.queue.resync import GRACE_SECONDS, Resync
 from pdcluster_operator.queue.runner import Done, QueueRunner
 from pdcluster_operator.reconcile.act import Actor
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
+from pdcluster_operator.reconcile.etcd_reader import Slots
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
-from pdcluster_operator.reconcile.etcd_view import EtcdView, Slots
+from pdcluster_operator.reconcile.etcd_view import EtcdView
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.reconcile.older_monitors import remove_older_monitors
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
+from pdcluster_operator.reconcile.verifying import Asking, Verifying
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
@@ -46,20 +51,30 @@ class LoopSettings:
     identity: str
     namespaces: Sequence[str | None] = (None,)
     resync_seconds: float = 300.0
+    watch_silence_seconds: float = SILENCE_SECONDS
     concurrency: int = 4
     worker_port: int = HTTP_PORT
+    remove_older_monitors: bool = False
 
 
 class Loop:
-    """One for the life of the process; `fill` first, then `run`."""
+    """One for the life of the process; `fill` first, then `run`.
+
+    watching: the client of the watches, without a bound on its connections
+    """
 
     def __init__(
-        self, client: ApiClient, settings: LoopSettings, registry: CollectorRegistry
+        self,
+        client: ApiClient,
+        watching: ApiClient,
+        settings: LoopSettings,
+        registry: CollectorRegistry,
     ) -> None:
         self.cache = Cache()
         self.metrics = LoopMetrics(registry)
         self.is_filled = False
         self._client, self._namespaces = client, settings.namespaces
+        self._removes_older_monitors = settings.remove_older_monitors
         self._progress = Progress(settings.resync_seconds, time.monotonic())
         self._runner = QueueRunner(
             self._work, self.metrics.reconcile_errors.inc, settings.concurrency
@@ -69,13 +84,16 @@ class Loop:
             min(GRACE_SECONDS, settings.resync_seconds),
         )
         self._resync = Resync(listing, self.cache, self.add, self._progress, grace_seconds)
+        silence_seconds = settings.watch_silence_seconds
+        self._watches = Watches(watching, listing, self.cache, self.add, silence_seconds)
         etcd = EtcdRequests(client)
-        self._scraper = Scraper()
+        self._scraper, self._verifier = Scraper(), Verifier()
         scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
         scaling = Scaling(
             self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port
         )
-        self._sessions = Sessions(session_maker(client, etcd, scaling, self.add))
+        asking = Asking(self._verifier, settings.worker_port)
+        self._sessions = Sessions(session_maker(client, etcd, scaling, asking, self.add))
         actor = Actor(client, self.cache, settings.site, etcd, Events(client, settings.identity))
         self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
@@ -94,14 +112,14 @@ class Loop:
         """
         parts = {
             "workers": self._runner.run(),
+            "watches": self._watches.run(),
             "resync": self._resync.run(),
             "reads of etcd": self._sessions.run(),
         }
-        async with self._scraper:
+        async with self._scraper, self._verifier:
             tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
             # beside the work: the kinds are another operator's, and their API may be slow
-            older = remove_older_monitors(self._client, self._namespaces)
-            removing = asyncio.create_task(older, name="older monitors")
+            removing = asyncio.create_task(self._remove_older_monitors(), name="older monitors")
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -140,6 +158,10 @@ class Loop:
         )
         return done
 
+    async def _remove_older_monitors(self) -> None:
+        if self._removes_older_monitors:
+            await remove_older_monitors(self._client, self._namespaces)
+
     def _windows(self) -> Iterator[Windows]:
         for session in self._sessions:
             if session.autoscaling.windows is not None:
@@ -147,7 +169,11 @@ class Loop:
 
 
 def session_maker(
-    client: ApiClient, etcd: EtcdRequests, scaling: Scaling, enqueue: Callable[[Key], None]
+    client: ApiClient,
+    etcd: EtcdRequests,
+    scaling: Scaling,
+    asking: Asking,
+    enqueue: Callable[[Key], None],
 ) -> Callable[[Key], Session]:
     """Make sessions of PDClusters, with what they all share."""
     events, slots = FailedCreates(client), Slots()
@@ -158,6 +184,7 @@ def session_maker(
             etcd=EtcdView(etcd, enqueue_it, slots),
             pod_faults=PodFaults(events),
             autoscaling=Autoscaling(key, scaling, enqueue_it),
+            verifying=Verifying(asking, enqueue_it),
         )
 
     return make

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from aiohttp import web
+from kubernetes.aio.client.api_client import ApiClient as Transport
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pdcluster_api.apiserver.client import ApiClient, Limits
-from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.connect import MAX_CONNECTIONS, connect
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_api.manifests.render import Site
@@ -36,6 +37,9 @@ LIMITS = Limits(page=100)
 """A page of StatefulSets is some megabytes once it is parsed; memory counts for more than the
 number of requests.
 """
+
+WATCH_CONNECTIONS = 0
+"""No bound: each watch keeps one, of each kind in each namespace."""
 
 LEASE_LIMITS = Limits(timeout_seconds=3.0, tries=2)
 """Well below the time after which an unrenewed Lease is lost."""
@@ -69,13 +73,11 @@ async def _run(settings: Settings) -> int:
     ProcessCollector(registry=registry)
     metrics = ApiMetrics(registry)
     async with (
-        # the watches use none either
-        ApiClient(await connect(settings.kubeconfig, proxies=False), metrics, LIMITS) as client,
-        ApiClient(
-            await connect(settings.kubeconfig, proxies=False), metrics, LEASE_LIMITS
-        ) as lease_client,
+        ApiClient(await _connect(settings), metrics, LIMITS) as client,
+        ApiClient(await _connect(settings, WATCH_CONNECTIONS), metrics) as watching,
+        ApiClient(await _connect(settings), metrics, LEASE_LIMITS) as lease_client,
     ):
-        loop = Loop(client, _loop_settings(settings), registry)
+        loop = Loop(client, watching, _loop_settings(settings), registry)
         process = Process(settings, loop, stop)
         runner, port = await _serve(
             make_app(process.unhealthy, process.unready, registry), settings.http_port
@@ -85,6 +87,11 @@ async def _run(settings: Settings) -> int:
             return await process.run(lease_client)
         finally:
             await runner.cleanup()
+
+
+async def _connect(settings: Settings, connections: int = MAX_CONNECTIONS) -> Transport:
+    """Connect without proxies: kopf's watch uses none either."""
+    return await connect(settings.kubeconfig, proxies=False, connections=connections)
 
 
 async def _serve(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
@@ -170,7 +177,11 @@ class Process:
 
     async def _watch(self, stop: asyncio.Event, started: asyncio.Event) -> None:
         watch = Watch(self.loop.cache, self.loop.add, self.loop.resync_soon)
-        settings = WatchSettings(self.settings.watch_namespaces, self.settings.kubeconfig is None)
+        settings = WatchSettings(
+            self.settings.watch_namespaces,
+            self.settings.kubeconfig is None,
+            self.settings.watch_silence_seconds,
+        )
         await run_watches(settings, watch, stop, started)
 
     async def _take_signals_back(self, started: asyncio.Event) -> None:
@@ -213,12 +224,18 @@ def _report(ended: Iterable[asyncio.Task[Any]]) -> int:
 def _loop_settings(settings: Settings) -> LoopSettings:
     return LoopSettings(
         site=Site(
-            settings.worker_image, settings.etcd_image, settings.namespace, settings.cluster_domain
+            settings.worker_image,
+            settings.etcd_image,
+            settings.namespace,
+            settings.cluster_domain,
+            settings.server_image,
         ),
         identity=settings.identity,
         namespaces=settings.watch_namespaces or (None,),
         resync_seconds=settings.resync_seconds,
+        watch_silence_seconds=settings.watch_silence_seconds,
         concurrency=settings.concurrency,
+        remove_older_monitors=settings.remove_older_monitors,
     )
 
 

@@ -20,6 +20,7 @@ _PREFIX = "PDCLUSTER_"
 _DNS_NAME = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
 )
+_BOOLEANS = {"true": True, "false": False}
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -34,6 +35,7 @@ class Settings:
     """Settings of the installation.
 
     worker_image:     of clusters that name none; kept for the life of a revision
+    server_image:     likewise, of those with a stock engine; empty = worker_image
     etcd_image:       of a managed etcd that names none
     identity:         holder of the Lease: unique among the replicas
     namespace:        where the Lease is, and from where workers' etcd is asked
@@ -41,7 +43,9 @@ class Settings:
                       namespace
     cluster_domain:   in which the members of a managed etcd have their names
     watch_namespaces: where PDClusters are served; empty = everywhere
+    watch_silence_seconds: silence after which a watch is opened again
     resync_seconds:   how often everything is listed and looked at again
+    remove_older_monitors: the chart has monitors of all PDClusters, so those of each are removed
     concurrency:      PDClusters worked on at once at most: another is begun only beside one that
                       waits
     http_port:        of probes and metrics; 0 = any, for tests
@@ -53,10 +57,13 @@ class Settings:
     etcd_image: str
     identity: str
     namespace: str
+    server_image: str = ""
     lease_name: str = "pdcluster-operator"
     cluster_domain: str = "cluster.local"
     watch_namespaces: tuple[str, ...] = ()
+    watch_silence_seconds: float = 70.0
     resync_seconds: float = 300.0
+    remove_older_monitors: bool = False
     concurrency: int = 4
     http_port: int = 8080
     log_level: int = logging.INFO
@@ -71,6 +78,7 @@ class Settings:
             worker_image=reader.required(
                 "WORKER_IMAGE", "the image of workers, as in registry/pdcluster-worker:0.1.0"
             ),
+            server_image=environment.get(f"{_PREFIX}SERVER_IMAGE", ""),
             etcd_image=reader.required(
                 "ETCD_IMAGE", "the image of a managed etcd, as in registry/etcd:3.6.6"
             ),
@@ -94,6 +102,9 @@ class Settings:
                     ),
                 )
             ),
+            watch_silence_seconds=reader.read(
+                "WATCH_SILENCE_SECONDS", "70", _number(float, 5, 600), "seconds from 5 to 600"
+            ),
             resync_seconds=reader.read(
                 "RESYNC_SECONDS", "300", _number(float, 1, 86400), "seconds from 1 to 86400"
             ),
@@ -107,7 +118,10 @@ class Settings:
                 "LOG_LEVEL", "info", _one_of(_LEVELS), "debug, info, warning or error"
             ),
             leader_election=reader.read(
-                "LEADER_ELECTION", "true", _one_of({"true": True, "false": False}), "true or false"
+                "LEADER_ELECTION", "true", _one_of(_BOOLEANS), "true or false"
+            ),
+            remove_older_monitors=reader.read(
+                "REMOVE_OLDER_MONITORS", "false", _one_of(_BOOLEANS), "true or false"
             ),
             kubeconfig=_kubeconfig(environment),
         )

@@ -15,9 +15,12 @@ SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
 
 
 @pytest.fixture
-def loop() -> Loop:
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     """One that has nothing to do, and so needs no API server."""
-    return Loop(None, LoopSettings(SITE, "operator-0"), CollectorRegistry())
+    settings = LoopSettings(SITE, "operator-0", remove_older_monitors=True)
+    found = Loop(None, None, settings, CollectorRegistry())
+    monkeypatch.setattr(found._watches, "run", asyncio.Event().wait)
+    return found
 
 
 async def test_it_works_until_it_is_told_to_stop(loop: Loop):
@@ -55,7 +58,24 @@ async def test_no_pdcluster_waits_for_what_an_older_version_has_left(
     assert (loop.is_filled, ended.is_set()) == (True, True)
 
 
-@pytest.mark.parametrize("part", ["_resync", "_sessions", "_runner"])
+async def test_a_new_image_with_the_chart_of_before_removes_no_monitors(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """That chart makes none for all PDClusters."""
+    removed = list[object]()
+
+    async def remove(*arguments: object) -> None:
+        removed.append(arguments)
+
+    monkeypatch.setattr(room, "remove_older_monitors", remove)
+    for is_set in (False, True):
+        settings = LoopSettings(SITE, "operator-0", remove_older_monitors=is_set)
+        found = Loop(None, None, settings, CollectorRegistry())
+        await found._remove_older_monitors()
+        assert len(removed) == is_set
+
+
+@pytest.mark.parametrize("part", ["_watches", "_resync", "_sessions", "_runner"])
 async def test_an_error_of_a_part_ends_it(loop: Loop, part: str, monkeypatch: pytest.MonkeyPatch):
     async def fail() -> None:
         raise KeyError("unforeseen")

@@ -27,6 +27,7 @@ def test_defaults_are_those_of_an_installation_for_the_whole_cluster():
     )
     assert (settings.lease_name, settings.cluster_domain) == ("pdcluster-operator", "cluster.local")
     assert (settings.resync_seconds, settings.concurrency, settings.http_port) == (300.0, 4, 8080)
+    assert (settings.watch_silence_seconds, settings.remove_older_monitors) == (70.0, False)
     assert (settings.log_level, settings.leader_election, settings.kubeconfig) == (
         logging.INFO,
         True,
@@ -39,6 +40,8 @@ def test_every_variable_counts():
         **NEEDED,
         "PDCLUSTER_WATCH_NAMESPACES": "a, b,,",
         "PDCLUSTER_RESYNC_SECONDS": "1.5",
+        "PDCLUSTER_WATCH_SILENCE_SECONDS": "5",
+        "PDCLUSTER_REMOVE_OLDER_MONITORS": "true",
         "PDCLUSTER_CONCURRENCY": "8",
         "PDCLUSTER_HTTP_PORT": "0",
         "PDCLUSTER_LOG_LEVEL": "Debug",
@@ -53,6 +56,7 @@ def test_every_variable_counts():
         1.5,
         8,
     )
+    assert (settings.watch_silence_seconds, settings.remove_older_monitors) == (5.0, True)
     assert (settings.http_port, settings.log_level, settings.leader_election) == (
         0,
         logging.DEBUG,
@@ -76,6 +80,7 @@ def test_in_a_pod_the_service_account_counts_whatever_kubeconfig_is_set():
         ("PDCLUSTER_ETCD_IMAGE", "", "give it the image of a managed etcd"),
         ("PDCLUSTER_RESYNC_SECONDS", "0", "seconds from 1 to 86400"),
         ("PDCLUSTER_RESYNC_SECONDS", "nan", "seconds from 1 to 86400"),
+        ("PDCLUSTER_WATCH_SILENCE_SECONDS", "4", "seconds from 5 to 600"),
         ("PDCLUSTER_CONCURRENCY", "2.5", "a whole number from 1 to 64"),
         ("PDCLUSTER_HTTP_PORT", "http", "a port from 0 (any) to 65535"),
         ("PDCLUSTER_LOG_LEVEL", "loud", "debug, info, warning or error"),

@@ -49,6 +49,41 @@ def test_worker_config_says_how_tokens_are_drafted(tmp_path: Path) -> None:
     assert (off.drafts, off.max_decode_rows) == (None, off.max_sequences)
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        "device: cpu",
+        "kvCacheMemory: 1024",
+        "deviceMemoryShare: 0.5",
+        "numBlocks: 64",
+        "threads: 2",
+        "dataParallelSize: 2",
+        "transport: nixl",
+        "transferBandwidth: 1000",
+        "verifyTransfers: true",
+        "fenceTimeoutSeconds: 5",
+        "batchInvariant: true",
+        "scheduler: sarathi",
+        "schedulingPolicy: fcfs",
+        "longPrefillTokenThreshold: 100",
+        "chunkedPrefill: false",
+        "tbtSloMilliseconds: 50",
+        f"chunkSchedule: {CHUNKS}",
+        "admissionWatermark: 0.1",
+        "prefillDelayer: {}",
+        "speculation: {}",
+    ],
+)
+def test_worker_config_refuses_a_field_of_our_engine_for_a_stock_one(
+    field: str, tmp_path: Path
+) -> None:
+    name = field.partition(":")[0]
+    with pytest.raises(
+        ConfigError, match=rf"{name} is for engine type pdcluster, not vllm: leave it out"
+    ):
+        load_worker_config(write(tmp_path, f"{MINIMUM}engine: {{type: vllm, {field}}}\n"))
+
+
 def test_worker_config_refuses_drafts_of_a_prefill_worker(tmp_path: Path) -> None:
     prefill = MINIMUM.replace("role: decode", "role: prefill")
     with pytest.raises(
@@ -154,7 +189,7 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ),
         ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),
         ("tensorParallel: 2", "unknown field `tensorParallel`"),
-        ("engine: {transport: rdma}", r"unknown field `transport` - at `\$\.engine`"),
+        ("engine: {transport: rdma}", r"Invalid enum value 'rdma' - at `\$\.engine\.transport`"),
         ("[", "not YAML"),
         ("gpu: 2020-13-45", r"not YAML: month must be in 1\.\.12"),
         ("gpu: !!bool maybe", "not YAML: 'maybe'"),
@@ -172,7 +207,7 @@ def test_worker_config_refusal_names_field_and_reason(
 
 def test_worker_config_of_a_record_may_have_fields_that_had_one_value(tmp_path: Path) -> None:
     """An older operator has rendered it, and it is never rendered again."""
-    retired = "tensorParallel: 1\nengine: {kvCacheDtype: auto, transport: tcp, blockSize: 32}\n"
+    retired = "tensorParallel: 1\nengine: {kvCacheDtype: auto, blockSize: 32}\n"
 
     old, new = (
         load_worker_config(write(tmp_path, MINIMUM + text))

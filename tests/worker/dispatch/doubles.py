@@ -7,6 +7,7 @@ Not replaced: EngineClient, CreditBroker, RemotePrefill, DecodeDispatcher and th
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from types import SimpleNamespace
 
 from msgspec.structs import replace
 
@@ -89,6 +90,7 @@ class RecordingPeer:
 
     def __init__(self, key: str, matched_blocks: int = 0, waiting_tokens: int = 0) -> None:
         self.key = key
+        self.record = SimpleNamespace(http_address=f"{key}:8000")
         self.load = Load(waiting_tokens=waiting_tokens)
         self.matched_blocks = matched_blocks
         self.wants: list[tuple[str, int]] = []

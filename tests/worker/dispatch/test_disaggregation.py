@@ -11,6 +11,7 @@ from pdcluster_worker.dispatch.disaggregation import (
     Disaggregating,
 )
 from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.peers.records import Disaggregation, RefusedPeer
 from pdcluster_worker.routing.prefill_share import WINDOW_SECONDS, PrefillShare
 from pdcluster_worker.testing import FakeClock
@@ -24,8 +25,9 @@ class Scene:
         self.share = PrefillShare()
         self.refused: dict[str, str] = {}
         self.rate = 0.0
+        self.transport = "nixl", ""
         self.told = Disaggregating(
-            "tcp", self.share, lambda: self.refused, lambda: self.rate, self.clock
+            lambda: self.transport, self.share, lambda: self.refused, lambda: self.rate, self.clock
         )
 
     def count(self, num_local: int, num_remote: int) -> None:
@@ -40,7 +42,7 @@ def scene() -> Scene:
 
 def test_nothing_new_is_no_write(scene: Scene) -> None:
     assert not scene.told.look()
-    assert scene.told.stated == Disaggregation("tcp")
+    assert scene.told.stated == Disaggregation("nixl")
 
 
 def test_refused_peers_are_told_at_the_next_look_and_taken_back(scene: Scene) -> None:
@@ -51,7 +53,7 @@ def test_refused_peers_are_told_at_the_next_look_and_taken_back(scene: Scene) ->
     assert not scene.told.look()
     scene.refused = {}
     assert scene.told.look()
-    assert scene.told.stated == Disaggregation("tcp")
+    assert scene.told.stated == Disaggregation("nixl")
 
 
 def test_many_refused_peers_are_counted_and_the_first_few_named(scene: Scene) -> None:
@@ -108,10 +110,36 @@ def test_a_quiet_worker_goes_on_saying_what_it_last_saw(scene: Scene) -> None:
 
 
 async def test_the_rate_of_a_transfer_and_its_transport_are_metrics(worker: Worker) -> None:
-    worker.note_transfer(1000, 0.5)
-    worker.note_transfer(1, 0.0)  # too short to measure: the last rate stays
+    assert worker.transport == "tcp"
+    worker.note_transfer(PrefillDone("r", 1000, 0.5, busy_seconds=0.5, transport="tcp"))
+    # too short to measure: the last rate stays
+    worker.note_transfer(PrefillDone("r", 1, 0.0, transport="tcp"))
     value = worker.metrics.registry.get_sample_value
 
     assert worker.sent_bytes_per_second == 2000
     assert value("pdcluster_kv_transfer_bytes_per_second", {"transport": "tcp"}) == 2000
     assert value("pdcluster_kv_transport_info", {"transport": "tcp"}) == 1
+
+
+async def test_a_transfer_by_another_transport_than_asked_for_is_counted(worker: Worker) -> None:
+    note = "not nixl: it does not reach the sender"
+    worker.note_transfer(PrefillDone("r", 1, 0.1, transport="nixl"))
+    worker.note_transfer(PrefillDone("r", 1, 0.1, transport="tcp", transport_note=note))
+    value = worker.metrics.registry.get_sample_value
+
+    assert (worker.transport, worker.transport_note) == ("tcp", note)
+    assert value("pdcluster_kv_transport_fallbacks_total") == 1
+    assert value("pdcluster_kv_transport_info", {"transport": "tcp"}) == 1
+    assert value("pdcluster_kv_transport_info", {"transport": "nixl"}) is None
+
+
+def test_a_fallback_is_told_with_its_reason_and_when_it_ends(scene: Scene) -> None:
+    scene.transport = "tcp", "x" * (MAX_REASON + 1)
+    assert scene.told.look()
+    assert scene.told.stated.transport == "tcp"
+    assert scene.told.stated.transport_note == "x" * (MAX_REASON - 3) + "..."
+    scene.transport = "nixl", ""
+    assert not scene.told.look()  # many pairs may differ, and all workers read a record
+    scene.clock.advance(FIGURES_SECONDS)
+    assert scene.told.look()
+    assert scene.told.stated == Disaggregation("nixl")

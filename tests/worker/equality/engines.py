@@ -1,20 +1,21 @@
 """Real engines in one process: the pure core over the real model runner, KV blocks moved by the
-local transport.
+local transport, or by one of those of workers.
 
 Only the processes and the network between them are left out; tests/system has those.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.config.speculation import SpeculationConfig
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.ports import Drafter
+from pdcluster_worker.engine.ports import Drafter, Transport
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.machine.native_dtype import DType
 from pdcluster_worker.messages.engine import (
@@ -39,13 +40,17 @@ from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_opening import open_runner
+from pdcluster_worker.transfer.carriers import TransportName
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
+from pdcluster_worker.transfer.sliced import SlicedTransport
+from pdcluster_worker.transfer.tcp_port import TcpPort, TcpSettings
 from tests.kept_answer import keep_answer
 
 BLOCK_SIZE = 16
 CONTINUOUS = SchedulerSettings()
 MAX_SEQUENCES = 32
 MAX_STEPS = 20_000
+MAX_WAIT_SECONDS = 0.1
 
 
 class Model:
@@ -133,13 +138,64 @@ def rank_memories(cache: KVCache) -> list[KVCache]:
     return memories
 
 
+class Wiring(Protocol):
+    """Connects engines to one another."""
+
+    def connect(self, memories: list[KVCache], name: str) -> tuple[Transport, list[str]]:
+        """The transport of an engine, and the addresses of its ports."""
+        ...
+
+    def wait(self) -> None:
+        """Until something may have happened to a transport."""
+        ...
+
+
+class LocalWiring:
+    """Copies of blocks within the process."""
+
+    def __init__(self) -> None:
+        self._fabric = LocalFabric()
+
+    def connect(self, memories: list[KVCache], name: str) -> tuple[Transport, list[str]]:
+        return LocalTransport(self._fabric, memories, name, verify=True), [name] * len(memories)
+
+    def wait(self) -> None:
+        """All has happened."""
+
+
+class SocketWiring:
+    """The transport of workers, by sockets of this machine; a port for each rank."""
+
+    def __init__(self, transport: TransportName) -> None:
+        self._settings = TcpSettings(verify=True, transport=transport)
+        self._awake = threading.Event()
+        self._ports: list[TcpPort] = []
+
+    def connect(self, memories: list[KVCache], name: str) -> tuple[Transport, list[str]]:
+        ports = [
+            TcpPort(memory, name, ("127.0.0.1", 0), self._awake.set, self._settings)
+            for memory in memories
+        ]
+        self._ports += ports
+        addresses = [f"127.0.0.1:{port.port}" for port in ports]
+        return SlicedTransport(ports, self._awake.set), addresses
+
+    def wait(self) -> None:
+        self._awake.wait(MAX_WAIT_SECONDS)
+        self._awake.clear()
+
+    def close(self) -> None:
+        for port in self._ports:
+            port.close()
+
+
 class Engine:
     """An engine over a model, whose cache it has to itself."""
 
     def __init__(
         self,
         model: Model,
-        fabric: LocalFabric,
+        wiring: Wiring,
         name: str,
         *,
         num_blocks: int = 1024,
@@ -152,7 +208,8 @@ class Engine:
         self.name = name
         assert isinstance(model.cache, KVCache), "these engines compute on the CPU"
         memories = rank_memories(model.cache)
-        self.addresses = [name] * len(memories)
+        transport, self.addresses = wiring.connect(memories, name)
+        self.wait = wiring.wait
         self.stats: EngineStats | None = None
         self.core = EngineCore(
             EngineSettings(
@@ -165,7 +222,7 @@ class Engine:
                 speculation=None if drafter is None else SpeculationSettings(adaptive=False),
             ),
             self.runner,
-            LocalTransport(fabric, memories, name, verify=True),
+            transport,
             time.monotonic,
             drafter=drafter,
         )
@@ -185,6 +242,7 @@ class Pair:
 
     def __init__(self, prefill: Engine, *decodes: Engine) -> None:
         self.prefill, self.decodes = prefill, decodes
+        self.done: list[PrefillDone] = []
         self._specs: dict[str, RequestSpec] = {}
         self._homes: dict[str, Engine] = {}
         self._epochs: dict[str, bytes] = {}
@@ -211,6 +269,8 @@ class Pair:
             for engine in self.engines:
                 for output in engine.step():
                     self._take(output, tokens)
+            if not any(engine.core.has_work for engine in self.engines):
+                self.decode.wait()
             if all(answer and answer[-1].finish_reason for answer in tokens.values()):
                 self._settle()
                 return list(tokens.values())
@@ -239,6 +299,7 @@ class Pair:
                 self.prefill.core.handle(Prefill(self._specs[request_id], target))
             case PrefillDone(request_id=request_id, checksum=checksum):
                 assert checksum is not None
+                self.done.append(output)
                 done = ReceiveDone(
                     request_id, self._epochs[request_id], self._first[request_id], checksum
                 )
@@ -267,18 +328,19 @@ def engines_over(
     models: list[Model],
     scheduler: SchedulerSettings = CONTINUOUS,
     drafter: Drafter | None = None,
+    wiring: Wiring | None = None,
     **decode: Any,
 ) -> list[Engine]:
     """A prefill engine over the first model and decode engines of these sizes over the others."""
-    fabric = LocalFabric()
+    wiring = wiring or LocalWiring()
     budget = {
         name: decode[name] for name in ("max_batched_tokens", "max_model_len") if name in decode
     }
-    prefill = Engine(models[0], fabric, "prefill", scheduler=scheduler, **budget)
+    prefill = Engine(models[0], wiring, "prefill", scheduler=scheduler, **budget)
     return [
         prefill,
         *(
-            Engine(model, fabric, f"decode-{index}", scheduler=scheduler, drafter=drafter, **decode)
+            Engine(model, wiring, f"decode-{index}", scheduler=scheduler, drafter=drafter, **decode)
             for index, model in enumerate(models[1:])
         ),
     ]

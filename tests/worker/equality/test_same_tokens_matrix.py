@@ -24,8 +24,17 @@ from pdcluster_worker.model import prompt_logprobs
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference
 from tests.system.prompts import Prompts
+from tests.transports import need_transport
 from tests.worker.equality.answers import check
-from tests.worker.equality.engines import CONTINUOUS, Guesses, Model, Pair, engines_over
+from tests.worker.equality.engines import (
+    CONTINUOUS,
+    Guesses,
+    Model,
+    Pair,
+    SocketWiring,
+    Wiring,
+    engines_over,
+)
 
 LENGTHS = (1, 16, 17, 64, 63, 65, 130, 33)  # blocks are 16, chunks 64
 NUM_TOKENS = 18  # more than a block, so that every request grows
@@ -97,7 +106,12 @@ def specs(case: str) -> list[RequestSpec]:
 
 
 def pair_of(
-    models: Models, column: str, path: str, own: SchedulerSettings, drafter: Drafter | None = None
+    models: Models,
+    column: str,
+    path: str,
+    own: SchedulerSettings,
+    drafter: Drafter | None = None,
+    wiring: Wiring | None = None,
 ) -> Pair:
     """The engines of a cell; `remote from` prefills there and decodes on one rank."""
     decodes = ["tp 1", "other"] if column == "dp 2" else [column]
@@ -112,7 +126,13 @@ def pair_of(
         "max_model_len": MAX_MODEL_LEN,
     }
     return Pair(
-        *engines_over([models[name] for name in names], scheduler=own, drafter=drafter, **sizes)
+        *engines_over(
+            [models[name] for name in names],
+            scheduler=own,
+            drafter=drafter,
+            wiring=wiring,
+            **sizes,
+        )
     )
 
 
@@ -155,6 +175,26 @@ def test_tokens_are_those_of_one_request_at_a_time(
     name: str, column: str, path: str, models: Models, expected: list[list[Token]]
 ) -> None:
     check_cell(pair_of(models, column, path, OWN[name]), path, OWN[name], expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "path"),
+    [
+        ("tp 1", "remote"),
+        *((column, path) for column in ("tp 2", "pp 2") for path in ("remote", "remote from")),
+    ],
+)
+@pytest.mark.parametrize("transport", ["tcp", "nixl", "ucx"])
+def test_transport_changes_no_token(
+    transport: str, column: str, path: str, models: Models, expected: list[list[Token]]
+) -> None:
+    wiring = SocketWiring(need_transport(transport))
+    try:
+        pair = pair_of(models, column, path, CONTINUOUS, wiring=wiring)
+        check_cell(pair, path, CONTINUOUS, expected)
+        assert {done.transport for done in pair.done} == {transport}
+    finally:
+        wiring.close()
 
 
 @pytest.mark.parametrize("column", ["tp 1", "ahead"])

@@ -56,12 +56,13 @@ def book(folder: Path) -> Iterator[GrammarBook]:
     book.close()
 
 
-def request_of(text: str, name: str = "a", kind: str = "regex") -> Request:
+def request_of(text: str, name: str = "a", kind: str = "regex", tenant: str = "") -> Request:
     return Request(
         name,
         [3],
         1,
         Sampling(max_tokens=9, seed=0, eos_token_ids=[END], constraint=Constraint(kind, text)),
+        tenant=tenant,
     )
 
 
@@ -196,6 +197,30 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch):
         book.close()
 
     assert begun == ["a", "ab"]
+
+
+def test_slow_constraints_of_one_key_hold_up_no_other_key(monkeypatch):
+    gate, begun = threading.Event(), []
+
+    def compiled(_, constraint):
+        begun.append(constraint.text)
+        assert constraint.text == "quick" or gate.wait(60)
+        raise CompileError(constraint.text)
+
+    monkeypatch.setattr(GrammarBook, "_compile", compiled)
+    book = GrammarBook(VOCAB_SIZE)
+    slow = [request_of(text, text, tenant="slow") for text in ("a", "b", "ab", "ba")]
+    try:
+        for request in slow:
+            book.begin(request)
+        error = settled(book, request_of("quick", "quick", tenant="other"))
+        assert error.message == "quick"
+        assert not {"ab", "ba"} & set(begun)
+        gate.set()
+        assert [settled(book, request).message for request in slow] == ["a", "b", "ab", "ba"]
+    finally:
+        gate.set()
+        book.close()
 
 
 def test_an_engine_that_knows_no_text_refuses_every_constraint():

@@ -8,25 +8,14 @@ from typing import Any
 import pytest
 
 from pdcluster_worker.grammar.forms import FormError, literal
-from pdcluster_worker.grammar.native import complaint, library
+from pdcluster_worker.grammar.native import complaint
 from pdcluster_worker.messages.constraint import Constraint
-from tests.worker.grammar.conftest import END
-
-
-def takes(forms: Any, constraint: Constraint, text: str) -> bool:
-    matcher = library().GrammarMatcher(forms.compile(constraint), [END], False, -1, None)
-    return all(
-        matcher.accept_token(byte, False) for byte in text.encode()
-    ) and matcher.accept_token(END, False)
+from tests.worker.grammar.schemas import of_schema, takes
 
 
 def of_tag(schema: Any, *, strict: bool) -> Constraint:
     form = {"type": "json_schema", "json_schema": schema, "strict": strict}
     return Constraint("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
-
-
-def of_schema(schema: Any, *, strict: bool = False) -> Constraint:
-    return Constraint("json_schema", json.dumps(schema), strict=strict)
 
 
 TAG = {
@@ -171,8 +160,8 @@ def test_white_space_between_two_parts_has_an_end(forms):
             "#/items/uniqueItems: cannot be enforced",
         ),
         (
-            of_schema({"allOf": [{}, {}]}, strict=True),
-            "#/allOf: of several schemas cannot be enforced",
+            of_schema({"allOf": [{"format": "date"}, {"format": "time"}]}, strict=True),
+            "#/allOf/0/format: cannot be enforced without a type",
         ),
         (
             of_schema(
@@ -189,6 +178,10 @@ def test_white_space_between_two_parts_has_an_end(forms):
             "#/maxLength: cannot be enforced beside pattern",
         ),
         (
+            of_schema({"type": "string", "format": "uri", "pattern": "^a"}, strict=True),
+            "#/format: cannot be enforced beside pattern",
+        ),
+        (
             of_schema({"type": "string", "format": "date", "minLength": 20}, strict=True),
             "#/minLength: cannot be enforced beside format",
         ),
@@ -197,7 +190,9 @@ def test_white_space_between_two_parts_has_an_end(forms):
             "#/anyOf/0/minimum: cannot be enforced without a type",
         ),
         (
-            of_schema({"type": "object", "required": ["a"]}, strict=True),
+            of_schema(
+                {"type": "object", "required": ["a"], "additionalProperties": False}, strict=True
+            ),
             "#/required: cannot be enforced for a name that is not",
         ),
         (
@@ -246,9 +241,17 @@ def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
         ({"type": "string", "maxLength": 3}, '"a é"', '"a\tb"'),
         ({"type": "string", "minLength": 2}, '"abc"', '"a\x1b"'),
         ({"type": "string", "minLength": 1, "maxLength": 1}, '"a"', '""'),
+        ({"type": "string", "maxLength": 300}, f'"{300 * "é"}"', '"a\tb"'),
+        ({"type": "string", "maxLength": 300}, '"a"', f'"{301 * "a"}"'),
+        ({"type": "string", "minLength": 200}, f'"{200 * "a"}"', f'"{200 * "a"}\t"'),
         ({"type": ["string", "null"], "maxLength": 2}, "null", '"abc"'),
         ({"type": "object", "propertyNames": {"maxLength": 2}}, '{"ab": 1}', '{"a\t": 1}'),
         ({"type": "string", "pattern": '^a"+[b"]$'}, r'"a\"b"', '"a"b"'),
+        (
+            {"type": "string", "format": "uri", "pattern": "^https://a$"},
+            '"https://a"',
+            '"http://a"',
+        ),
         ({"type": "string", "pattern": r"^C:\\\w+$"}, r'"C:\\x"', r'"C:\x"'),
         ({"type": "string", "pattern": r"^(\x41\n)+$"}, r'"A\nA\n"', '"A\nA\n"'),
         (
@@ -261,6 +264,14 @@ def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
 def test_a_string_under_a_length_or_a_pattern_is_one_that_json_can_hold(forms, schema, good, bad):
     assert takes(forms, of_schema(schema), good)
     assert not takes(forms, of_schema(schema), bad)
+
+
+def test_a_string_under_a_large_length_in_a_tag_is_one_that_json_can_hold(forms):
+    schema = {"type": "object", "properties": {"a": {"maxLength": 300, "type": "string"}}}
+    constraint = of_tag(schema, strict=False)
+
+    assert takes(forms, constraint, '{"a": "b c"}')
+    assert not takes(forms, constraint, '{"a": "b\tc"}')
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ async def test_empty_messages_are_invalid(stub: Any, p: Any) -> None:
     ours = p.handler.engine_id
 
     for call in (
-        stub.Generate(pb.GenerateRequest(engine_id=ours, prefill="auto")),
+        stub.Generate(iter([pb.Frame(items=[b""])])),
         stub.Prefill(pb.PrefillRequest(engine_id=ours)),
         stub.Credits(iter([pb.CreditRequest()])),
     ):

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Hello, Load
 from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Sampling, Target, Token
-from pdcluster_worker.peers import convert
+from pdcluster_worker.peers import checks, convert
 from pdcluster_worker.proto import worker_pb2 as pb
 
 naturals = st.integers(0, 2**31 - 1)
@@ -61,6 +62,8 @@ specs = st.builds(
     tpot_slo_seconds=st.none() | positives.filter(bool),
     deadline_seconds=st.none() | positives.filter(bool),
     kv_holder=st.just("") | names,
+    tenant=st.just("") | names,
+    prefiller=st.just("") | names,
 )
 targets = st.builds(
     Target,
@@ -215,8 +218,19 @@ def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> 
     ],
 )
 def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
+    sampling = pb.Sampling(**({"max_tokens": 1} | change))
     with pytest.raises(ValueError, match=next(iter(change))):
-        convert.sampling_from_proto(pb.Sampling(**({"max_tokens": 1} | change)))
+        convert.request_from_proto(pb.Request(request_id="q", prompt=[1], sampling=sampling))
+
+
+@pytest.mark.parametrize("name", ["top_k", "max_tokens", "stop_token_ids", "logit_bias", "seed"])
+def test_numbers_of_more_bits_than_ours_are_refused(name: str) -> None:
+    """MessagePack carries them, where the engine computes with 32 bits."""
+    long = 1 << 64 if name == "seed" else 1 << 31
+    value = {"stop_token_ids": [long], "logit_bias": {long: 1.0}}.get(name, long)
+    sampling = replace(Sampling(max_tokens=1, seed=0), **{name: value})
+    with pytest.raises(ValueError, match=name):
+        checks.checked_request(RequestSpec("q", [1], sampling))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +242,6 @@ def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
         ({"addresses": ["h:1"] * 9}, "9 addresses, not 1 to 8"),
         ({"addresses": ["h:1", ""]}, "address of the target is empty"),
         ({"cached_tokens": -1}, "cached_tokens is negative"),
-        ({"block_ids": []}, "block_ids is empty"),
         ({"block_ids": [1, -2]}, "block_ids holds a negative"),
         ({"block_ids": [1, 1]}, "block_ids names a block twice"),
     ],
@@ -282,16 +295,14 @@ def test_a_constraint_that_no_ingress_sends_is_refused(wrong: dict[str, Any], wo
     message.constraint.CopyFrom(pb.Constraint(**wrong))
 
     with pytest.raises(ValueError, match=words):
-        convert.sampling_from_proto(message)
+        convert.request_from_proto(pb.Request(request_id="q", prompt=[1], sampling=message))
 
 
 def test_losses_are_taken_as_far_as_a_header_can_say_them() -> None:
     good = ["max_tokens=2", "prefill=local"]
 
-    assert convert.degraded_from_proto(
-        [*good, "a\r\nset-cookie: b", "\u2603", "", 65 * "a"]
-    ) == tuple(good)
-    assert len(convert.degraded_from_proto(1000 * good)) == 8
+    assert checks.losses([*good, "a\r\nset-cookie: b", "\u2603", "", 65 * "a"]) == tuple(good)
+    assert len(checks.losses(1000 * good)) == 8
 
 
 def test_hello_without_an_engine_is_refused() -> None:

@@ -94,6 +94,10 @@ async def test_ingresses_are_routers_where_there_are_any_else_what_decodes(
         each.directory.set_members(members | routers)
 
     assert (d.directory.num_ingresses(), r.directory.num_ingresses()) == (2, 2)
+    assert (
+        d.directory.num_ingresses(relaying=True),
+        r.directory.num_ingresses(relaying=True),
+    ) == (3, 2)
 
 
 async def test_absence_names_each_worker_and_what_keeps_work_from_it(

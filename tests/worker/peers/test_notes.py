@@ -2,38 +2,23 @@
 
 from math import inf, nan
 
-from pdcluster_worker.peers.notes import MAX_CHARACTERS, MAX_FACTS, MAX_NOTES, notes_from_proto
-from pdcluster_worker.proto import worker_pb2 as pb
-
-
-def fact(number: int) -> pb.Fact:
-    return pb.Fact(name=f"f{number}", integer=number)
+from pdcluster_worker.messages.peers import Note
+from pdcluster_worker.peers.notes import MAX_CHARACTERS, MAX_FACTS, MAX_NOTES, taken
 
 
 def test_numbers_without_an_end_are_left_out() -> None:
-    facts = [
-        pb.Fact(name="cost", real=nan),
-        pb.Fact(name="rate", real=inf),
-        pb.Fact(name="share", real=0.5),
-    ]
-    notes = notes_from_proto(
-        [pb.Note(name="late", seconds=inf), pb.Note(name="offload", seconds=0.5, facts=facts)],
-        10.0,
-        "d1",
-    )
+    facts = {"cost": nan, "rate": inf, "share": 0.5, "queue": 2, "is_last": True}
+    notes = taken([Note("late", inf, {}), Note("offload", 0.5, facts)], 10.0, "d1")
 
-    assert [(note.name, note.seconds, note.facts) for note in notes] == [
-        ("offload", 10.5, {"share": 0.5})
-    ]
+    assert notes == (Note("offload", 10.5, {"share": 0.5, "queue": 2, "is_last": True}, "d1"),)
 
 
 def test_number_and_length_of_what_a_peer_says_are_bounded() -> None:
-    text = [pb.Fact(name="n" * 9999, text="t" * 9999)]
     said = [
-        pb.Note(name="n" * 9999, facts=text),
-        pb.Note(facts=[fact(number) for number in range(2 * MAX_FACTS)]),
+        Note("n" * 9999, 0.0, {"n" * 9999: "t" * 9999}),
+        Note("many", 0.0, {f"f{number}": number for number in range(2 * MAX_FACTS)}),
     ]
-    first, second, *others = notes_from_proto([*said, *[pb.Note()] * 999], 0.0, "d1")
+    first, second, *others = taken([*said, *[Note("", 0.0, {})] * 999], 0.0, "d1")
 
     assert (first.name, first.facts) == (
         "n" * MAX_CHARACTERS,

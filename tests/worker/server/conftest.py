@@ -29,6 +29,7 @@ from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.streams import Reader
 
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {{ message['content'] }}<|im_end|>
@@ -67,6 +68,7 @@ class ScriptedBackend:
 
     error, error_after:  raised after so many tokens in all.
     hold_after:          waits for `gate` after so many tokens in all; `holding` is set then.
+    num_taken:           by readers, past the stream.
     """
 
     script: Callable[[RequestSpec], list[int]]
@@ -87,6 +89,8 @@ class ScriptedBackend:
     hints: list[RouteHints] = field(default_factory=list)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: list[str] = field(default_factory=list)
+    readers: dict[str, Reader[Generated]] = field(default_factory=dict)
+    num_taken: int = 0
     not_ready: str | None = None
     dead: str | None = None
     short: str | None = None
@@ -111,6 +115,9 @@ class ScriptedBackend:
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
+    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
+        self.readers[request_id] = reader
+
     async def generate(
         self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
     ) -> AsyncGenerator[Generated, None]:
@@ -132,12 +139,18 @@ class ScriptedBackend:
                     await asyncio.sleep(0)
                     made += 1
                     first = step == 0
-                    yield Generated(
+                    generated = Generated(
                         tokens[step],
                         self.place if first else None,
                         index,
                         self.degraded if first else (),
                     )
+                    reader = self.readers.get(specs[index].request_id)
+                    if reader is not None and reader.is_open and step + 1 < len(tokens):
+                        self.num_taken += 1
+                        reader.take(generated)
+                    else:
+                        yield generated
             ended = True
         finally:
             if not ended:
@@ -235,6 +248,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rig(model_folder: Path) -> Rig:
+    return make_rig(model_folder)
+
+
+def make_rig(model_folder: Path) -> Rig:
+    """An application that says hello."""
     tokenizer = Tokenizer.load(model_folder)
     metrics = Metrics()
     policy = PolicyConfig(admission=AdmissionPolicy(max_body_bytes=20_000))

@@ -16,6 +16,7 @@ from pdcluster_worker.transfer import wire
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.transfer.tcp import TcpTransport
 from pdcluster_worker.transfer.tcp_port import TcpSettings
+from tests.transports import need_transport
 
 BLOCK_BYTES = 4096
 NUM_BLOCKS = 16
@@ -167,23 +168,41 @@ def raw_peer() -> Iterator[Callable[..., RawPeer]]:
         peer.sock.close()
 
 
-@pytest.fixture(params=["tcp", "local"])
-def pair(
-    request: pytest.FixtureRequest, tcp_engine: Callable[..., Engine]
-) -> Iterator[tuple[Engine, Engine]]:
-    """(prefill, decode): a writer and a receiver with verification on, over each transport."""
-    if request.param == "tcp":
-        yield tcp_engine("prefill", verify=True), tcp_engine("decode", verify=True)
-        return
-    fabric = LocalFabric()
-    engines = Engine("prefill", ByteMemory()), Engine("decode", ByteMemory())
-    for engine in engines:
-        engine.transport = LocalTransport(
-            fabric, [engine.memory], engine.engine_id, engine.awake.set, verify=True
-        )
-    yield engines
-    for engine in engines:
+@pytest.fixture(params=["tcp", "local", "nixl", "ucx"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Each transport that is there."""
+    return need_transport(request.param)
+
+
+MakePair = Callable[..., tuple[Engine, Engine]]
+
+
+@pytest.fixture
+def make_pair(transport: str, tcp_engine: Callable[..., Engine]) -> Iterator[MakePair]:
+    """Makes (prefill, decode), a writer and a receiver over each transport; closes them."""
+    fabric, made = LocalFabric(), list[Engine]()
+
+    def make(*, verify: bool) -> tuple[Engine, Engine]:
+        if transport != "local":
+            options = {"verify": verify, "transport": transport}
+            return tcp_engine("prefill", **options), tcp_engine("decode", **options)
+        pair = Engine("prefill", ByteMemory()), Engine("decode", ByteMemory())
+        for engine in pair:
+            engine.transport = LocalTransport(
+                fabric, [engine.memory], engine.engine_id, engine.awake.set, verify=verify
+            )
+            made.append(engine)
+        return pair
+
+    yield make
+    for engine in made:
         engine.transport.close()
+
+
+@pytest.fixture
+def pair(make_pair: MakePair) -> tuple[Engine, Engine]:
+    """A pair with verification on."""
+    return make_pair(verify=True)
 
 
 @pytest.fixture

@@ -11,8 +11,21 @@ from pdcluster_worker.transfer import wire
 EPOCHS = st.binary(min_size=16, max_size=16)
 REASONS = st.none() | st.text(max_size=100)
 MESSAGES = {
-    (wire.encode_hello, wire.decode_hello): st.builds(wire.KvHello, st.text(max_size=60)),
-    (wire.encode_reply, wire.decode_reply): st.builds(wire.Reply, REASONS),
+    (wire.encode_hello, wire.decode_hello): st.builds(
+        wire.KvHello, st.text(max_size=60), st.sampled_from([(), ("nixl",), ("nixl", "ucx")])
+    ),
+    (wire.encode_reply, wire.decode_reply): st.builds(wire.Reply, REASONS)
+    | st.builds(wire.Reply, st.none(), st.sampled_from(["nixl", "ucx"])),
+    (wire.encode_attach, wire.decode_request): st.builds(
+        wire.Attach, EPOCHS, st.binary(max_size=200)
+    ),
+    (wire.encode_attached, wire.decode_attached): st.builds(wire.Attached, st.binary(max_size=200))
+    | st.builds(wire.Attached, st.just(b""), st.text(max_size=100)),
+    (wire.encode_probe, wire.decode_request): st.builds(
+        wire.Probe,
+        st.integers(0, 2**64 - 1),
+        st.binary(min_size=wire.PROBE_BYTES, max_size=wire.PROBE_BYTES),
+    ),
     (wire.encode_header, wire.decode_header): st.builds(
         wire.Header,
         EPOCHS,
@@ -21,12 +34,14 @@ MESSAGES = {
         ),
         st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=wire.MAX_FRAME_BLOCKS).map(tuple),
         st.integers(1, wire.MAX_PAYLOAD_BYTES),
+        st.none() | st.integers(0, 2**64 - 1),
     ),
     (wire.encode_ack, wire.decode_ack): st.builds(wire.Ack, EPOCHS, REASONS),
 }
 CODECS_AND_MESSAGES = st.sampled_from(list(MESSAGES)).flatmap(
     lambda codec: st.tuples(st.just(codec), MESSAGES[codec])
 )
+INLINE = bytes(9)
 HEADS = b"\x00\x00\x00\x01"
 DECODERS = [decode for _, decode in MESSAGES]
 
@@ -51,7 +66,7 @@ def test_decode_of_any_bytes_raises_nothing_but_wire_error(decode, data):
         missing = decode(data)
     except wire.WireError:
         return
-    assert not isinstance(missing, int) or 0 < missing <= 4 * wire.MAX_FRAME_BLOCKS
+    assert not isinstance(missing, int) or 0 < missing <= wire.MAX_BLOB_BYTES
 
 
 @given(CODECS_AND_MESSAGES, st.integers(0, 10**6), st.integers(1, 255))
@@ -72,35 +87,46 @@ def test_decode_of_one_damaged_byte_raises_nothing_but_wire_error(
     ("decode", "data", "reason"),
     [
         (wire.decode_hello, b"GET / HTTP/1.1\r\n\r\n", "not a KV port"),
-        (wire.decode_hello, b"PDCKV\r\n\x00\x00\x09\x00\x01", "version 9 is not 2"),
+        (wire.decode_hello, b"PDCKV\r\n\x00\x00\x09\x00\x01", "version 9 is not 3"),
         (
             wire.decode_hello,
-            b"PDCKV\r\n\x00\x00\x02\xff\xff",
+            b"PDCKV\r\n\x00\x00\x03\xff\xff\x00\x00",
             "engine_id bytes: 65535 is over the limit of 256",
         ),
-        (wire.decode_reply, b"PDCKV\r\n\x00\x00\x02\x00\xff\xff", "reason bytes"),
-        (wire.decode_reply, b"PDCKV\r\n\x00\x00\x02\x07\x00\x00", "unknown status 7"),
-        (wire.decode_header, bytes(36), "not a frame header"),
+        (wire.decode_reply, b"PDCKV\r\n\x00\x00\x03\x00\xff\xff", "reason bytes"),
+        (wire.decode_reply, b"PDCKV\r\n\x00\x00\x03\x07\x00\x00", "unknown status 7"),
+        (wire.decode_header, bytes(45), "not a frame header"),
         (
             wire.decode_header,
-            b"KVFR" + bytes(16) + HEADS + bytes(8) + b"\x00\x00\x00\x01",
+            b"KVFR" + bytes(16) + HEADS + bytes(8) + b"\x00\x00\x00\x01" + INLINE,
             "no blocks",
         ),
         (
             wire.decode_header,
-            b"KVFR" + bytes(16) + HEADS + bytes(7) + b"\x01" + b"\xff" * 4,
+            b"KVFR" + bytes(16) + HEADS + bytes(7) + b"\x01" + b"\xff" * 4 + INLINE,
             "blocks of a frame: 4294967295 is over",
         ),
         (
             wire.decode_header,
-            b"KVFR" + bytes(16) + HEADS + b"\xff" * 8 + b"\x00\x00\x00\x01",
+            b"KVFR" + bytes(16) + HEADS + b"\xff" * 8 + b"\x00\x00\x00\x01" + INLINE,
             "payload bytes of a frame: .* is over",
         ),
         (
             wire.decode_header,
-            b"KVFR" + bytes(16) + b"\x00\x02\x00\x02" + b"\x00\x00\x00\x01" * 3,
+            b"KVFR" + bytes(16) + b"\x00\x02\x00\x02" + b"\x00\x00\x00\x01" * 3 + INLINE,
             "no heads: 2 to 2",
         ),
+        (
+            wire.decode_header,
+            b"KVFR" + bytes(16) + HEADS + b"\x00\x00\x00\x01" * 3 + b"\x00" + b"\x01" * 8,
+            "unknown place",
+        ),
+        (
+            wire.decode_request,
+            b"KVAT" + bytes(16) + b"\xff" * 4,
+            "bytes of a carrier: 4294967295 is over",
+        ),
+        (wire.decode_attached, bytes(9), "not an answer to attach"),
         (wire.decode_ack, bytes(23), "not an acknowledgement"),
     ],
 )
@@ -113,6 +139,8 @@ def test_decode_names_what_is_wrong_before_asking_for_more(decode, data, reason)
     ("encode", "message"),
     [
         (wire.encode_hello, wire.KvHello("e" * 257)),
+        (wire.encode_attach, wire.Attach(bytes(16), bytes(wire.MAX_BLOB_BYTES + 1))),
+        (wire.encode_probe, wire.Probe(0, b"short")),
         (wire.encode_header, wire.Header(bytes(17), range(1), (1,), 1)),
         (wire.encode_header, wire.Header(bytes(16), range(1), (1,) * 257, 1)),
         (wire.encode_header, wire.Header(bytes(16), range(1), (), 0)),

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded
+from pdcluster_worker.engine.ports import BlocksSent, Fenced, Route, SendEnded
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
 
@@ -52,7 +52,7 @@ def test_deferred_write_arrives_with_its_delivery_and_as_it_was_written(
     assert transports[0].poll() == []
     assert fabric.num_pending == 2
     assert fabric.deliver_next()
-    assert transports[0].poll() == [BlocksSent(epoch, (0,), 8, at=0.0)]
+    assert transports[0].poll() == [BlocksSent(epoch, (0,), 8, at=0.0, route=Route("tcp"))]
     assert memories[1].block(1) == written
     assert fabric.deliver_next()
     assert not fabric.deliver_next()

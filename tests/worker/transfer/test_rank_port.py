@@ -7,17 +7,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from pdcluster_worker.engine.execution import EngineBrokenError
-from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferEvent
+from pdcluster_worker.engine.ports import BlocksSent, Fenced, Route, SendEnded, TransferEvent
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.transfer.carriers import TransportName
 from pdcluster_worker.transfer.kv_slice import shares
 from pdcluster_worker.transfer.rank_line import Listen
 from pdcluster_worker.transfer.rank_port import RankPort, serve_in_thread
 from pdcluster_worker.transfer.tcp import TcpTransport
 from pdcluster_worker.transfer.tcp_port import TcpSettings
+from tests.transports import need_transport
 from tests.worker.transfer.rank_memory import HEAD_BYTES, NUM_HEADS, RankMemory
 
 DEADLINE_SECONDS = 20.0
@@ -26,19 +29,27 @@ DEADLINE_SECONDS = 20.0
 class RankEngine:
     """Rank 0 in this thread, the others behind lines."""
 
-    def __init__(self, engine_id: str, num_ranks: int, bandwidth: int = 0) -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        num_ranks: int,
+        bandwidth: int = 0,
+        *,
+        verify: bool = True,
+        transport: TransportName = "tcp",
+    ) -> None:
         self.engine_id = engine_id
         self.memories = [RankMemory(heads) for heads in shares(NUM_HEADS, num_ranks)]
         self.awake = threading.Event()
         self.lines = [socket.socketpair() for _ in self.memories[1:]]
-        listen = Listen(engine_id, "127.0.0.1", 0, True, bandwidth)
+        listen = Listen(engine_id, "127.0.0.1", 0, verify, bandwidth, transport)
         others: list[RankPort] = []
         for memory, (ours, theirs) in zip(self.memories[1:], self.lines, strict=True):
             serve_in_thread(theirs, memory)
             others.append(
                 RankPort(ours, memory.heads, len(memory.heads) * HEAD_BYTES, self.awake.set, listen)
             )
-        settings = TcpSettings(verify=True, bandwidth=bandwidth)
+        settings = TcpSettings(verify=verify, bandwidth=bandwidth, transport=transport)
         self.transport = TcpTransport(
             self.memories[0], engine_id, ("127.0.0.1", 0), self.awake.set, settings, others=others
         )
@@ -81,8 +92,8 @@ class RankEngine:
 def engine_of() -> Iterator[Callable[..., RankEngine]]:
     engines: list[RankEngine] = []
 
-    def make(engine_id: str, num_ranks: int, bandwidth: int = 0) -> RankEngine:
-        engines.append(RankEngine(engine_id, num_ranks, bandwidth))
+    def make(engine_id: str, num_ranks: int, bandwidth: int = 0, **options: Any) -> RankEngine:
+        engines.append(RankEngine(engine_id, num_ranks, bandwidth, **options))
         return engines[-1]
 
     yield make
@@ -93,17 +104,42 @@ def engine_of() -> Iterator[Callable[..., RankEngine]]:
 MakeEngine = Callable[..., RankEngine]
 
 
-@pytest.mark.parametrize(("prefill_size", "decode_size"), [(2, 1), (1, 2), (4, 2), (2, 2)])
+def test_every_rank_verifies_an_epoch_that_asks_for_it(engine_of: MakeEngine, epoch: bytes) -> None:
+    prefill, decode = engine_of("p", 2, verify=False), engine_of("d", 2, verify=False)
+    decode.transport.open(epoch, [5], verify=True)
+    prefill.transport.write(epoch, "d", decode.addresses, [(0, 5)], verify=True)
+    prefill.wait_sent(1)
+    checksum = prefill.transport.checksum(epoch)
+    decode.transport.fence(epoch)
+
+    assert checksum is not None
+    assert decode.wait_fenced().checksum == checksum
+
+
+@pytest.mark.parametrize(
+    ("prefill_size", "decode_size", "transport"),
+    [
+        *((2, 1, "tcp"), (1, 2, "tcp"), (4, 2, "tcp"), (2, 2, "tcp")),
+        *((2, 1, "nixl"), (1, 2, "nixl"), (2, 1, "ucx"), (1, 2, "ucx")),
+    ],
+)
 def test_ranks_write_their_heads_to_the_ports_that_take_them(
-    engine_of: MakeEngine, epoch: bytes, prefill_size: int, decode_size: int
+    engine_of: MakeEngine, epoch: bytes, prefill_size: int, decode_size: int, transport: str
 ) -> None:
-    prefill, decode = engine_of("p", prefill_size), engine_of("d", decode_size)
+    options = {"transport": need_transport(transport)}
+    prefill, decode = (
+        engine_of("p", prefill_size, **options),
+        engine_of("d", decode_size, **options),
+    )
     assert len(set(decode.addresses)) == decode_size
     for turn in range(2):
         key = bytes([turn]) + epoch[1:]
         decode.transport.open(key, [5, 6, 7])
         prefill.transport.write(key, "d", decode.addresses, [(0, 5), (1, 6), (2, 7)])
         assert prefill.wait_sent(3 * (turn + 1))[-3:] == [0, 1, 2]
+        assert {event.route for event in prefill.events if isinstance(event, BlocksSent)} == {
+            Route(transport)
+        }
         checksum = prefill.transport.checksum(key)
         prefill.transport.forget(key)
         decode.transport.fence(key)
@@ -161,7 +197,7 @@ def test_a_port_that_a_rank_cannot_bind_is_refused_with_the_reason() -> None:
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as taken, ours:
         serve_in_thread(theirs, RankMemory(range(2, 4)))
-        listen = Listen("d", "127.0.0.1", taken.getsockname()[1], False, 0)
+        listen = Listen("d", "127.0.0.1", taken.getsockname()[1], False, 0, "tcp")
         with pytest.raises(ConfigError, match=r"already in use: choose another listen\.kv"):
             RankPort(ours, range(2, 4), HEAD_BYTES, lambda: None, listen)
 
@@ -170,4 +206,10 @@ def test_a_rank_that_ends_before_it_listens_is_gone() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
     with ours, pytest.raises(EngineBrokenError, match="is gone"):
-        RankPort(ours, range(2, 4), HEAD_BYTES, lambda: None, Listen("d", "127.0.0.1", 0, False, 0))
+        RankPort(
+            ours,
+            range(2, 4),
+            HEAD_BYTES,
+            lambda: None,
+            Listen("d", "127.0.0.1", 0, False, 0, "tcp"),
+        )

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded
+from pdcluster_worker.engine.ports import BlocksSent, Fenced, Route, SendEnded
 from pdcluster_worker.transfer import tcp_port, wire
 from pdcluster_worker.transfer.tcp_link import LinkSettings
 
@@ -94,8 +94,8 @@ def test_contiguous_writes_travel_in_one_frame_and_are_pipelined(
     prefill.wait_sent(2)
     acknowledge(sock, epoch)
     assert prefill.wait_for(BlocksSent, 2) == [
-        BlocksSent(epoch, (0, 1), 2 * BIG, at=0.0),
-        BlocksSent(epoch, (2, 3), 2 * BIG, at=0.0),
+        BlocksSent(epoch, (0, 1), 2 * BIG, at=0.0, route=Route("tcp")),
+        BlocksSent(epoch, (2, 3), 2 * BIG, at=0.0, route=Route("tcp")),
     ]
 
 
@@ -243,7 +243,9 @@ def test_restarted_engine_at_the_same_address_refuses_writes_for_the_old_one(tcp
     new_epoch = os.urandom(16)
     restarted.transport.open(new_epoch, [2])
     prefill.write(new_epoch, restarted, [(1, 2)])
-    prefill.wait(lambda events: events[-1] == BlocksSent(new_epoch, (1,), 4096, at=0.0))
+    prefill.wait(
+        lambda events: events[-1] == BlocksSent(new_epoch, (1,), 4096, at=0.0, route=Route("tcp"))
+    )
 
 
 def test_cancel_waits_for_the_frame_in_hand_and_sends_no_other(tcp_engine, receiver, write, epoch):

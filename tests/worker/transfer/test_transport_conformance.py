@@ -1,10 +1,12 @@
-"""Behaviour of every transport; each test runs over tcp and local."""
+"""Behaviour of every transport; each test runs over each that is there."""
 
 import os
 
 import pytest
 
-from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded
+from pdcluster_worker.engine.ports import BlocksSent, Fenced, Route, SendEnded
+from pdcluster_worker.transfer import placing, wire
+from pdcluster_worker.transfer.carrier import fill
 
 
 def test_write_moves_blocks_and_both_checksums_agree(pair, epoch):
@@ -25,6 +27,34 @@ def test_write_moves_blocks_and_both_checksums_agree(pair, epoch):
     assert all(
         decode.memory.block(t) == prefill.memory.block(s) for s, t in [(0, 3), (5, 1), (2, 7)]
     )
+
+
+def test_blocks_go_by_the_transport_that_both_have(pair, epoch, transport):
+    prefill, decode = pair
+    decode.transport.open(epoch, [3, 1])
+    prefill.write(epoch, decode, [(0, 3), (5, 1)])
+    prefill.wait_sent(2)
+    assert {event.route for event in prefill.events} == {Route(transport)}
+
+
+@pytest.mark.parametrize("transport", ["nixl", "ucx"], indirect=True)
+def test_a_block_that_a_carrier_damages_is_not_what_the_writer_summed_up(pair, epoch, monkeypatch):
+    """Damage on tcp: tests/system/test_verification, by a relay between two workers."""
+
+    def damaged(slot, parts):
+        num_bytes = fill(slot, parts)
+        slot.bytes[num_bytes - 1] ^= num_bytes > wire.PROBE_BYTES
+        return num_bytes
+
+    monkeypatch.setattr(placing, "fill", damaged)
+    prefill, decode = pair
+    decode.transport.open(epoch, [3])
+    prefill.write(epoch, decode, [(0, 3)])
+    prefill.wait_sent(1)
+    decode.transport.fence(epoch)
+    (fenced,) = decode.wait_for(Fenced)
+    assert fenced.received == {3}
+    assert fenced.checksum != prefill.transport.checksum(epoch)
 
 
 def test_fence_of_a_partial_transfer_names_what_arrived_and_has_no_checksum(pair, epoch):
@@ -98,7 +128,7 @@ def test_write_after_its_epoch_ended_adds_no_event(pair, epoch):
     prefill.wait_sent(1)
     assert prefill.events == [
         SendEnded(epoch, "refused: dead epoch"),
-        BlocksSent(other, (3,), prefill.memory.block_bytes, at=0.0),
+        BlocksSent(other, (3,), prefill.memory.block_bytes, at=0.0, route=Route("tcp")),
     ]
 
 

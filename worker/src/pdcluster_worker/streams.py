@@ -6,9 +6,10 @@ time, and ends early by `aclose`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 ItemT = TypeVar("ItemT")
 ItemT_co = TypeVar("ItemT_co", covariant=True)
@@ -28,6 +29,48 @@ class Stream(Protocol[ItemT_co]):
     async def aclose(self) -> None:
         """End it now; of one that has ended a no-op."""
         ...
+
+
+ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
+
+
+class Reader(Protocol[ItemT_contra]):
+    """Takes a stream's items by a call each, while nothing holds it up: so none of the chain that
+    the stream goes through has to be resumed for them.
+    """
+
+    @property
+    def is_open(self) -> bool:
+        """True if it takes an item now."""
+        ...
+
+    def take(self, item: ItemT_contra) -> None:
+        """Take an item, which is never the stream's last."""
+        ...
+
+
+MadeT = TypeVar("MadeT")
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped(Generic[ItemT, MadeT]):
+    """Implements `Reader`: gives another one what is made of each item.
+
+    make: returns None where an item makes nothing to read.
+    """
+
+    make: Callable[[ItemT], MadeT | None]
+    reader: Reader[MadeT]
+
+    @property
+    def is_open(self) -> bool:
+        """See `Reader`."""
+        return self.reader.is_open
+
+    def take(self, item: ItemT) -> None:
+        """See `Reader`."""
+        if (made := self.make(item)) is not None:
+            self.reader.take(made)
 
 
 class Merged(AsyncIterator[ItemT]):

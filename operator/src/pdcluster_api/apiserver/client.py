@@ -38,6 +38,10 @@ APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 JSON = "application/json"
+CONNECT_SECONDS = 5.0
+"""Until the connection of a watch stands; it has no time limit as a whole."""
+
+OK = 200
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,14 @@ class Limits:
             else min(self.max_delay_seconds, retry_after)
         )
         return seconds * random.uniform(1.0, 1.25)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of a list.  version: of the whole list, from which a watch goes on."""
+
+    items: Sequence[Body]
+    version: str
 
 
 @dataclass(frozen=True)
@@ -130,8 +142,15 @@ class ApiClient:
     async def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> AsyncIterator[Body]:
-        """Every object of a kind (in a namespace, or in all), with apiVersion and kind; read in
-        pages.
+        """Every object of a kind, as `pages`."""
+        async for page in self.pages(kind, namespace, labels=labels, fields=fields):
+            for item in page.items:
+                yield item
+
+    async def pages(
+        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Page]:
+        """Every object of a kind (in a namespace, or in all), with apiVersion and kind.
 
         labels, fields: selectors
         A list that lasted so long that its version is no longer kept starts again, and may repeat
@@ -152,12 +171,39 @@ class ApiClient:
                     raise
                 position = {}
                 continue
-            for item in page.get("items") or ():
-                yield {"apiVersion": kind.api_version, "kind": kind.name, **item}
-            following = page.get("metadata", {}).get("continue")
+            metadata, named = page.get("metadata", {}), _named(kind)
+            items = [{**named, **item} for item in page.get("items") or ()]
+            yield Page(items, metadata.get("resourceVersion", ""))
+            following = metadata.get("continue")
             if not following:
                 return
             position = {"continue": following}
+
+    async def lines(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, str], silence_seconds: float
+    ) -> AsyncIterator[bytes]:
+        """Lines of a watch, until the API server ends it: `watching` makes events of them.
+
+        silence_seconds: time without a line after which it is taken for dead
+        Raises GoneError when its start is too old, UnavailableError when it breaks or is silent.
+        """
+        request = Request("watch", kind.name, "GET", kind.path(namespace), query)
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds
+        )
+        code = 0
+        try:
+            response = await self._exchange(request, timeout)
+            async with response:
+                code = response.status
+                if code != OK:
+                    raise error_of(code, await response.read(), response.headers)
+                async for line in response.content:
+                    yield line
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise _no_answer(e) from e
+        finally:
+            self._metrics.calls.labels(request.verb, request.kind, str(code)).inc()
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         """Create an object.
@@ -267,31 +313,47 @@ class ApiClient:
     async def _try(self, request: Request) -> Body:
         code = 0
         started = time.monotonic()
+        timeout = aiohttp.ClientTimeout(total=self._limits.timeout_seconds)
         try:
-            code, headers, content = await self._exchange(request)
+            response = await self._exchange(request, timeout)
+            code, content = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise UnavailableError(
-                f"the API server does not answer ({type(e).__name__}: {e})"
-            ) from e
+            raise _no_answer(e) from e
         finally:
             self._metrics.calls.labels(request.verb, request.kind, str(code)).inc()
             self._metrics.seconds.labels(request.verb).observe(time.monotonic() - started)
         if not 200 <= code <= 299:
-            raise error_of(code, content, headers)
+            raise error_of(code, content, response.headers)
         return _object(content)
 
-    async def _exchange(self, request: Request) -> tuple[int, Mapping[str, str], bytes]:
-        arguments = await self._transport.param_serialize(
+    async def _exchange(
+        self, request: Request, timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        """Send a request; returns when the head of its answer is there.
+
+        The body does not go through `param_serialize`, which would copy it value by value.
+        """
+        method, url, headers, _, _ = await self._transport.param_serialize(
             request.method,
             request.path,
             query_params=list(request.query.items()),
             header_params={"Content-Type": request.content_type, "Accept": JSON},
-            body=request.body,
             auth_settings=["BearerToken"],
         )
-        timeout = aiohttp.ClientTimeout(total=self._limits.timeout_seconds)
-        response = await self._transport.call_api(*arguments, _request_timeout=timeout)
-        return response.status, response.headers, await response.read()  # type: ignore[no-untyped-call]
+        answer = await self._transport.call_api(
+            method, url, headers, request.body, _request_timeout=timeout
+        )
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+
+def _named(kind: Kind) -> Body:
+    """The fields that items of a list lack."""
+    return {"apiVersion": kind.api_version, "kind": kind.name}
+
+
+def _no_answer(error: Exception) -> UnavailableError:
+    return UnavailableError(f"the API server does not answer ({type(error).__name__}: {error})")
 
 
 def _object(content: bytes) -> Body:

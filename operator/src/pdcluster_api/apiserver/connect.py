@@ -15,7 +15,11 @@ MAX_CONNECTIONS = 32
 
 
 async def connect(
-    kubeconfig: Path | None, context: str | None = None, *, proxies: bool = True
+    kubeconfig: Path | None,
+    context: str | None = None,
+    *,
+    proxies: bool = True,
+    connections: int = MAX_CONNECTIONS,
 ) -> Transport:
     """Open a connection pool; None = with the ServiceAccount of this pod, whose token is read
     again.
@@ -23,11 +27,12 @@ async def connect(
     context: of the kubeconfig; None = its current one
     proxies: those of the environment count; looking for them costs two turns of a thread pool a
              request
+    connections: most at a time; 0 = no bound
 
     Raises StartError (exit code 2) when the file, or the pod's account, cannot be used.
     """
     configuration = Configuration()
-    configuration.connection_pool_maxsize = MAX_CONNECTIONS
+    configuration.connection_pool_maxsize = connections
     configuration.client_session_kwargs = {"trust_env": proxies}
     try:
         if kubeconfig is None:

@@ -2,6 +2,7 @@
 
 ClusterError                 (an OperatorError); `code` is the HTTP status, 0 = there was no answer
 ├── NotFoundError            404: no such object, or no such kind
+├── MissingKindError         the same where an object of an optional kind is to be made
 ├── GoneError                410: a list's continuation, or a watch's start, is too old
 ├── ConflictError            409: the object was changed, exists already, or is another of that name
 │   └── UnsettledError   an object changes faster than it can be written (found by us)
@@ -102,6 +103,12 @@ class RefusedError(ClusterError):
     """The server does not take the object as it is."""
 
     fix = "correct the field that is named; what a podTemplate says goes into the pods as it is"
+
+
+class MissingKindError(ClusterError):
+    """There is no such kind, and an object of it is asked for."""
+
+    fix = "install its CRD, or remove service.endpointPicker"
 
 
 class ImmutableError(RefusedError):

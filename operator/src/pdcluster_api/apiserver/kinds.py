@@ -33,12 +33,13 @@ class Manner(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind."""
+    """One kind.  is_optional: an API server may lack it, as one whose CRD is another project's."""
 
     api_version: str
     name: str
     plural: str
     manner: Manner = Manner.READ
+    is_optional: bool = False
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
         """URL path of one object, or of all of a namespace, or (namespace None) of all there
@@ -72,6 +73,13 @@ POD_DISRUPTION_BUDGET = Kind(
 )
 POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", Manner.REQUEST)
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", Manner.APPLIED)
+INFERENCE_POOL = Kind(
+    "inference.networking.k8s.io/v1",
+    "InferencePool",
+    "inferencepools",
+    Manner.APPLIED,
+    is_optional=True,
+)
 SERVICE = Kind("v1", "Service", "services", Manner.APPLIED)
 
 CHILDREN = (
@@ -83,6 +91,7 @@ CHILDREN = (
     POD_DISRUPTION_BUDGET,
     POOL_SCALER,
     STATEFUL_SET,
+    INFERENCE_POOL,
     SERVICE,
 )
 """Every kind of which the operator makes objects for a PDCluster, in the order of making."""

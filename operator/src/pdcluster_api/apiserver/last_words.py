@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 _MARK = "error: "  # what our programs print before they exit on purpose
 _LOGGED = re.compile(r" (?:ERROR|CRITICAL) (.*)")
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)(?:: .*)?")  # the end of a traceback
+_PROCESS = re.compile(r"^\(\w+ pid=\d+\) ")  # vLLM marks the lines of each of its processes
+_ELSEWHERE = "See root cause above"
 _BAD_LEVELS = frozenset({"error", "dpanic", "panic", "fatal"})  # of etcd, which logs JSON
 _TIME = re.compile(r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:[.,]\d+)?Z? ")
 
@@ -19,6 +21,15 @@ def last_words(left: str) -> str:
     """The last line with an error, without its mark; else the last line; empty if there is none."""
     lines = [line.strip() for line in left.splitlines() if line.strip()]
     return next(_errors(reversed(lines)), None) or _plain(lines[-1] if lines else "")
+
+
+def first_error(left: str) -> str:
+    """The first exception that names a cause, of a program whose processes pass one on; else the
+    last words.
+    """
+    lines = [_PROCESS.sub("", line.strip()) for line in left.splitlines()]
+    raised = (line for line in lines if _RAISED.fullmatch(line) and _ELSEWHERE not in line)
+    return next(raised, None) or last_words("\n".join(lines))
 
 
 def _errors(lines: Iterable[str]) -> Iterator[str]:

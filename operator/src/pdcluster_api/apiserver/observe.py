@@ -26,6 +26,9 @@ from pdcluster_api.plan.status.problems import worst_of
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.workload import WorkloadId
 
+MAX_REQUEST = 64
+"""Characters of the annotation that asks for a verification; they are kept in the status."""
+
 LATE_SECONDS = 10.0
 """Time for a kubelet to report the end of a pod: it kills one at the end of its grace period, then
 it needs a moment to say so.
@@ -105,12 +108,18 @@ def observe(
         service_role=selector.get(labels.ROLE),
         failures=failures,
         key_fault=key_fault,
+        verify_request=_request(live),
         budgets={
             name: number
             for name, body in live.own("PodDisruptionBudget").items()
             if isinstance(number := body["spec"].get("minAvailable"), int)
         },
     )
+
+
+def _request(live: Live) -> str:
+    annotations = live.body["metadata"].get("annotations") or {}
+    return str(annotations.get(labels.VERIFY, ""))[:MAX_REQUEST]
 
 
 def managed_etcd(

@@ -7,10 +7,10 @@ goes on failing in the same way says the same all the time.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pdcluster_api.apiserver.last_words import last_words
+from pdcluster_api.apiserver.last_words import first_error, last_words
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import PodState
 from pdcluster_api.schema import conditions, labels
@@ -20,8 +20,9 @@ from pdcluster_api.text import shortened
 Body = Mapping[str, Any]
 
 WORKER = "worker"
+ENGINE = "engine"
 FETCH = "fetch-model"
-WRONG_SETTING = 2  # exit status of a worker, and of its download, with wrong settings
+WRONG_SETTING = 2  # exit status of a worker, its download or its engine with wrong settings
 NO_DEVICE = 3  # exit status of a worker that has not the device that it was asked for
 MAX_DETAIL = 400  # characters of a foreign message; more hides the point
 
@@ -62,6 +63,11 @@ FOR_WORKERS = Advice(
     pull="spec.image: name, pullSecrets, pullPolicy",
     room="change the pool's gpu, resources or placement",
     memory="raise resources.limits.memory, or lower engine.kvCacheMemory",
+)
+FOR_ENGINES = replace(
+    FOR_WORKERS,
+    name="spec.engine.image",
+    pull="spec.engine.image, and of spec.image pullSecrets and pullPolicy",
 )
 FOR_ETCD = Advice(
     name="spec.discovery.etcd.image",
@@ -178,6 +184,8 @@ def _containers(body: Body) -> Iterable[Body]:
 
 
 def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | None:
+    is_engine = entry["name"] == ENGINE
+    advice = FOR_ENGINES if is_engine else advice
     state = entry.get("state") or {}
     waiting, running = state.get("waiting") or {}, "running" in state
     reason = waiting.get("reason", "")
@@ -199,9 +207,11 @@ def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | Non
     if entry["name"] == FETCH:
         return _fetch_problem(ended, is_running=running)
     if (
-        entry.get("ready")
+        # an engine that runs counts as ready, and may be loading to fail again
+        (entry.get("ready") and not is_engine)
         or not ended
-        or (ended.get("exitCode") == 0 and reason != "CrashLoopBackOff")
+        # vLLM ends with status 0 when the process that computes has died
+        or (ended.get("exitCode") == 0 and not is_engine and reason != "CrashLoopBackOff")
     ):
         return None
     if not _is_refusal(entry["name"], ended) and not _keeps_crashing(entry, reason):
@@ -258,7 +268,14 @@ def _crash(container: str, ended: Body, advice: Advice) -> Problem:
             f"container {container} used more memory than its limit and was killed; "
             f"{advice.memory}",
         )
-    said, code = _short(last_words(ended.get("message", ""))), ended.get("exitCode")
+    left, code = ended.get("message", ""), ended.get("exitCode")
+    said = _short(first_error(left) if container == ENGINE else last_words(left))
+    if code == WRONG_SETTING and container == ENGINE:
+        refused = "the engine refuses its command line"
+        fix = "correct engine.args, or the field that the flag stands for"
+        return Problem(
+            conditions.CONFIGURATION_REFUSED, f"{refused}: {said or 'see its log'}; {fix}"
+        )
     if code == WRONG_SETTING and container == WORKER:
         return Problem(
             conditions.CONFIGURATION_REFUSED,

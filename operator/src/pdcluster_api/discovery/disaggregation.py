@@ -33,6 +33,7 @@ def read_disaggregation(content: Mapping[str, Any]) -> Disaggregation | None:
             long_prompts=_count(found.get("long_prompts", 0)),
             remote_ratio=None if ratio is None else _ratio(ratio),
             bytes_per_second=_count(found.get("bytes_per_second", 0)),
+            transport_note=shortened(str(found.get("transport_note", "")), _MAX_REASON),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

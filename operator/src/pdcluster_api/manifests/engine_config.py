@@ -10,11 +10,13 @@ from pdcluster_api.manifests.objects import (
     KV_PORT,
     Manifest,
 )
+from pdcluster_api.manifests.vllm import vllm_logging
 from pdcluster_api.manifests.worker_config import EtcdTls, WorkerSite, engine_file
 from pdcluster_api.manifests.yaml_text import yaml_text
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.sections import ROUTER, PoolSpec
+from pdcluster_api.schema.stock_engine import VLLM
 
 ENGINE_FOLDER = "/etc/pdcluster/engine"
 POLICY_FOLDER = "/etc/pdcluster/policy"
@@ -22,6 +24,7 @@ TLS_FOLDER = "/etc/pdcluster/tls"
 ETCD_TLS_FOLDER = "/etc/pdcluster/etcd-tls"
 API_KEYS_FOLDER = "/etc/pdcluster/api-keys"
 ENGINE_FILE, POLICY_FILE = "engine.yaml", "policy.yaml"
+LOGGING_FILE = "vllm-logging.json"
 
 
 def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:
@@ -58,7 +61,9 @@ def engine_config(
         etcd_tls=_etcd_tls(cluster, etcd_client_certificate),
         api_keys=API_KEYS_FOLDER if asks_for_keys(cluster, role) else None,
     )
-    return {ENGINE_FILE: yaml_text(engine_file(cluster, role, pool, _engine(cluster, role), site))}
+    engine = _engine(cluster, role)
+    files = {ENGINE_FILE: yaml_text(engine_file(cluster, role, pool, engine, site))}
+    return {**files, LOGGING_FILE: vllm_logging(engine)} if engine.type == VLLM else files
 
 
 def _engine(cluster: PDCluster, role: str) -> EngineSpec:

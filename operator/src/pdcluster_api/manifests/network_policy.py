@@ -19,23 +19,31 @@ from pdcluster_api.schema.engine import MAX_ENGINES
 from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
 from pdcluster_api.schema.ranks import MAX_RANKS
 
+NUM_UCX_PORTS = 128
+"""Those behind the KV ports are UCX's, for the transports nixl and ucx where they go over TCP."""
+
 _KV_PORTS: Manifest = {
     "port": KV_PORT,
-    "endPort": KV_PORT + MAX_ENGINES * MAX_RANKS - 1,
+    "endPort": KV_PORT + MAX_ENGINES * MAX_RANKS + NUM_UCX_PORTS - 1,
     "protocol": "TCP",
 }
-"""Ports of all ranks of all engines of a worker, as many as any revision may have."""
+"""Ports of all ranks of all engines of a worker, as many as any revision may have, then
+UCX's.
+"""
 
 _KIND = "networking.k8s.io/v1/NetworkPolicy"
 
 
-def workers_policy(owner: Owner) -> Manifest:
-    """HTTP from anywhere (clients, probes, Prometheus); gRPC and KV from this cluster's workers."""
+def workers_policy(owner: Owner, *, has_stock_engines: bool = False) -> Manifest:
+    """HTTP from anywhere (clients, probes, Prometheus); gRPC and KV from this cluster's workers.
+
+    has_stock_engines: any port from them, since a stock engine moves KV over ports of its choice
+    """
     workers = workers_selector(owner.name)
-    rules = [
-        {"ports": _ports(HTTP_PORT)},
-        {"ports": [*_ports(GRPC_PORT), _KV_PORTS], "from": [{"podSelector": workers}]},
-    ]
+    peers: Manifest = {"from": [{"podSelector": workers}]}
+    if not has_stock_engines:
+        peers["ports"] = [*_ports(GRPC_PORT), _KV_PORTS]
+    rules = [{"ports": _ports(HTTP_PORT)}, peers]
     return new_object(
         _KIND,
         policy_name(owner.name),

@@ -10,6 +10,7 @@ from typing import Any
 
 from pdcluster_api.schema.labels import CLUSTER, POOL, REVISION, ROLE
 from pdcluster_api.schema.pdcluster import KIND
+from pdcluster_api.schema.stock_engine import VLLM
 from pdcluster_api.schema.workload import WorkloadId
 
 Manifest = dict[str, Any]
@@ -26,6 +27,8 @@ class Site:
 
     worker_image:       for a revision whose spec names none; resolved by the caller and kept in the
                         record
+    server_image:       likewise, beside a stock engine: our server process alone; empty = the
+                        worker image, which has it as well
     etcd_image:         for a managed etcd whose spec names none
     operator_namespace: from where the operator asks a managed etcd
     cluster_domain:     in which the members of a managed etcd have their names
@@ -35,6 +38,11 @@ class Site:
     etcd_image: str
     operator_namespace: str
     cluster_domain: str = "cluster.local"
+    server_image: str = ""
+
+    def image_beside(self, engine_type: str) -> str:
+        """The image of workers with an engine of a type, of a revision whose spec names none."""
+        return (self.server_image if engine_type == VLLM else "") or self.worker_image
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def placement_of(
     """The fields of a pod's spec that say where it runs."""
     affinity = {
         **_node_affinity(accelerator),
-        **(_domain_affinity(workload, placement) if placement else {}),
+        **(_domain_affinity(workload, placement) if placement and placement.domain_label else {}),
     }
     fields: Manifest = {"topologySpreadConstraints": [_spread(workload)]}
     if affinity:

@@ -10,7 +10,9 @@ from typing import Any
 
 from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.disruption_budget import workload_budget
+from pdcluster_api.manifests.engine_container import has_engine_container
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
+from pdcluster_api.manifests.inference_pool import inference_pool
 from pdcluster_api.manifests.network_policy import workers_policy
 from pdcluster_api.manifests.objects import Manifest, Owner, Site
 from pdcluster_api.manifests.policy import policy_config
@@ -26,6 +28,7 @@ from pdcluster_api.manifests.service import ingress_service, workers_service
 from pdcluster_api.manifests.service_account import service_account
 from pdcluster_api.manifests.tls_secrets import render_tls_secrets
 from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.stock_engine import VLLM
 from pdcluster_api.schema.workload import WorkloadId
 
 __all__ = [
@@ -70,6 +73,8 @@ def render_shared(
     service_accounts: names of those that pods use; none = that of everything that is made now
     """
     role = serving_role or cluster.spec.ingress_role
+    records = list(records)
+    has_stock_engines = cluster.spec.engine.type == VLLM or any(map(has_engine_container, records))
     return (
         *(
             service_account(cluster, owner, name)
@@ -78,7 +83,16 @@ def render_shared(
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
         *(workload_budget(owner, workload, number) for workload, number in budgets.items()),
-        *([workers_policy(owner)] if cluster.spec.network_policy.enabled else []),
+        *(
+            [workers_policy(owner, has_stock_engines=has_stock_engines)]
+            if cluster.spec.network_policy.enabled
+            else []
+        ),
+        *(
+            [inference_pool(picker, owner, serving, role)]
+            if (picker := cluster.spec.service.endpoint_picker) is not None
+            else []
+        ),
         workers_service(owner),
         ingress_service(cluster, owner, serving, role),
     )

@@ -11,11 +11,13 @@ contract with the worker (`tests/contract`).
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pdcluster_api.manifests.vllm import IN_CONTAINER, StockSite, vllm_command, vllm_environment
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.section import Section
 from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.stock_engine import VLLM
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class WorkerSite:
 
     api_keys: folder of files that each hold one key which clients may present; None = no key is
               asked for
+    stock:    where a stock engine listens
     """
 
     model_path: str
@@ -49,6 +52,7 @@ class WorkerSite:
     kv_port: int = 9100
     etcd_tls: EtcdTls | None = None
     api_keys: str | None = None
+    stock: StockSite = IN_CONTAINER
 
 
 _LISTEN = {
@@ -58,6 +62,19 @@ _LISTEN = {
     "kv_port": "kv",
     "api_keys": "apiKeys",
 }
+
+_STOCK_PORTS = {"http": "port", "kv_events": "kvEventsPort", "side_channel": "sideChannelPort"}
+_STOCK_FACTS = {
+    "type",
+    "block_size",
+    "max_batched_tokens",
+    "max_sequences",
+    "max_model_len",
+    "prefix_caching",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+}
+"""Fields that the server process of a stock engine has to know; the others are flags alone."""
 
 _OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 
@@ -81,7 +98,7 @@ def engine_file(
             "path": site.model_path,
             **model.model_dump(include=_OF_MODEL, by_alias=True, exclude_defaults=True),
         },
-        "engine": engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "engine": _engine(cluster, pool, engine, site),
         "discovery": discovery,
         "tls": {"ca": site.ca, "certificate": site.certificate, "key": site.key},
         "listen": {_LISTEN[name]: value for name, value in _given(site).items() if name in _LISTEN},
@@ -108,7 +125,27 @@ def policy_file(cluster: PDCluster) -> dict[str, Any]:
     return policy
 
 
-def _given(part: EtcdTls | WorkerSite) -> dict[str, Any]:
+def _engine(
+    cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, site: WorkerSite
+) -> dict[str, Any]:
+    kept = _STOCK_FACTS if engine.type == VLLM else None
+    section: dict[str, Any] = engine.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True, include=kept
+    )
+    if engine.type != VLLM:
+        return section
+    stock: dict[str, Any] = {
+        _STOCK_PORTS[name]: value
+        for name, value in _given(site.stock).items()
+        if name in _STOCK_PORTS
+    }
+    if site.stock.is_process:
+        stock["command"] = vllm_command(cluster, pool, engine, site.model_path, site.stock)
+        stock["env"] = vllm_environment(pool, engine, site.stock)
+    return {**section, "vllm": stock}
+
+
+def _given(part: EtcdTls | WorkerSite | StockSite) -> dict[str, Any]:
     """The values that differ from the defaults."""
     return {
         field.name: value

@@ -1,4 +1,5 @@
-"""The pod of a worker: one container, its files, its identity, its probes, and how it ends.
+"""The pod of a worker: its container, its files, its identity, its probes, and how it ends; with a
+stock engine that as a second container.
 
 Files are mounted as folders, so that a change of the policy or of a
 certificate reaches a running worker.  The user's pod templates come over all
@@ -19,6 +20,10 @@ from pdcluster_api.manifests.engine_config import (
     TLS_FOLDER,
     asks_for_keys,
 )
+from pdcluster_api.manifests.engine_container import (
+    SHARED_MEMORY as ENGINE_SHARED_MEMORY,
+)
+from pdcluster_api.manifests.engine_container import engine_container, engine_volumes
 from pdcluster_api.manifests.model_source import ModelSource, model_source
 from pdcluster_api.manifests.objects import GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
 from pdcluster_api.manifests.placement import placement_of, with_accelerator
@@ -27,7 +32,8 @@ from pdcluster_api.manifests.strategic_merge import merge_pod_template
 from pdcluster_api.schema.labels import GPU
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.ranks import num_ranks
-from pdcluster_api.schema.sections import PoolSpec, RoleSpec
+from pdcluster_api.schema.sections import ROUTER, PoolSpec, RoleSpec
+from pdcluster_api.schema.stock_engine import VLLM
 from pdcluster_api.schema.workload import WorkloadId
 
 CONTAINER = "worker"
@@ -37,6 +43,9 @@ STARTUP_PERIOD_SECONDS = 5
 # until every node's kube-proxy has dropped a pod that is going, connections still arrive
 FORGET_SECONDS = 5
 SHARED_MEMORY = "1Gi"
+SERVER_REQUESTS = {"cpu": "500m", "memory": "512Mi"}
+"""Requests of the server process beside a stock engine, which has the resources of the role."""
+
 _READABLE_BY_US = 0o440
 
 
@@ -101,10 +110,19 @@ def _spec(
         "containers": [
             _container(cluster, workload, pool, image, [*_mounts(files), *model.mounts])
         ],
-        "volumes": [*files.values(), *_scratch(), *model.volumes],
+        "volumes": [*files.values(), *_scratch(SHARED_MEMORY), *model.volumes],
     }
-    if model.init_containers:
-        spec["initContainers"] = list(model.init_containers)
+    init_containers = list(model.init_containers)
+    if has_stock_engine(cluster, workload.role):
+        init_containers.append(_engine(cluster, workload, pool, model))
+        spec["volumes"] = [
+            *files.values(),
+            *_scratch(ENGINE_SHARED_MEMORY),
+            *engine_volumes(),
+            *model.volumes,
+        ]
+    if init_containers:
+        spec["initContainers"] = init_containers
     if cluster.spec.image.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in cluster.spec.image.pull_secrets]
     return spec
@@ -115,15 +133,7 @@ def _container(
 ) -> Manifest:
     role = cluster.spec.roles.present()[workload.role]
     base = _base_container(cluster, role, image)
-    resource = cluster.spec.accelerator_of(pool).resource
-    resources = dict(base["resources"])
-    if resource:
-        resources["limits"] = {
-            **resources.get("limits", {}),
-            resource: str(
-                pool.gpus_per_replica or num_ranks(cluster.spec.engine_of(workload.role))
-            ),
-        }
+    is_server = has_stock_engine(cluster, workload.role)
     files = [
         "--engine-config",
         f"{ENGINE_FOLDER}/{ENGINE_FILE}",
@@ -136,7 +146,11 @@ def _container(
         "command": ["python", "-m", "pdcluster_worker", *files],
         "env": [*_identity(), *base["env"]],
         "ports": [_port("http", HTTP_PORT), _port("grpc", GRPC_PORT), _port("kv", KV_PORT)],
-        "resources": resources,
+        "resources": (
+            {"requests": SERVER_REQUESTS}
+            if is_server
+            else _with_accelerators(cluster, workload, pool)
+        ),
         "volumeMounts": [
             *base["volumeMounts"],
             *mounts,
@@ -150,6 +164,35 @@ def _container(
         "lifecycle": {"preStop": {"sleep": {"seconds": FORGET_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def has_stock_engine(cluster: PDCluster, role: str) -> bool:
+    """Return whether workers of a role are our server process beside a stock engine."""
+    return role != ROUTER and cluster.spec.engine_of(role).type == VLLM
+
+
+def _engine(
+    cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, model: ModelSource
+) -> Manifest:
+    return engine_container(
+        cluster,
+        pool,
+        cluster.spec.engine_of(workload.role),
+        model.path,
+        resources=_with_accelerators(cluster, workload, pool),
+        mounts=model.mounts,
+    )
+
+
+def _with_accelerators(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec) -> dict[str, Any]:
+    """Resources of the role, with the accelerators of the pool: those of what computes."""
+    resources = _resources(cluster.spec.roles.present()[workload.role])
+    resource = cluster.spec.accelerator_of(pool).resource
+    if resource:
+        ranks = num_ranks(cluster.spec.engine_of(workload.role))
+        limits = {**resources.get("limits", {}), resource: str(pool.gpus_per_replica or ranks)}
+        resources["limits"] = limits
+    return resources
 
 
 def _base_container(cluster: PDCluster, role: RoleSpec, image: str) -> Manifest:
@@ -237,9 +280,9 @@ def _mounts(files: dict[str, Manifest]) -> list[Manifest]:
     ]
 
 
-def _scratch() -> list[Manifest]:
+def _scratch(shared_memory: str) -> list[Manifest]:
     """/tmp, since the root file system is read-only, and /dev/shm, of which a container runtime
     gives 64 MB only.
     """
-    memory = {"medium": "Memory", "sizeLimit": SHARED_MEMORY}
+    memory = {"medium": "Memory", "sizeLimit": shared_memory}
     return [{"name": "tmp", "emptyDir": {}}, {"name": "shared-memory", "emptyDir": memory}]

@@ -7,7 +7,7 @@ gives the same plan.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pdcluster_api.plan.drain.disruption import Patience, next_loss, plan_budgets
 from pdcluster_api.plan.drain.draining import Drain, plan_drain
@@ -47,12 +47,22 @@ from pdcluster_api.plan.status.fields import (
 )
 from pdcluster_api.plan.status.insync import InSync, in_sync
 from pdcluster_api.plan.status.invalid import plan_invalid
+from pdcluster_api.plan.status.transfers import Asked as AskedTransfers
+from pdcluster_api.plan.status.transfers import Pairs, Transfers, transfers
 from pdcluster_api.plan.wanted import kept_workloads, leaving_pools, of_target, size_before
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.sections import ROUTER
 from pdcluster_api.schema.workload import Workload
 
 __all__ = ["asked_of", "plan_cluster", "plan_invalid", "sizes_of"]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Parts of the status beside Ready that more than the status follows from."""
+
+    registered: InSync
+    verified: Transfers
 
 
 def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPlan:
@@ -64,8 +74,10 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
     kept, leaving = tuple(kept_workloads(scene, step)), leaving_pools(scene)
     drain = _drain(scene, (*of_target(scene, step), *kept, *leaving))
     registered = in_sync(observed.worker_records, observed.workloads, Previous(observed.status))
+    verified = _transfers(scene, step, now)
+    beside = Beside(registered, verified)
     status = {
-        **_status(scene, step, leaving, now, drain=drain, registered=registered),
+        **_status(scene, step, leaving, now, drain=drain, beside=beside),
         **kept_field([*kept, *leaving]),
     }
     is_decision = cluster.spec.autoscale.mode == ON and is_new(cluster.spec.autoscale, observed)
@@ -76,6 +88,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
     found = (
         drain.requeue_after_seconds,
         registered.requeue_after_seconds,
+        verified.requeue_after_seconds,
         seconds_left(scene.rollout, now),
         next_loss(serving, observed.workloads, patience),
     )
@@ -97,6 +110,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         ),
         ghosts=registered.ghosts,
         needs_worker_records=drain.needs_worker_records,
+        verify=verified.due,
     )
 
 
@@ -183,7 +197,7 @@ def _status(
     now: str,
     *,
     drain: Drain,
-    registered: InSync,
+    beside: Beside,
 ) -> Status:
     observed, views = scene.observed, tuple(scene.views())
     previous = Previous(observed.status)
@@ -208,9 +222,17 @@ def _status(
     autoscale = scene.cluster.spec.autoscale
     together = _disaggregating(scene, step)
     in_use = accelerators_in_use(scene.cluster, views, observed.worker_records, previous)
-    others = (registered.condition, in_use, together.condition)
-    beside = [each for each in others if each is not None]
-    found = (*condition_tree(facts), *beside, *autoscale_conditions(autoscale, observed))
+    others = (
+        beside.registered.condition,
+        in_use,
+        together.condition,
+        beside.verified.condition,
+    )
+    found = (
+        *condition_tree(facts),
+        *(each for each in others if each is not None),
+        *autoscale_conditions(autoscale, observed),
+    )
     return {
         "observedGeneration": observed.generation,
         **identity_fields(scene.cluster, revision=scene.target, serving=step.serving),
@@ -218,6 +240,7 @@ def _status(
         **rollout_field(scene.rollout),
         **autoscaling_fields(autoscale, observed),
         **together.fields,
+        **beside.verified.fields,
         "conditions": dated(found, previous, generation=observed.generation, now=now),
     }
 
@@ -232,6 +255,24 @@ def _disaggregating(scene: Scene, step: Step) -> Found:
         said = said_by(worker_records, scene.there.of_revision(step.serving))
     threshold = scene.cluster.spec.prefill_length_threshold
     return disaggregating(said, Previous(scene.observed.status), threshold)
+
+
+def _transfers(scene: Scene, step: Step, now: str) -> Transfers:
+    """Verifications of transfers between the pools of the serving revision; None for mixed ones."""
+    if _serving_role(scene, step) == "mixed" or PREFILL not in scene.cluster.spec.roles.present():
+        return Transfers()
+    observed, placement = scene.observed, scene.cluster.spec.placement
+    return transfers(
+        Pairs.of(step.serving, scene.there.of_revision(step.serving)),
+        Previous(observed.status),
+        observed.verifications.ended,
+        observed.verifications.waits,
+        AskedTransfers(
+            floor=placement.min_transfer_gbps if placement else None,
+            request=observed.verify_request,
+            now=now,
+        ),
+    )
 
 
 def _autoscale_events(scene: Scene, status: Status) -> Iterator[Event]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdcluster_api.schema.workload import Workload, WorkloadId
+from pdcluster_api.schema.workload import PoolPair, Workload, WorkloadId
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,22 @@ class Event:
 
 
 @dataclass(frozen=True)
+class DueVerification:
+    """A pair to verify now.
+
+    workers: ready decode workers, any of which can be asked
+    request: value of the annotation, kept with the outcome
+    even_if_busy: that value is new
+    """
+
+    pair: PoolPair
+    revision: str
+    workers: tuple[str, ...]
+    request: str = ""
+    even_if_busy: bool = False
+
+
+@dataclass(frozen=True)
 class ClusterPlan:
     """Desired state.
 
@@ -48,6 +64,7 @@ class ClusterPlan:
     budgets:    per serving workload, the number of its workers that a node drain leaves ready
     ghosts:     pods that do not exist and whose records may be removed
     needs_worker_records: the plan depends on a fresh read of the worker records
+    verify:     KV transfers to verify now
     status:     the whole status of the PDCluster, conditions with their transition times included
     events:     changes against the status before
     requeue_after_seconds: until a change is expected without an event; None = no sooner than the
@@ -70,3 +87,4 @@ class ClusterPlan:
     budgets: Mapping[WorkloadId, int] = field(default_factory=dict)
     ghosts: tuple[str, ...] = ()
     needs_worker_records: bool = False
+    verify: tuple[DueVerification, ...] = ()

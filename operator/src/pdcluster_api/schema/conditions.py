@@ -4,8 +4,9 @@ Ready = all is as declared, and follows from the role, discovery and ingress
 conditions below it; AcceleratorsInUse = workers compute on what their pools reserve,
 where a pool has an accelerator; Serving = requests are answered; DiscoveryInSync = the
 records in etcd are those of the pods, once etcd was asked; Disaggregating = long
-prompts are prefilled by prefill workers, where there are any.  Reconciling and Stalled
-are there only while they are true, as kstatus wants them.
+prompts are prefilled by prefill workers, where there are any; KVTransferVerified = KV was
+seen to move between their pools.  Reconciling and Stalled are there only while they are
+true, as kstatus wants them.
 """
 
 from typing import Final
@@ -21,6 +22,7 @@ INGRESS_READY: Final = "IngressReady"
 DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
 ACCELERATORS_IN_USE: Final = "AcceleratorsInUse"
 DISAGGREGATING: Final = "Disaggregating"
+KV_TRANSFER_VERIFIED: Final = "KVTransferVerified"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
@@ -91,6 +93,15 @@ NO_LONG_PROMPTS: Final = "NoLongPrompts"
 PAIR_REFUSED: Final = "PairRefused"
 NO_PREFILL_WORKER: Final = "NoPrefillWorker"
 NOT_OFFLOADING: Final = "NotOffloading"
+
+# Verification of KV transfers between pools.
+KV_MOVED: Final = "KVMoved"
+NOT_VERIFIED: Final = "NotVerified"
+TRANSFER_FAILED: Final = "TransferFailed"
+TRANSFER_NOT_USED: Final = "TransferNotUsed"
+TRANSFER_SLOW: Final = "TransferSlow"
+BLOCKS_DAMAGED: Final = "BlocksDamaged"
+TOKENS_DIFFER: Final = "TokensDiffer"
 
 # Of events only.
 ROLLOUT_STARTED: Final = "RolloutStarted"

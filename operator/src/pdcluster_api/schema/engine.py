@@ -2,16 +2,27 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pdcluster_api.schema.quantity import Quantity
 from pdcluster_api.schema.rules import rule
 from pdcluster_api.schema.scheduling import ChunkScheduleSpec, SchedulerName
-from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.section import Many, Section
+from pdcluster_api.schema.stock_engine import (
+    MAX_ARGUMENT,
+    MAX_ARGUMENTS,
+    MAX_VARIABLES,
+    EnvSpec,
+    check_argument,
+    check_variables,
+)
 from pdcluster_api.schema.values import Natural, Positive, Ranks, Text
 
 MAX_ENGINES = 8
 """Most engines of one worker: each has a KV port of its own, which the network policy opens."""
+
+Argument = Annotated[Text, Field(max_length=MAX_ARGUMENT), AfterValidator(check_argument)]
+"""A flag of a stock engine, or the value of one."""
 
 
 class PrefillDelayerSpec(Section):
@@ -80,6 +91,12 @@ class EngineSpec(Section):
 
     On a role, only the values that are given count: they go over those of `spec.engine`.
 
+    type:                  our own engine, or a stock one beside our server process; of the whole
+                           cluster, and of no role alone
+    image:                 of the stock engine, unmodified; on Kubernetes it has to be given
+    command:               program of the stock engine; its flags follow.  None = vllm serve
+    args:                  more flags for it
+    env:                   more environment variables for it
     device:                what it computes on; auto = cuda where the pool has an accelerator, else
                            cpu
     block_size:            tokens of one KV block
@@ -93,6 +110,8 @@ class EngineSpec(Section):
     threads:               CPU threads of the model; 0 = from the machine
     data_parallel_size:    engine processes of one worker, which share its threads, KV memory and
                            bandwidth
+    transport:             that moves KV blocks between workers that both have it; auto = nixl, else
+                           ucx, where there is an RDMA device, else tcp
     transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
@@ -115,6 +134,19 @@ class EngineSpec(Section):
     speculation:           of decode and mixed workers; None = no token is guessed
     """
 
+    type: Literal["pdcluster", "vllm"] = "pdcluster"
+    image: Text | None = None
+    command: Annotated[tuple[Text, ...], Many, Field(min_length=1, max_length=16)] | None = None
+    args: Annotated[tuple[Argument, ...], Many, Field(max_length=MAX_ARGUMENTS)] | None = None
+    env: (
+        Annotated[
+            tuple[EnvSpec, ...],
+            Many,
+            Field(max_length=MAX_VARIABLES),
+            AfterValidator(check_variables),
+        ]
+        | None
+    ) = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     block_size: Positive = 16
     max_batched_tokens: Positive = 256
@@ -126,6 +158,7 @@ class EngineSpec(Section):
     num_blocks: Positive | None = None
     threads: Natural = 0
     data_parallel_size: Annotated[int, Field(ge=1, le=MAX_ENGINES)] = 1
+    transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0

@@ -39,6 +39,7 @@ _EXPLANATIONS = {
     "less_than_equal": ("must be at most {le}", "lower it"),
     "string_too_short": ("must not be empty text", "write its name or path"),
     "string_too_long": ("must have at most {max_length} characters", "shorten it"),
+    "too_short": ("must have at least {min_length} entries", "add some, or leave it out"),
     "too_long": ("must have at most {max_length} entries", "remove some"),
 }
 

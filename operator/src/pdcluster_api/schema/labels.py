@@ -25,6 +25,11 @@ An annotation, since a type may have a name that no label takes."""
 ROTATE_CA = f"{GROUP}/rotate-ca"
 """Annotation of a PDCluster: any new value asks for a new certificate authority."""
 
+VERIFY = f"{GROUP}/verify"
+"""Annotation of a PDCluster: any new value asks for a verification of its KV transfers, even while
+workers are busy.
+"""
+
 OBSERVED_ROTATION = f"{GROUP}/observed-rotate-ca"
 """Annotation of the authority's Secret: the value of ROTATE_CA that was last acted on."""
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pdcluster_api.errors import Fault, InvalidObjectError
 from pdcluster_api.schema.faults import UNKNOWN_FIELD, Location, faults_of
 from pdcluster_api.schema.pdcluster import KIND, PDCluster
+from pdcluster_api.schema.stock_engine import VLLM
 
 _SERVER_METADATA = frozenset(
     {
@@ -80,7 +81,12 @@ def parse_applied(document: dict[str, Any]) -> PDCluster:
         )
         raise InvalidObjectError([Fault("spec.model.path", reason, fix)])
     for role in cluster.spec.roles.computing():
-        drafts = cluster.spec.engine_of(role).speculation
+        engine = cluster.spec.engine_of(role)
+        if engine.type == VLLM and engine.image is None:
+            reason = f"is missing, and engine.type: {VLLM} needs it on Kubernetes"
+            fix = "give a stock image, like vllm/vllm-openai:v0.32.0"
+            raise InvalidObjectError([Fault("spec.engine.image", reason, fix)])
+        drafts = engine.speculation
         path = None if drafts is None else drafts.draft_model
         if path is not None and model.pvc is None and not path.startswith("/"):
             reason = (
@@ -103,8 +109,13 @@ def parse_stored(document: Mapping[str, Any]) -> tuple[PDCluster, list[str]]:
     Raises InvalidObjectError with every other fault.
     """
     stored = dict(document)
-    unknown = _unknown(stored)
-    cluster = parse_applied(_without(stored, unknown) if unknown else stored)
+    try:
+        return parse_applied(stored), []
+    except InvalidObjectError:
+        unknown = _unknown(stored)
+        if not unknown:
+            raise
+    cluster = parse_applied(_without(stored, unknown))
     return cluster, [".".join(map(str, location)) for location in unknown]
 
 

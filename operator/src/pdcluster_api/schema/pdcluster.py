@@ -34,6 +34,7 @@ from pdcluster_api.schema.sections import (
     RolloutSpec,
     ServiceSpec,
 )
+from pdcluster_api.schema.stock_engine import engine_faults
 from pdcluster_api.schema.values import Name, PodTemplate
 
 KIND = "PDCluster"
@@ -155,10 +156,23 @@ class PDClusterSpec(Section):
                 "remove it",
                 at="autoscale.ratio",
             )
+        if self.roles.mixed is not None and self.placement and self.placement.min_transfer_gbps:
+            reason = "mixed workers move no KV between pools"
+            raise rule(reason, "remove it", at="placement.minTransferGBps")
         found = [name for name in PREFILL_PARTS if name in self.routing.model_fields_set]
         if self.roles.mixed is not None and found:
             reason = "mixed workers prefill what they decode, and no prefill is routed"
             raise rule(reason, "remove it", at=f"routing.{to_camel(found[0])}")
+        return self
+
+    @model_validator(mode="after")
+    def _relaying_has_routers(self) -> Self:
+        if self.routing.relaying.enabled and self.roles.router is None:
+            raise rule(
+                "is for routers, and there are none",
+                "give roles.router, or leave routing.relaying out",
+                at="routing.relaying",
+            )
         return self
 
     @model_validator(mode="after")
@@ -202,16 +216,17 @@ class PDClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _step_has_room_for_every_sequence(self) -> Self:
-        for name in self.roles.computing():
-            engine = self.engine_of(name)
-            if engine.max_batched_tokens < engine.max_sequences:
-                raise rule(
-                    f"must be at least maxSequences ({engine.max_sequences}), since a step "
-                    "computes a token of each sequence",
-                    "raise maxBatchedTokens or lower maxSequences",
-                    at=f"roles.{name}.engine.maxBatchedTokens",
-                )
+    def _engine_has_its_own_fields(self) -> Self:
+        """A field of the other type of engine would look as if it held."""
+        sections = {"engine": self.engine} | {
+            f"roles.{name}.engine": role.engine for name, role in self.roles.computing().items()
+        }
+        for path, engine in sections.items():
+            if path != "engine" and "type" in engine.model_fields_set:
+                reason = "is of the whole cluster, since KV moves between engines of one type"
+                raise rule(reason, "set it in spec.engine", at=f"{path}.type")
+            for fault in engine_faults(self.engine.type, engine):
+                raise rule(fault.reason, fault.fix, at=f"{path}.{fault.field}")
         return self
 
     @model_validator(mode="after")
@@ -235,20 +250,6 @@ class PDClusterSpec(Section):
         if self.qos.tenants and self.service.api_key_secret is None:
             fix = "give service.apiKeySecret, or leave qos.tenants out"
             raise rule("is for API keys, and no key is asked for", fix, at="qos.tenants")
-        return self
-
-    @model_validator(mode="after")
-    def _engines_can_be_many(self) -> Self:
-        for name in self.roles.computing():
-            engine, path = self.engine_of(name), f"roles.{name}.engine"
-            if engine.num_blocks is not None and engine.num_blocks < engine.data_parallel_size:
-                reason = (
-                    f"must be at least dataParallelSize ({engine.data_parallel_size}), whose "
-                    f"engines share them, not {engine.num_blocks}"
-                )
-                raise rule(
-                    reason, "raise numBlocks or lower dataParallelSize", at=f"{path}.numBlocks"
-                )
         return self
 
     @model_validator(mode="after")

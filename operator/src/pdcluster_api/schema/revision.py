@@ -11,16 +11,38 @@ revision it had.
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Any
 
 from pdcluster_api.schema.names import REVISION_LENGTH
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.sections import PlacementSpec
 
 
 def revision_of(spec: PDClusterSpec) -> str:
     """First hexadecimal digits of a hash over all that a worker's pod is made of."""
-    canonical = json.dumps(_relevant(spec), sort_keys=True, separators=(",", ":"))
+    return _revision_of(_Same(spec))
+
+
+class _Same:
+    """A spec that equals itself alone.  It is frozen, and one reconcile asks for its revision a
+    dozen times.
+    """
+
+    def __init__(self, spec: PDClusterSpec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return id(self.spec)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.spec is other.spec
+
+
+@lru_cache(maxsize=16)
+def _revision_of(same: _Same) -> str:
+    canonical = json.dumps(_relevant(same.spec), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:REVISION_LENGTH]
 
 
@@ -31,7 +53,7 @@ def _relevant(spec: PDClusterSpec) -> dict[str, Any]:
         "image": _given(spec.image),
         "etcd": [etcd.endpoints, etcd.tls_secret],
         "apiKeys": spec.service.api_key_secret,
-        "placement": spec.placement and _given(spec.placement),
+        "placement": _placement(spec.placement),
         "grace": spec.rollout.grace_period_seconds,
         "podTemplate": spec.pod_template,
         "roles": {
@@ -43,6 +65,13 @@ def _relevant(spec: PDClusterSpec) -> dict[str, Any]:
             for name, role in spec.roles.present().items()
         },
     }
+
+
+def _placement(placement: PlacementSpec | None) -> dict[str, Any] | None:
+    """The part that pods are made of: how fast KV has to move is none."""
+    if placement is None or placement.domain_label is None:
+        return None
+    return placement.model_dump(exclude_defaults=True, exclude={"min_transfer_gbps"})
 
 
 def _given(section: Section) -> dict[str, Any]:

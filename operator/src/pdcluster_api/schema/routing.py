@@ -210,6 +210,21 @@ class RacingSpec(Section):
     max_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
 
 
+class RelayingSpec(Section):
+    """Policy of routers that hand on the bytes of requests (docs/routing.md).
+
+    enabled:      otherwise they tokenize
+    policy:       choice of the worker; textPrefix = the one that had the beginning of this prompt
+    prefix_bytes: of that beginning
+    max_retries:  other workers that a request is tried at before the router serves it itself
+    """
+
+    enabled: bool = False
+    policy: Literal["leastRequest", "roundRobin", "textPrefix"] = "leastRequest"
+    prefix_bytes: Annotated[int, Field(ge=64, le=65536)] = 1024
+    max_retries: Annotated[int, Field(ge=0, le=8)] = 2
+
+
 class KvAwareSpec(Section):
     """Weights of the policy kvAware, in KV blocks.
 
@@ -296,4 +311,5 @@ class RoutingSpec(Section):
     credits: CreditsSpec = CreditsSpec()
     moving: MovingSpec = MovingSpec()
     racing: RacingSpec = RacingSpec()
+    relaying: RelayingSpec = RelayingSpec()
     decode_score: DecodeScoreSpec = DecodeScoreSpec()

@@ -58,8 +58,36 @@ class SchedulingFault(NamedTuple):
 
 
 def scheduling_fault(engine: "EngineSpec") -> SchedulingFault | None:
-    """The first of them in one role's engine."""
-    return _of_another_scheduler(engine) or _wrong_size(engine)
+    """The first of them in one role's engine; a stock engine schedules as it will."""
+    if engine.type != "pdcluster":
+        return None
+    return (
+        _no_room(engine)
+        or _of_another_scheduler(engine)
+        or _wrong_size(engine)
+        or _too_few_blocks(engine)
+    )
+
+
+def _no_room(engine: "EngineSpec") -> SchedulingFault | None:
+    if engine.max_batched_tokens >= engine.max_sequences:
+        return None
+    reason = (
+        f"must be at least maxSequences ({engine.max_sequences}), since a step computes a token "
+        "of each sequence"
+    )
+    fix = "raise maxBatchedTokens or lower maxSequences"
+    return SchedulingFault("maxBatchedTokens", reason, fix)
+
+
+def _too_few_blocks(engine: "EngineSpec") -> SchedulingFault | None:
+    if engine.num_blocks is None or engine.num_blocks >= engine.data_parallel_size:
+        return None
+    reason = (
+        f"must be at least dataParallelSize ({engine.data_parallel_size}), whose engines share "
+        f"them, not {engine.num_blocks}"
+    )
+    return SchedulingFault("numBlocks", reason, "raise numBlocks or lower dataParallelSize")
 
 
 def _of_another_scheduler(engine: "EngineSpec") -> SchedulingFault | None:

@@ -16,7 +16,7 @@ from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.quantity import Quantity
 from pdcluster_api.schema.rules import rule, spelled
 from pdcluster_api.schema.section import Many, Section
-from pdcluster_api.schema.service import CorsSpec, HttpLimitsSpec
+from pdcluster_api.schema.service import CorsSpec, EndpointPickerSpec, HttpLimitsSpec
 from pdcluster_api.schema.values import (
     MAX_WORKERS,
     Amount,
@@ -342,6 +342,7 @@ class ServiceSpec(Section):
     shared_prefix_cache: all keys share cached KV blocks; otherwise each key has its own
     cors:           which web pages may call the API; by default none of another origin
     limits:         of what one client may send and hold open
+    endpoint_picker: of an InferencePool, for gateways; None = none is made
     """
 
     port: Port = 8000
@@ -351,15 +352,26 @@ class ServiceSpec(Section):
     shared_prefix_cache: bool = False
     cors: CorsSpec = CorsSpec()
     limits: HttpLimitsSpec = HttpLimitsSpec()
+    endpoint_picker: EndpointPickerSpec | None = None
 
 
 class PlacementSpec(Section):
-    """Keep all workers of a revision where KV moves fast: on nodes with one value of a label, such
-    as a rack or an NVLink domain.
+    """Keep all workers of a revision on nodes with one value of a label, such as a rack.
+
+    min_transfer_gbps: 10**9 bytes per second, below which KVTransferVerified is False
     """
 
-    domain_label: Text
+    domain_label: Text | None = None
     mode: Literal["Required", "Preferred"] = "Preferred"
+    min_transfer_gbps: Annotated[float, Field(gt=0.0, le=10000.0)] | None = Field(
+        default=None, alias="minTransferGBps"
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.domain_label is None and self.min_transfer_gbps is None:
+            raise rule("says nothing", "give domainLabel, minTransferGBps or both, or remove it")
+        return self
 
 
 class RolloutSpec(Section):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from pdcluster_api.schema.rules import rule, spelled
 from pdcluster_api.schema.section import Many, Section
+from pdcluster_api.schema.values import ObjectName, Port
 
 ANY = "*"
 MAX_ORIGINS = 64
@@ -29,6 +30,17 @@ HeaderName = Annotated[
     Field(max_length=64),
     spelled(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", "a header's name", "write it like authorization"),
 ]
+
+
+class EndpointPickerSpec(Section):
+    """Service of an endpoint picker, which chooses a worker for each request of a gateway.
+
+    failure_mode: of the gateway while the picker does not answer: any worker, or none
+    """
+
+    name: ObjectName
+    port: Port = 9002
+    failure_mode: Literal["FailOpen", "FailClose"] = "FailClose"
 
 
 class CorsSpec(Section):

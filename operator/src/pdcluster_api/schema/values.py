@@ -40,6 +40,16 @@ ObjectName = Annotated[
 are made of.
 """
 
+VariableName = Annotated[
+    str,
+    Field(max_length=256),
+    spelled(
+        r"[A-Za-z_][A-Za-z0-9_]*",
+        "a name of an environment variable",
+        "use letters, digits and '_', not starting with a digit",
+    ),
+]
+
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 Endpoint = Annotated[
     str,

@@ -3,11 +3,19 @@ StatefulSet.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdcluster_api.schema.names import workload_name
 
 PoolKey = tuple[str, str]
 """(role, pool)"""
+
+
+class PoolPair(NamedTuple):
+    """Names of a prefill pool and of a decode pool."""
+
+    prefill: str
+    decode: str
 
 
 @dataclass(frozen=True, order=True)

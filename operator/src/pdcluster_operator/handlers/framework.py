@@ -6,27 +6,30 @@ cache and the back-off are ours, and the Lease stands before it starts.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import kopf
 
-from pdcluster_api.apiserver.kinds import PDCLUSTER, Kind
+from pdcluster_api.apiserver.watching import SERVER_SECONDS, SILENCE_SECONDS
 from pdcluster_api.schema import labels
 from pdcluster_operator.handlers.kopf_private import NoMemories
 from pdcluster_operator.handlers.watch import Watch, register
-from pdcluster_operator.informer.listing import SELECTOR, WATCHED
 
 LIST_CHUNK = 100
 
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else by kubeconfig."""
+    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else by kubeconfig.
+
+    silence_seconds: time without an event or a bookmark after which a watch is opened again
+    """
 
     namespaces: Sequence[str] = ()
     in_pod: bool = True
+    silence_seconds: float = SILENCE_SECONDS
 
 
 class NoDifferences(kopf.DiffBaseStorage):
@@ -44,16 +47,14 @@ class NoDifferences(kopf.DiffBaseStorage):
         """Store nothing."""
 
 
-def make_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
+def make_settings(silence_seconds: float = SILENCE_SECONDS) -> kopf.OperatorSettings:
     """Watches that end in time and are known to move, short requests, no posting, no peering."""
     settings = kopf.OperatorSettings()
-    settings.watching.server_timeout, settings.watching.client_timeout = 240, 270
+    settings.watching.server_timeout = SERVER_SECONDS
+    settings.watching.client_timeout = SERVER_SECONDS + 30
     settings.watching.connect_timeout, settings.watching.reconnect_backoff = 5, 1.0
-    settings.watching.inactivity_timeout = 70  # the API server sends a bookmark every minute
+    settings.watching.inactivity_timeout = silence_seconds
     settings.watching.chunk_size = LIST_CHUNK
-    for kind in kinds:
-        if kind != PDCLUSTER:
-            settings.watching.label_selectors[kind.api_version, kind.plural] = SELECTOR
     settings.networking.request_timeout, settings.networking.connect_timeout = 30, 5
     settings.networking.error_backoffs = (1, 2, 4, 8, 16)
     # each object that had an event holds a task and its body for so long
@@ -82,15 +83,15 @@ def make_registry(*, in_pod: bool) -> kopf.OperatorRegistry:
 async def run_watches(
     settings: WatchSettings, watch: Watch, stop: asyncio.Event, started: asyncio.Event
 ) -> None:
-    """Watch everything until `stop`; raises, or ends early, when a watch ends for good.
+    """Watch the PDClusters until `stop`; raises, or ends early, when a watch ends for good.
 
     started: set when kopf has put its own signal handlers in
     """
     registry = make_registry(in_pod=settings.in_pod)
-    register(registry, WATCHED, watch)
+    register(registry, watch)
     await kopf.operator(
         registry=registry,
-        settings=make_settings(WATCHED),
+        settings=make_settings(settings.silence_seconds),
         memories=NoMemories(),
         standalone=True,
         clusterwide=not settings.namespaces,

@@ -1,23 +1,23 @@
-"""Watch events: into the cache, and the PDCluster that they are about into the work queue.
+"""Watch events of PDClusters: into the cache, and the PDCluster into the work queue.
 
-One low-level handler for every kind, so kopf adds no finalizer, no annotation
-and no retries of its own.  An event that brings nothing new adds nothing.
+One low-level handler, so kopf adds no finalizer, no annotation and no retries of its own.  An event
+that brings nothing new adds nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import kopf
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.kinds import Kind
+from pdcluster_api.apiserver.kinds import PDCLUSTER
 from pdcluster_operator.informer.cache import Cache
 
 
 @dataclass(frozen=True)
 class Watch:
-    """add: enqueues a key; listed: called when a watch had to list again, and may have missed
+    """add: enqueues a key; listed: called when the watch had to list again, and may have missed
     deletions.
     """
 
@@ -25,19 +25,18 @@ class Watch:
     add: Callable[[Key], None]
     listed: Callable[[], None]
 
-    async def on_event(self, *, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-        """Take in one event.  param: the kind."""
+    async def on_event(self, *, event: kopf.RawEvent, **_: Any) -> None:
+        """Take in one event."""
         if event["type"] is None:
             self.listed()
         learn = self.cache.remove if event["type"] == "DELETED" else self.cache.put
-        key = learn(param, event["object"])
+        key = learn(PDCLUSTER.name, event["object"])
         if key is not None:
             self.add(key)
 
 
-def register(registry: kopf.OperatorRegistry, kinds: Iterable[Kind], watch: Watch) -> None:
-    """Let kopf watch every kind."""
-    for kind in kinds:
-        kopf.on.event(
-            kind.api_version, kind.plural, registry=registry, id=kind.plural, param=kind.name
-        )(watch.on_event)
+def register(registry: kopf.OperatorRegistry, watch: Watch) -> None:
+    """Let kopf watch the PDClusters."""
+    kopf.on.event(PDCLUSTER.api_version, PDCLUSTER.plural, registry=registry, id=PDCLUSTER.plural)(
+        watch.on_event
+    )

@@ -1,6 +1,6 @@
 """The informer cache: every PDCluster and every child, as the watches last delivered them, trimmed.
 
-Bodies are kept as compressed JSON: a hundred clusters are a few thousand
+Bodies are kept packed (`packing`): a hundred clusters are a few thousand
 objects, which as dictionaries would take most of the operator's memory.  An
 older version never replaces a newer one, so answers to our own writes can be
 put in at once and the watch may repeat them late; and an answer that comes
@@ -8,9 +8,8 @@ after the watch delivered a deletion brings nothing back.  The meaning of the ob
 is not known here, except for the label that names their PDCluster.
 """
 
-import json
+import sys
 import time
-import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from pdcluster_api.apiserver.body import Body, Key
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.pdcluster import KIND
+from pdcluster_operator.informer.packing import Packed, Packing
 
 REMEMBER_SECONDS = 60.0
 """Time for which a deletion is remembered: an answer to a write comes within its time limit."""
@@ -54,11 +54,11 @@ class Version(NamedTuple):
     resource_version: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
     version: Version
     owner: Key
-    packed: bytes
+    packed: Packed
 
 
 @dataclass
@@ -67,12 +67,16 @@ class Cache:
 
     _removed: by uid the objects deleted lately: the last version, and the time of its deletion
               event
+    _changes: of each PDCluster with its objects, the number of the last change
     """
 
     clock: Callable[[], float] = time.monotonic
+    _packing: Packing = field(default_factory=Packing)
     _entries: dict[Name, _Entry] = field(default_factory=dict)
     _removed: "OrderedDict[str, tuple[int, float]]" = field(default_factory=OrderedDict)
     _children: defaultdict[Key, set[Name]] = field(default_factory=lambda: defaultdict(set))
+    _changes: dict[Key, int] = field(default_factory=dict)
+    _num_changes: int = 0
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         """Keep a body; returns its PDCluster, or None when nothing newer was learnt."""
@@ -85,9 +89,9 @@ class Cache:
         if owner is None:  # its label or its owner was taken away
             return self.forget(name)
         self._drop(name)
-        packed = zlib.compress(json.dumps(trim(kind, body), separators=(",", ":")).encode(), 1)
-        self._entries[name] = _Entry(version, owner, packed)
+        self._entries[name] = _Entry(version, owner, self._packing.pack(kind, trim(kind, body)))
         self._children[owner].add(name)
+        self._note_change(owner)
         return owner
 
     def remove(self, kind: str, body: Mapping[str, Any]) -> Key | None:
@@ -103,17 +107,21 @@ class Cache:
     def get(self, kind: str, namespace: str, name: str) -> Body | None:
         """One body; None when there is none."""
         entry = self._entries.get(Name(kind, namespace, name))
-        return None if entry is None else _unpack(entry)
+        return None if entry is None else entry.packed.body()
 
     def children(self, key: Key) -> list[Body]:
         """Bodies of a PDCluster's objects, in the order of kind and name; not the PDCluster
         itself.
         """
         return [
-            _unpack(self._entries[name])
+            self._entries[name].packed.body()
             for name in sorted(self._children.get(key, ()))
             if name.kind != KIND
         ]
+
+    def change(self, key: Key) -> int:
+        """Number of the last change of a PDCluster or its objects; no two changes have the same."""
+        return self._changes.get(key, 0)
 
     def clusters(self) -> list[Key]:
         """Every PDCluster."""
@@ -154,13 +162,18 @@ class Cache:
         if entry is None:
             return
         self._children[entry.owner].discard(name)
+        self._note_change(entry.owner)
         if not self._children[entry.owner]:
-            del self._children[entry.owner]
+            del self._children[entry.owner], self._changes[entry.owner]
+
+    def _note_change(self, owner: Key) -> None:
+        self._num_changes += 1
+        self._changes[owner] = self._num_changes
 
 
 def name_of(kind: str, body: Mapping[str, Any]) -> Name:
-    """Namespace, kind and name of a body."""
-    return Name(kind, body["metadata"]["namespace"], body["metadata"]["name"])
+    """Kind, namespace and name of a body."""
+    return Name(kind, sys.intern(body["metadata"]["namespace"]), body["metadata"]["name"])
 
 
 def version_of(body: Mapping[str, Any]) -> Version:
@@ -171,14 +184,15 @@ def version_of(body: Mapping[str, Any]) -> Version:
 def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
     """The PDCluster that an object is kept for, by label and owner (a pod by label); None = none.
 
-    What the StatefulSet controller makes carries our labels too, and is not ours to look at.
+    Objects that the StatefulSet controller makes carry our labels too, and are not ours.
     """
     metadata = body["metadata"]
     name = metadata["name"] if kind == KIND else metadata.get("labels", {}).get(labels.CLUSTER)
     is_child = any(reference["kind"] == KIND for reference in metadata.get("ownerReferences", ()))
-    return (
-        Key(metadata["namespace"], name) if name and (is_child or kind in (KIND, "Pod")) else None
-    )
+    if not name or not (is_child or kind in (KIND, "Pod")):
+        return None
+    # the same for every child: kept once
+    return Key(sys.intern(metadata["namespace"]), sys.intern(name))
 
 
 def trim(kind: str, body: Mapping[str, Any]) -> Body:
@@ -214,8 +228,3 @@ def trim(kind: str, body: Mapping[str, Any]) -> Body:
 
 def _is_newer(version: Version, known: Version) -> bool:
     return version.resource_version > known.resource_version
-
-
-def _unpack(entry: _Entry) -> Body:
-    body: Body = json.loads(zlib.decompress(entry.packed))
-    return body

@@ -1,11 +1,13 @@
 """List all objects of the cache: all kinds, in the namespaces that are watched."""
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
-from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, POD
+from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
+from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, POD, Kind
+from pdcluster_api.apiserver.watching import Selection
 from pdcluster_api.schema import labels
 from pdcluster_operator.informer.cache import Name
 
@@ -20,23 +22,51 @@ _KIND_OF_NAME = {kind.name: kind for kind in WATCHED}
 
 @dataclass(frozen=True)
 class Listing:
-    """Lists of all kinds.  namespaces: None in it = all"""
+    """Lists of all kinds.  namespaces: None in it = all
+
+    versions: of the last whole list of each selection, from which a watch of it goes on
+    """
 
     client: ApiClient
     namespaces: Sequence[str | None] = (None,)
+    versions: dict[Selection, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> Sequence[str]:
         """Names of the kinds."""
         return tuple(_KIND_OF_NAME)
 
+    def selections(self, kinds: Iterable[Kind]) -> list[Selection]:
+        """The selections that are listed and watched of these kinds."""
+        return [
+            Selection(kind, namespace, "" if kind == PDCLUSTER else SELECTOR)
+            for kind in kinds
+            for namespace in self.namespaces
+        ]
+
     async def bodies(self, kind: str) -> AsyncIterator[Body]:
         """All objects of a kind."""
-        found = _KIND_OF_NAME[kind]
-        selector = "" if found == PDCLUSTER else SELECTOR
-        for namespace in self.namespaces:
-            async for body in self.client.list(found, namespace, labels=selector):
+        for what in self.selections([_KIND_OF_NAME[kind]]):
+            async for body in self.of(what):
                 yield body
+
+    async def of(self, what: Selection) -> AsyncIterator[Body]:
+        """All objects of a selection; notes the version of the list at its end.
+
+        An optional kind that is absent has no objects, and its list no version.
+        """
+        version = ""
+        self.versions.pop(what, None)
+        try:
+            async for page in self.client.pages(what.kind, what.namespace, labels=what.labels):
+                version = page.version
+                for body in page.items:
+                    yield body
+        except ClusterError as e:
+            if not is_absent(what.kind, e):
+                raise
+            return
+        self.versions[what] = version
 
     async def body(self, name: Name) -> Body | None:
         """One object; None when there is none, or it is not ours any more."""
@@ -46,6 +76,13 @@ class Listing:
             name.kind == PDCLUSTER.name or _managed_by(body) == labels.FIELD_MANAGER
         )
         return body if is_ours else None
+
+
+def is_absent(kind: Kind, error: ClusterError) -> bool:
+    """Return whether an error says that the API server lacks an optional kind, or that the roles
+    of an older chart, which do not know it, give no right to it.
+    """
+    return kind.is_optional and (isinstance(error, NotFoundError) or error.code == 403)
 
 
 def _managed_by(body: Body) -> str | None:

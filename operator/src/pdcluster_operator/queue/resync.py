@@ -1,9 +1,9 @@
 """The resync: list everything, correct the cache where a watch has missed a change, enqueue every
 PDCluster.
 
-It fills the cache before the first reconcile.  A watch that had to list again
-(after a restart of the API server, or a gap longer than its history) delivers
-no deletion of the gap; `request` brings the next resync forward then.  A
+It fills the cache before the first reconcile.  kopf's watch of PDClusters, when it had to
+list again (at its start, after a restart of the API server, or a gap longer than its
+history), delivers no deletion of the gap: `request` has PDClusters listed soon.  A
 difference counts as missed by a watch only when it is still there after a
 grace period, so the ordinary delay of an event is not mistaken for silence.
 """
@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import PDCLUSTER
 from pdcluster_operator.informer.cache import Cache, Name, Version, name_of, owner_of, version_of
 from pdcluster_operator.informer.listing import Listing
 from pdcluster_operator.queue.progress import Progress
@@ -46,34 +47,43 @@ class Resync:
         self.progress.resync_ended(time.monotonic(), (), ())
 
     def request(self) -> None:
-        """Let the next resync come as soon as the grace period allows."""
+        """Have PDClusters checked as soon as the grace period allows."""
         self._early.set()
 
     async def run(self) -> None:
-        """Resync every `resync_seconds`, or earlier on request; a failure is logged, the next one
-        retries.
+        """Resync every `resync_seconds`, and check PDClusters on request; a failure is logged, the
+        next one retries.
         """
+        due = time.monotonic() + self.progress.resync_seconds
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.progress.resync_seconds):
+                async with asyncio.timeout(due - time.monotonic()):
                     await self._early.wait()
             self._early.clear()
+            is_due = time.monotonic() >= due
             try:
-                await self.once()
+                await (self.once() if is_due else self.check([PDCLUSTER.name]))
             except Exception:
                 logger.exception("resync failed")
                 await asyncio.sleep(self.grace_seconds)
+            if is_due:
+                due = time.monotonic() + self.progress.resync_seconds
 
     async def once(self) -> None:
-        """Resync once."""
-        suspects = {kind: await self._differences(kind) for kind in self.listing.kinds}
+        """Resync once: check everything, and enqueue every PDCluster."""
+        missed = await self.check(self.listing.kinds)
+        self.progress.resync_ended(time.monotonic(), self.listing.kinds, missed)
+        for key in self.cache.clusters():
+            self.add(key)
+
+    async def check(self, kinds: Iterable[str]) -> list[str]:
+        """List some kinds and correct the cache; returns those whose watch had missed a change."""
+        suspects = {kind: await self._differences(kind) for kind in kinds}
         await asyncio.sleep(self.grace_seconds)
         missed = [kind for kind, names in suspects.items() if await self._repair(kind, names)]
         for kind in missed:
             logger.warning("a watch missed changes kind=%s", kind)
-        self.progress.resync_ended(time.monotonic(), suspects, missed)
-        for key in self.cache.clusters():
-            self.add(key)
+        return missed
 
     async def _differences(self, kind: str) -> dict[Name, Version | None]:
         """Objects whose listing differs from the cache, with the cache's version before it."""

@@ -77,11 +77,14 @@ class WorkQueue(Generic[Key]):
 
     def succeeded(self, key: Key, now: float, requeue_after_seconds: float | None = None) -> None:
         """End the work on a key and forget its failures; enqueue it after `requeue_after_seconds`,
-        if given.
+        if given; with 0 as the next: it has more to do, and is not to wait for all others.
         """
         self._failures.pop(key, None)
         self._finish(key, now)
-        if requeue_after_seconds is not None:
+        if requeue_after_seconds == 0.0:
+            self.add(key, now)
+            self._due.move_to_end(key, last=False)
+        elif requeue_after_seconds is not None:
             self.add_at(key, now + requeue_after_seconds)
 
     def failed(self, key: Key, now: float) -> float:

@@ -7,38 +7,33 @@ cluster again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from pdcluster_api.apiserver.client import ApiClient
-from pdcluster_api.apiserver.errors import (
-    ClusterError,
-    ConflictError,
-    UnavailableError,
-    UnsettledError,
-    failure_of,
-)
-from pdcluster_api.apiserver.kinds import PDCLUSTER, POOL_SCALER, Kind
+from pdcluster_api.apiserver.errors import ConflictError, UnsettledError
+from pdcluster_api.apiserver.kinds import PDCLUSTER, Kind
 from pdcluster_api.apiserver.observe import Live, still_ending
 from pdcluster_api.manifests.render import Site
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.plan.result import ClusterPlan, Event
 from pdcluster_api.schema.conditions import APPLY_FAILED
-from pdcluster_operator.informer.cache import Cache, name_of
+from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.look import Look, owner_of
 from pdcluster_operator.reconcile.records import Records, Snapshots
 from pdcluster_operator.reconcile.session import Session
 from pdcluster_operator.reconcile.settled import Inputs, settled
+from pdcluster_operator.reconcile.statuses import Statuses
 from pdcluster_operator.reconcile.tls import tls_step
+from pdcluster_operator.writes.actions import Action
 from pdcluster_operator.writes.apply import apply
-from pdcluster_operator.writes.diff import Action, diff
+from pdcluster_operator.writes.diff import diff
 from pdcluster_operator.writes.drift import writers
 from pdcluster_operator.writes.events import Events
-from pdcluster_operator.writes.status import write_status
 
 logger = logging.getLogger(__name__)
 CERTIFICATES = "Certificates"
@@ -54,6 +49,7 @@ class Acted:
     failures: refused writes, and objects that are not as they should be
     cut:      pods that were removed before they had drained
     wrote:    something was written, or tried to be
+    changed:  it was more than statuses
     conflict: of an object that kept changing: the reconcile is done again
     lacks:    snapshots could not be made: a Secret is missing, and no event will come: try again
     """
@@ -63,6 +59,7 @@ class Acted:
     failures: tuple[Failure, ...] = ()
     cut: tuple[str, ...] = ()
     wrote: bool = False
+    changed: bool = False
     conflict: ConflictError | None = None
     lacks: bool = False
 
@@ -77,6 +74,10 @@ class Actor:
     etcd: EtcdRequests
     events: Events
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _statuses: Statuses = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._statuses = Statuses(self.client, self.cache)
 
     async def act(self, found: Look, plan: ClusterPlan, session: Session) -> Acted:
         """Make it so: drain commands before a shrink, objects, then records of lost workers.
@@ -94,7 +95,7 @@ class Actor:
         """Write the status if it changed, then the events; returns whether there was anything to
         write.
         """
-        changed = await self._write_status(session, PDCLUSTER, live.body, status)
+        changed = await self._statuses.write(session, PDCLUSTER, live.body, status)
         if self.cache.get(PDCLUSTER.name, *live.key) is None:
             return changed
         posted = [await self.events.post(live.body, event) for event in events]
@@ -106,8 +107,11 @@ class Actor:
             return Acted(session.settled.requeue_after_seconds(now))
         session.settled = None
         acted = await self._apply_all(found, plan, session, now)
-        if not (acted.wrote or acted.failures or acted.conflict or acted.lacks):
-            session.settled = settled(inputs, now, acted.requeue_after_seconds)
+        if not (acted.changed or acted.failures or acted.conflict or acted.lacks):
+            # the children are as they should be, whatever statuses were written beside that
+            after = self._statuses.after(found.live) if acted.wrote else found.live
+            if after is not None:
+                session.settled = settled(Inputs.of(after, plan), now, acted.requeue_after_seconds)
         return acted
 
     async def _apply_all(
@@ -136,9 +140,9 @@ class Actor:
             if tls.reason and not (fought or refused or conflict)
             else ()
         )
-        wrote, unsaid, changed = await self._write_scalers(live, session, plan)
+        scalers = await self._statuses.write_scalers(live, session, plan)
         lost = [record_lost(workload, cluster) for workload in stranded]
-        failures = (*fought, *refused, *unsaid, *lost)
+        failures = (*fought, *refused, *scalers.failures, *lost)
         waits = [
             seconds
             for seconds in (tls.requeue_after_seconds, *ending.values())
@@ -150,8 +154,9 @@ class Actor:
             events,
             failures,
             cut,
-            bool(actions) or wrote,
-            conflict or changed,
+            bool(actions) or scalers.wrote,
+            bool(actions),
+            conflict or scalers.conflict,
             lacks,
         )
 
@@ -165,7 +170,8 @@ class Actor:
         has_certificate = (
             await self.etcd.has_client_certificate(found.target) if is_needed else False
         )
-        return Records(cluster, live, owner, self.site.worker_image, has_certificate)
+        image = self.site.image_beside(cluster.spec.engine.type)
+        return Records(cluster, live, owner, image, has_certificate)
 
     async def _write(
         self, live: Live, session: Session, actions: list[Action]
@@ -178,63 +184,6 @@ class Actor:
             refused, conflict = list(e.failures), e
         session.contested.written(actions, refused)
         return [_naming_writers(failure, live.children) for failure in refused], conflict
-
-    async def _write_scalers(
-        self, live: Live, session: Session, plan: ClusterPlan
-    ) -> tuple[bool, list[Failure], ConflictError | None]:
-        """The status of the scalers that exist; one that was just made follows.
-
-        Returns whether one was written, what was refused, and what would not hold still.
-        """
-        wrote, refused, conflict = False, list[Failure](), None
-        bodies = {
-            (body["spec"]["role"], body["spec"]["pool"]): body
-            for body in live.own(POOL_SCALER.name).values()
-        }
-        for scaler in plan.scalers:
-            body = bodies.get((scaler.role, scaler.pool))
-            if body is None:
-                continue
-            try:
-                wrote |= await self._write_status(session, POOL_SCALER, body, scaler.status)
-            except UnavailableError:
-                raise
-            except ConflictError as e:
-                wrote, conflict = True, e
-            except ClusterError as e:
-                refused.append(failure_of(e, f"status of PDPoolScaler {body['metadata']['name']}"))
-                logger.warning(
-                    "refused status object=%s namespace=%s error=%s",
-                    body["metadata"]["name"],
-                    live.key.namespace,
-                    e,
-                )
-        return wrote, refused, conflict
-
-    async def _write_status(
-        self, session: Session, kind: Kind, body: Mapping[str, Any], status: Mapping[str, Any]
-    ) -> bool:
-        """Write a status that differs; returns whether it did.
-
-        Raises ConflictError when it changed meanwhile.
-        """
-        if status == (body.get("status") or {}):
-            return False
-        metadata = body["metadata"]
-        written = await write_status(self.client, kind, body, status)
-        if written is not None:
-            is_new = self.cache.put(kind.name, written) is not None
-            # the answer came before the event
-            if is_new and written["metadata"].get("generation") != metadata.get("generation"):
-                session.has_learnt = True
-            return True
-        session.has_learnt = True
-        found = await self.client.find(kind, metadata["namespace"], metadata["name"])
-        if found is None:  # the watch has not delivered that yet
-            self.cache.forget(name_of(kind.name, body))
-            return True
-        self.cache.put(kind.name, found)
-        raise ConflictError(f"{kind} {metadata['name']} is another one now, or is being changed")
 
     def _learn(self, session: Session, kind: Kind, body: Mapping[str, Any]) -> None:
         if self.cache.put(kind.name, body) is not None:

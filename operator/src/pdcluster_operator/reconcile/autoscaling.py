@@ -119,6 +119,11 @@ class Autoscaling:
         """The newest numbers of its workers; None = it is not followed."""
         return None if self._followed is None else self._followed.windows
 
+    @property
+    def has_decided(self) -> bool:
+        """Return whether a decision waits for a reconcile."""
+        return self._followed is not None and self._followed.handed is not None
+
     def follow(self, cluster: PDCluster, observed: Observed) -> Decision | None:
         """Scrape the workers from now on, as the spec says; with mode Off no longer.
 

@@ -20,7 +20,8 @@ from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.kinds import SERVICE
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.schema import conditions
-from pdcluster_operator.writes.diff import Action, ObjectName, Verb, is_held
+from pdcluster_api.schema.labels import APPLIED
+from pdcluster_operator.writes.actions import Action, ObjectName, Verb, is_held
 from pdcluster_operator.writes.drift import rivals, writers
 
 MAX_WRITES = 10
@@ -33,19 +34,13 @@ SETTLED_SECONDS = WINDOW_SECONDS / MAX_WRITES
 
 _REVERTS = frozenset({Verb.CREATE, Verb.APPLY, Verb.PATCH, Verb.REPLACE})
 
-What = tuple[str, str, str, str]
-"""Kind, namespace and name of an object, and the digest of what is written to it."""
-
-Place = tuple[str, str, str]
-"""Kind, namespace and name."""
-
 
 @dataclass
 class _Fight:
-    """failure: its report; tried: time of the last write, by its content."""
+    """failure: its report; tried: time of the last write, by the digest of its content."""
 
     failure: Failure
-    tried: dict[What, float] = field(default_factory=dict)
+    tried: dict[str, float] = field(default_factory=dict)
 
     def is_over(self, now: float) -> bool:
         """Return whether the other writer would have come again since."""
@@ -54,10 +49,14 @@ class _Fight:
 
 @dataclass
 class Contested:
-    """Times of equal writes to the objects of one PDCluster, and those that are fought over."""
+    """Times of equal writes to the objects of one PDCluster, and those that are fought over.
+
+    _written: of each object the digest of its last write, and the times of the same one before any
+              other
+    """
 
     clock: Callable[[], float] = time.monotonic
-    _written: dict[Place, tuple[What, list[float]]] = field(default_factory=dict)
+    _written: dict[ObjectName, tuple[str, tuple[float, ...]]] = field(default_factory=dict)
     _fights: dict[ObjectName, _Fight] = field(default_factory=dict)
 
     def sift(
@@ -81,11 +80,11 @@ class Contested:
 
     def written(self, actions: Iterable[Action], refused: Collection[Failure]) -> None:
         """These were carried out, or at least tried again and again, but for what was refused."""
-        names = {failure.object for failure in refused}
+        names, now = {failure.object for failure in refused}, self.clock()
         for action in actions:
             if action.verb in _REVERTS and str(action) not in names:
-                what = _what(action)
-                self._written[what[:3]] = what, [*self._times(what), self.clock()]
+                name, digest = _name(action), _digest(action)
+                self._written[name] = digest, (*self._times(name, digest), now)
 
     def _update_fights(self, wanted: Iterable[Action], children: Iterable[Body]) -> None:
         """Drop fights that are over, and add those that are found now."""
@@ -97,49 +96,50 @@ class Contested:
         }
         bodies = {str(body["metadata"]["uid"]): body for body in children}
         for name, action in by_name.items():
-            what = _what(action)
-            times = [when for when in self._times(what) if now - when < WINDOW_SECONDS]
+            digest = _digest(action)
+            times = [when for when in self._times(name, digest) if now - when < WINDOW_SECONDS]
             if name not in self._fights and len(times) >= MAX_WRITES:
                 self._fights[name] = _Fight(
-                    _failure(action, bodies.get(str(action.uid))), {what: times[-1]}
+                    _failure(action, bodies.get(str(action.uid))), {digest: times[-1]}
                 )
 
-    def _times(self, what: What) -> list[float]:
+    def _times(self, name: ObjectName, digest: str) -> tuple[float, ...]:
         """Times of the same write to the object, since any other write."""
-        last, times = self._written.get(what[:3], (None, []))
-        return times if last == what else []
+        last, times = self._written.get(name, ("", ()))
+        return times if last == digest else ()
 
     def _may(self, action: Action) -> bool:
         """Return whether an action may be carried out; on a fought object it is noted as tried."""
         fight = self._fights.get(_name(action))
         if fight is None or action.verb not in _REVERTS:
             return True
-        what, now = _what(action), self.clock()
+        digest, now = _digest(action), self.clock()
         fight.tried = {
             each: when for each, when in fight.tried.items() if now - when < WINDOW_SECONDS
         }
-        if what in fight.tried:
+        if digest in fight.tried:
             return False
-        fight.tried[what] = now
+        fight.tried[digest] = now
         return True
 
     def _forget_old(self) -> None:
         least = self.clock() - WINDOW_SECONDS
         kept = (
-            (place, what, [when for when in times if when > least])
-            for place, (what, times) in self._written.items()
+            (name, digest, tuple(when for when in times if when > least))
+            for name, (digest, times) in self._written.items()
         )
-        self._written = {place: (what, times) for place, what, times in kept if times}
+        self._written = {name: (digest, times) for name, digest, times in kept if times}
 
 
 def _name(action: Action) -> ObjectName:
     return ObjectName(action.kind.name, action.name)
 
 
-def _what(action: Action) -> What:
+def _digest(action: Action) -> str:
+    """A digest of what is written."""
     content: Mapping[str, Any] = action.patch or action.desired
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return action.kind.name, action.namespace, action.name, digest
+    applied: str | None = content.get("metadata", {}).get("annotations", {}).get(APPLIED)
+    return applied or hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _failure(action: Action, live: Body | None) -> Failure:

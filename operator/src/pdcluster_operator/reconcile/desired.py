@@ -19,7 +19,7 @@ from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.reconcile.older_names import service_accounts_in_use
 from pdcluster_operator.reconcile.records import Records
-from pdcluster_operator.writes.diff import ObjectName
+from pdcluster_operator.writes.actions import ObjectName
 from pdcluster_operator.writes.drift import Manifest
 
 

@@ -35,6 +35,11 @@ class DrainCommands:
         for pod, age in ages.items():
             self._asked.setdefault(pod, now - max(0.0, age))
 
+    @property
+    def is_any(self) -> bool:
+        """Return whether there is any command, or one that is left over."""
+        return bool(self._asked or self._spare)
+
     def ages(self, now: float) -> dict[str, float]:
         """Seconds since the start of each drain."""
         return {pod: now - since for pod, since in self._asked.items()}

@@ -6,24 +6,23 @@ read every `GIVEN_POLL_SECONDS`, since Ready depends on it.  Of one that is run 
 readiness of its pods says the same: it is read once per `IDLE_POLL_SECONDS`, by a reconcile, or,
 where it is followed, between reconciles too, for a change of a worker record comes with no event.
 After a failed read it is retried with back-off, and no reconcile waits for it until it answers.
+The reads themselves are `etcd_reader`'s.
 
-While workers drain, each reconcile reads again, with a time limit.  What the reads gave, and since
-when, is kept in `known_records`.  When a PDCluster is gone its commands are removed, since nothing
+While workers drain, each reconcile reads again, with a time limit.  The answers, and since when
+they hold, are in `known_records`.  When a PDCluster is gone its commands are removed, since nothing
 else would.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from pdcluster_api.apiserver.errors import ClusterError
 from pdcluster_api.discovery.commands import Registered
-from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
+from pdcluster_operator.reconcile.etcd_reader import EtcdReader, Slots, error_of
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
 from pdcluster_operator.reconcile.known_records import KnownRecords
 
@@ -37,40 +36,7 @@ ACTIVE_POLL_SECONDS = 10.0
 UNREACHABLE_RETRY_SECONDS = 5.0
 """Retry of an etcd that has not answered while a shrink is held."""
 
-MAX_CONCURRENT_READS = 8
-"""Background reads at a time: an operator that starts has to read for all clusters."""
-
-MAX_WAITING = 2
-"""Reconciles that wait for a first answer at a time: more would take all runners, and an answer
-enqueues its cluster anyway.
-"""
-
-FIRST_ANSWER_TIMEOUT_SECONDS = 4.0
-"""Longest wait of a cluster's first reconcile for an answer, so that its first status need not
-be corrected.
-"""
-
-READ_TIMEOUT_SECONDS = 8.0
-"""Timeout of one read or write for which a reconcile waits."""
-
-BACKGROUND_TIMEOUT_SECONDS = 60.0
-"""Time limit of a read for which none waits: sixteen endpoints, 3 s each, and the Secret."""
-
 NOT_YET = "has not answered yet"
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Bounds that all PDClusters share.
-
-    reads:   background reads; of given etcds all are read at once, so that dead ones hold up none
-    waiting: reconciles that wait for a first answer
-    """
-
-    reads: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS)
-    )
-    waiting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING))
 
 
 @dataclass
@@ -80,6 +46,7 @@ class EtcdView:
     enqueue: enqueues the PDCluster
     clock:   seconds that only go forward
     now:     wall-clock time, in UTC, stored with commands for an operator that restarts
+    reader:  makes the reads
     """
 
     requests: EtcdRequests
@@ -88,7 +55,10 @@ class EtcdView:
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _known: KnownRecords | None = None
-    _reading: asyncio.Task[None] | None = None
+    reader: EtcdReader = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.reader = EtcdReader(self.requests, self.enqueue, self.slots, self.clock, self.now)
 
     def follow(self, target: EtcdTarget, *, is_wanted: bool) -> None:
         """Read between reconciles too: no Kubernetes event comes with a change of a worker
@@ -103,8 +73,8 @@ class EtcdView:
         """
         known = self._of(target)
         if not known.has_answer:
-            self._read_if_due(known, 0.0)
-            await self._first_answer()
+            self.reader.read_if_due(known, 0.0)
+            await self.reader.first_answer()
         if not known.has_answer:
             return f"{target} {NOT_YET}"
         return known.error if known.is_down else None
@@ -122,7 +92,7 @@ class EtcdView:
             found = known.records(workloads, self.clock())
             return found and replace(found, again_seconds=None)
         is_odd = known.has_mismatch(workloads)
-        self._read_if_due(known, ACTIVE_POLL_SECONDS if is_odd else known.idle_seconds)
+        self.reader.read_if_due(known, ACTIVE_POLL_SECONDS if is_odd else known.idle_seconds)
         return known.records(workloads, self.clock())
 
     async def fresh(
@@ -134,9 +104,9 @@ class EtcdView:
         """
         known = self._of(target)
         if known.error is None:
-            await self._read(known, READ_TIMEOUT_SECONDS)
+            await self.reader.read(known)
         else:
-            self._read_if_due(known, UNREACHABLE_RETRY_SECONDS)
+            self.reader.read_if_due(known, UNREACHABLE_RETRY_SECONDS)
         return known.records(workloads, self.clock())
 
     async def command(self, target: EtcdTarget, drain: Collection[str]) -> None:
@@ -160,13 +130,13 @@ class EtcdView:
             ",".join(sorted(added)),
             ",".join(sorted(serve)),
         )
-        error = await _error(target, self.requests.command(target, added, serve))
+        error = await error_of(target, self.requests.command(target, added, serve))
         if error is None:
             kept = {pod: since for pod, since in known.last.commands.items() if pod not in serve}
             found = Registered(known.last.records, {**kept, **added})
             known.last, known.known_turn = found, known.next_turn()
         else:
-            self._fail(known, error, is_down=known.is_down)
+            self.reader.fail(known, error, is_down=known.is_down)
 
     async def remove(self, target: EtcdTarget, pods: Collection[str]) -> None:
         """Remove the records of pods that do not exist, as they were last read."""
@@ -174,10 +144,23 @@ class EtcdView:
         if not pods or known.last is None or known.error is not None:
             return
         records = [stored for pod, stored in known.last.records.items() if pod in pods]
-        error = await _error(target, self.requests.remove(target, records))
+        error = await error_of(target, self.requests.remove(target, records))
         if error is not None:
             logger.warning("records not removed key=%s error=%s", target.key, error)
         known.at = None  # read again
+
+    @property
+    def standing(self) -> tuple[object, ...] | None:
+        """All that a plan takes from here; None where it depends on the time, too."""
+        known = self._known
+        if known is None:
+            return ()
+        return None if known.odd or known.commands.is_any else known.seen
+
+    def read_if_due(self) -> None:
+        """Start a read that a reconcile would start."""
+        if self._known is not None and not self._known.is_away:
+            self.reader.read_if_due(self._known, self._known.idle_seconds)
 
     def poll(self) -> None:
         """Start a read that is due without a reconcile.
@@ -190,14 +173,11 @@ class EtcdView:
         if known.target.is_given or (
             known.is_followed and (known.error is not None or not known.is_away)
         ):
-            self._read_if_due(known, known.idle_seconds)
+            self.reader.read_if_due(known, known.idle_seconds)
 
     def stop(self) -> asyncio.Task[None] | None:
         """Cancel the read that is under way; returns it."""
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            reading.cancel()
-        return reading
+        return self.reader.stop()
 
     async def end(self) -> None:
         """The PDCluster is gone: remove its commands."""
@@ -211,7 +191,7 @@ class EtcdView:
         ):
             return
         pods = known.last.commands
-        error = await _error(known.target, self.requests.command(known.target, {}, pods))
+        error = await error_of(known.target, self.requests.command(known.target, {}, pods))
         if error is not None:  # as of an etcd that went with its cluster
             logger.info(
                 "commands left key=%s pods=%s error=%s",
@@ -225,73 +205,3 @@ class EtcdView:
             self.stop()
             self._known = KnownRecords(target)
         return self._known
-
-    async def _first_answer(self) -> None:
-        if self._reading is not None and not self.slots.waiting.locked():
-            async with self.slots.waiting:
-                await asyncio.wait({self._reading}, timeout=FIRST_ANSWER_TIMEOUT_SECONDS)
-
-    def _read_if_due(self, known: KnownRecords, seconds: float) -> None:
-        is_due = known.at is None or self.clock() - known.at >= seconds
-        if is_due and self._reading is None:
-            self._reading = asyncio.create_task(
-                self._read_behind(known), name=f"records of {known.target.key}"
-            )
-
-    async def _read_behind(self, known: KnownRecords) -> None:
-        before = known.seen
-        try:
-            async with contextlib.nullcontext() if known.target.is_given else self.slots.reads:
-                await self._read(known, BACKGROUND_TIMEOUT_SECONDS)
-        finally:
-            if self._reading is asyncio.current_task():
-                self._reading = None
-        if known.seen != before:
-            self.enqueue()
-
-    async def _read(self, known: KnownRecords, timeout: float) -> None:
-        turn = known.next_turn()
-
-        async def read() -> None:
-            found = await self.requests.registered(known.target)
-            known.looks += 1
-            if turn > known.known_turn:
-                known.last, known.known_turn = found, turn
-
-        error = await _error(known.target, read(), timeout)
-        if error is not None:
-            if turn > known.known_turn:  # else a later read has answered
-                is_late = error == _late(known.target, timeout)
-                is_cut = is_late and timeout < BACKGROUND_TIMEOUT_SECONDS
-                self._fail(known, error, is_down=known.is_down if is_cut else True)
-            return
-        if known.error is not None:
-            logger.info("etcd answers again key=%s", known.target.key)
-        known.answered(self.clock(), self.now())
-
-    def _fail(self, known: KnownRecords, error: str, *, is_down: bool) -> None:
-        if known.error != error:
-            logger.info("etcd does not answer key=%s error=%s", known.target.key, error)
-        known.failed(error, self.clock(), is_down=is_down)
-
-
-async def _error(
-    target: EtcdTarget, request: Awaitable[object], timeout: float | None = None
-) -> str | None:
-    """Return the error as a sentence; None = there was none."""
-    seconds = READ_TIMEOUT_SECONDS if timeout is None else timeout
-    try:
-        async with asyncio.timeout(seconds):
-            await request
-    except TimeoutError:
-        return _late(target, seconds)
-    except (EtcdUnreachableError, ClusterError) as e:
-        return str(e)
-    except Exception as e:
-        logger.exception("etcd not asked key=%s", target.key)
-        return f"{target} cannot be asked ({type(e).__name__}); the operator's log says more"
-    return None
-
-
-def _late(target: EtcdTarget, seconds: float) -> str:
-    return f"{target} has not answered within {seconds:.0f} s"

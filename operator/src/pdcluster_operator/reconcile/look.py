@@ -5,7 +5,7 @@ known of the etcd.  Nothing is written.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pdcluster_api.apiserver.observe import Live, managed_etcd, observe
 from pdcluster_api.manifests.render import Owner
@@ -24,6 +24,7 @@ class Look:
     """One PDCluster as it is.
 
     target:                where its workers are registered
+    faults:                by StatefulSet, the problem that keeps it from getting pods
     requeue_after_seconds: until the next read of what comes with no event; None = nothing is due
     """
 
@@ -32,19 +33,21 @@ class Look:
     observed: Observed
     target: EtcdTarget
     requeue_after_seconds: float | None
+    faults: Mapping[str, Problem] = field(default_factory=dict)
 
 
 async def look(live: Live, cluster: PDCluster, session: Session, key_secret: KeySecret) -> Look:
     """Read everything.  Raises UnavailableError."""
     faults, requeue_after = await session.pod_faults.of(live)
     target = EtcdTarget.of(cluster)
-    discovery = await _discovery(live, cluster, target, session, faults)
     key_fault = await key_secret.fault(live.key.namespace, cluster.spec.service.api_key_secret)
+    # last: what etcd says while anything else is waited for would be known, and not planned for
+    discovery = await _discovery(live, cluster, target, session, faults)
     outdated = Snapshots(cluster, live, owner_of(live)).outdated()
     seen: Observed = observe(
         live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault
     )
-    seen = replace(seen, failures=session.failures)
+    seen = replace(seen, failures=session.failures, verifications=session.verifying.seen())
     seen = replace(seen, decision=session.autoscaling.follow(cluster, seen))
     session.etcd.follow(target, is_wanted=cluster.spec.roles.prefill is not None)
     records = session.etcd.last(target, seen.workloads, is_up=discovery_answers(discovery))
@@ -53,9 +56,8 @@ async def look(live: Live, cluster: PDCluster, session: Session, key_secret: Key
         for seconds in (requeue_after, KEY_SECRET_POLL_SECONDS if key_fault else None)
         if seconds is not None
     ]
-    return Look(
-        live, cluster, replace(seen, worker_records=records), target, min(times, default=None)
-    )
+    seen = replace(seen, worker_records=records)
+    return Look(live, cluster, seen, target, min(times, default=None), faults)
 
 
 async def look_closer(found: Look, session: Session) -> Look:

@@ -5,11 +5,15 @@ Those of a PDCluster are what the chart's alerts join on: one rule serves all PD
 
 from collections import Counter as Tally
 from collections.abc import Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.plan.autoscale.values import Outcome
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.status.transfers import FIELD
+from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.qos import SloSpec
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -54,6 +58,18 @@ class LoopMetrics:
             ["namespace", "pdcluster", "objective"],
             registry=registry,
         )
+        self._verified = Gauge(
+            "pdcluster_operator_kv_transfer_verified",
+            "1 while KVTransferVerified is True, 0 while it is False.",
+            ["namespace", "pdcluster"],
+            registry=registry,
+        )
+        self._verified_rate = Gauge(
+            "pdcluster_operator_kv_transfer_verified_bytes_per_second",
+            "Rate of the last verified KV transfer from a prefill pool to a decode pool.",
+            ["namespace", "pdcluster", "prefill", "decode", "transport"],
+            registry=registry,
+        )
         self.is_leader = Gauge(
             "pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry
         )
@@ -80,9 +96,28 @@ class LoopMetrics:
         self._slo.labels(*key, "ttft").set(slo.ttft_milliseconds / 1000)
         self._slo.labels(*key, "tpot").set((slo.tpot_milliseconds or 0.0) / 1000)
 
+    def show_transfers(self, key: Key, status: Mapping[str, Any]) -> None:
+        """Show KVTransferVerified and its figures; nothing of one that is Unknown."""
+        for metric in (self._verified, self._verified_rate):
+            metric.remove_by_labels(_labels(key))
+        previous = Previous(status)
+        condition = previous.condition(words.KV_TRANSFER_VERIFIED)
+        if condition.get("status") in ("True", "False"):
+            self._verified.labels(*key).set(condition["status"] == "True")
+        for pair in previous.mapping(FIELD).get("pairs", ()):
+            if "bytesPerSecond" in pair:
+                labels = pair["prefill"], pair["decode"], pair.get("transport", "")
+                self._verified_rate.labels(*key, *labels).set(pair["bytesPerSecond"])
+
     def forget(self, key: Key) -> None:
         """Remove what is shown for a cluster."""
-        for metric in (self.drains_cut, self._serving, self._slo):
+        for metric in (
+            self.drains_cut,
+            self._serving,
+            self._slo,
+            self._verified,
+            self._verified_rate,
+        ):
             metric.remove_by_labels(_labels(key))
 
 

@@ -1,8 +1,10 @@
 """Remove the PodMonitors and PrometheusRules that an older operator made for each PDCluster.
 
 The chart makes one of each for all PDClusters.  Beside them the old ones would have every
-worker scraped twice, and every alert sent twice.  They are looked for once, beside the
-work, when the operator begins to lead; these kinds are neither watched nor made.
+worker scraped twice, and every alert sent twice.  A chart that makes none sets no
+`PDCLUSTER_REMOVE_OLDER_MONITORS`, and what there is stays: a new image with the chart of
+before must not end the monitoring.  They are looked for once, beside the work, when the
+operator begins to lead; these kinds are neither watched nor made.
 """
 
 import logging

@@ -93,6 +93,7 @@ class PodFaults:
 
     clock: monotonic seconds
     now:   wall-clock time, which is what events have
+    _uids: by name, of all StatefulSets that there are
     _seen: uids of StatefulSets whose last shortage, if any, was observed from its start
     """
 
@@ -100,12 +101,17 @@ class PodFaults:
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _short_since: dict[str, float] = field(default_factory=dict)
+    _uids: dict[str, str] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
 
     async def of(self, live: Live) -> tuple[dict[str, Problem], float | None]:
         """Problems by name of the StatefulSet, and seconds until the next read (None = no need)."""
-        now, sets = self.clock(), live.own("StatefulSet")
-        self._observe(sets, now)
+        self._observe(live.own("StatefulSet"), self.clock())
+        return await self.again(live.key.namespace)
+
+    async def again(self, namespace: str) -> tuple[dict[str, Problem], float | None]:
+        """The same of the StatefulSets that were seen last."""
+        now = self.clock()
         if not self._short_since:
             return {}, None
         overdue = [
@@ -118,15 +124,15 @@ class PodFaults:
         )
         if not overdue:
             return {}, requeue_after
-        read = await self.events.of(live.key.namespace)
+        read = await self.events.of(namespace)
         if isinstance(read, ClusterError):
             return dict.fromkeys(overdue, _unknown(read)), requeue_after
-        found = {name: read.get(_uid(sets[name]), _NEVER) for name in overdue}
+        found = {name: read.get(self._uids[name], _NEVER) for name in overdue}
         faults = {
             name: fault_of(message)
             for name, (when, message) in found.items()
             if message
-            and (_uid(sets[name]) not in self._seen or when >= self._stamp(self._short_since[name]))
+            and (self._uids[name] not in self._seen or when >= self._stamp(self._short_since[name]))
         }
         return faults, requeue_after
 
@@ -139,7 +145,8 @@ class PodFaults:
         seen = self._seen | {
             _uid(body) for name, body in sets.items() if name not in self._short_since
         }
-        self._seen = seen & {_uid(body) for body in sets.values()}
+        self._uids = {name: _uid(body) for name, body in sets.items()}
+        self._seen = seen & set(self._uids.values())
 
     def _requeue_after(self, now: float, *, is_all_overdue: bool) -> float:
         if not is_all_overdue:

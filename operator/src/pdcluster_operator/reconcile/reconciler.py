@@ -7,7 +7,7 @@ status is written; of one that is being deleted nothing.
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdcluster_api.apiserver.body import Key
@@ -17,17 +17,18 @@ from pdcluster_api.apiserver.observe import Live, observe
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState
-from pdcluster_api.plan.result import Event
+from pdcluster_api.plan.result import ClusterPlan, Event
 from pdcluster_api.plan.status.events import cut_short
 from pdcluster_api.plan.status.serving import serving_replicas
 from pdcluster_api.schema import conditions
-from pdcluster_api.schema.load import parse_stored
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.queue.runner import Done
-from pdcluster_operator.reconcile.act import Actor
+from pdcluster_operator.reconcile.act import Acted, Actor
+from pdcluster_operator.reconcile.at_rest import AtRest
 from pdcluster_operator.reconcile.key_secret import KeySecret
-from pdcluster_operator.reconcile.look import look, look_closer
+from pdcluster_operator.reconcile.look import Look, look, look_closer
 from pdcluster_operator.reconcile.metrics import LoopMetrics
+from pdcluster_operator.reconcile.parsed import ParsedClusters
 from pdcluster_operator.reconcile.session import Session, Sessions
 
 logger = logging.getLogger(__name__)
@@ -41,20 +42,42 @@ class Reconciler:
     sessions: Sessions
     key_secret: KeySecret
     metrics: LoopMetrics
+    parsed: ParsedClusters = field(default_factory=ParsedClusters)
 
     async def reconcile(self, key: Key) -> Done:
         """Reconcile once.  A transient failure is retried; an error of our own is raised."""
+        try:
+            return await self._still_at_rest(key) or await self._reconcile(key)
+        except (UnavailableError, ConflictError) as e:
+            logger.warning("reconcile not finished key=%s error=%s", key, e)
+            return Done(try_again=True, wrote=True)
+
+    async def _still_at_rest(self, key: Key) -> Done | None:
+        """Result of the reconcile of a PDCluster that is at rest; None = it may be none."""
+        session, now = self.sessions.find(key), self.actor.now()
+        rest = None if session is None else session.rest
+        if session is None or rest is None or session.autoscaling.has_decided:
+            return None
+        change = self.actor.cache.change(key)
+        if session.verifying.has_news or not rest.holds(change, session.etcd.standing, now):
+            return None
+        if await self.key_secret.fault(key.namespace, rest.key_secret):
+            return None
+        faults, seconds = await session.pod_faults.again(key.namespace)
+        if faults != rest.faults:
+            return None
+        session.etcd.read_if_due()
+        left = rest.seconds_left(now)
+        return Done(requeue_after_seconds=left if seconds is None else min(seconds, left))
+
+    async def _reconcile(self, key: Key) -> Done:
         live = self._live(key)
         if live is None or live.is_going:
             self._forget(key)
             return Done()
         session = self._session(live)
-        session.has_learnt = False
-        try:
-            done = await self._reconcile_live(live, session)
-        except (UnavailableError, ConflictError) as e:
-            logger.warning("reconcile not finished key=%s error=%s", key, e)
-            return Done(try_again=True, wrote=True)
+        session.has_learnt, session.rest = False, None
+        done = await self._reconcile_live(live, session)
         return (
             replace(done, requeue_after_seconds=0.0, try_again=False)
             if session.has_learnt
@@ -63,16 +86,19 @@ class Reconciler:
 
     async def _reconcile_live(self, live: Live, session: Session) -> Done:
         try:
-            cluster = _parsed(live, session)
+            cluster = self.parsed.of(live)
         except InvalidObjectError as e:
             session.autoscaling.stop()
+            session.verifying.stop()
             observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
             plan = plan_invalid(e.faults, observed, self._stamp())
             return Done(wrote=await self._report(live, session, plan.status, plan.events))
         return await self._reconcile_valid(live, cluster, session)
 
     async def _reconcile_valid(self, live: Live, cluster: PDCluster, session: Session) -> Done:
+        change = self.actor.cache.change(live.key)
         found = await look(live, cluster, session, self.key_secret)
+        standing = session.etcd.standing
         plan = plan_cluster(cluster, found.observed, self._stamp())
         # recorded before anything follows it, so that the next reconcile knows it
         if plan.is_decision:
@@ -84,6 +110,8 @@ class Reconciler:
         self.metrics.show_cluster(live.key, serving_replicas(cluster, plan), cluster.spec.qos.slo)
         acted = await self.actor.act(found, plan, session)
         self.metrics.drains_cut.labels(*live.key).inc(len(acted.cut))
+        if _is_just_made(found, acted, session):
+            return Done(wrote=True)
         if acted.failures != session.failures:
             # in the status of this reconcile, and of the next ones
             session.failures = acted.failures
@@ -94,15 +122,15 @@ class Reconciler:
         is_reported = await self._report(live, session, plan.status, events)
         if acted.conflict is not None:
             raise acted.conflict
-        times = (
-            found.requeue_after_seconds,
-            acted.requeue_after_seconds,
-            plan.requeue_after_seconds,
-        )
+        planned = _earliest(plan.requeue_after_seconds, session.verifying.ask(plan.verify, live))
+        due = _earliest(acted.requeue_after_seconds, planned)
+        settled = session.settled
+        if settled and standing is not None and not is_reported and _is_quiet(found, plan, session):
+            key_secret = cluster.spec.service.api_key_secret
+            rest = AtRest(change, standing, found.faults, key_secret, settled.until)
+            session.rest = rest.due_within(planned, self.actor.now())
         return Done(
-            requeue_after_seconds=min(
-                (seconds for seconds in times if seconds is not None), default=None
-            ),
+            requeue_after_seconds=_earliest(found.requeue_after_seconds, due),
             try_again=bool(acted.failures),
             wrote=acted.wrote or is_reported,
         )
@@ -120,6 +148,7 @@ class Reconciler:
             "Unknown",
         )
         self.metrics.show_ready(session.ready, ready)
+        self.metrics.show_transfers(live.key, status)
         session.ready = ready
         return await self.actor.report(live, session, status, events)
 
@@ -146,15 +175,21 @@ class Reconciler:
         return self.actor.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _parsed(live: Live, session: Session) -> PDCluster:
-    """The object, parsed once a generation.  Raises InvalidObjectError."""
-    version = live.uid, live.body["metadata"].get("generation", 0)
-    if session.parsed is None or session.parsed[0] != version:
-        session.parsed = None
-        cluster, unknown = parse_stored(live.body)
-        if unknown:
-            logger.warning(
-                "ignored fields of another version key=%s fields=%s", live.key, ",".join(unknown)
-            )
-        session.parsed = version, cluster
-    return session.parsed[1]
+def _is_just_made(found: Look, acted: Acted, session: Session) -> bool:
+    """Return whether a new PDCluster has its children now: its first status is written by the next
+    reconcile, which follows at once and knows them.
+    """
+    is_whole = not (acted.failures or acted.conflict or acted.events or acted.cut)
+    is_new = not (found.live.children or found.observed.status.get("conditions"))
+    return is_new and session.has_learnt and is_whole
+
+
+def _is_quiet(found: Look, plan: ClusterPlan, session: Session) -> bool:
+    """Return whether a reconcile that has written nothing wants nothing either."""
+    is_busy = plan.commands or plan.ghosts or plan.events or plan.needs_worker_records
+    is_odd = session.has_learnt or session.failures or found.observed.key_fault is not None
+    return not (is_busy or is_odd)
+
+
+def _earliest(*seconds: float | None) -> float | None:
+    return min((each for each in seconds if each is not None), default=None)

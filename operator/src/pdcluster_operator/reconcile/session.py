@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.plan.observed.state import Failure
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_operator.reconcile.at_rest import AtRest
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.contested import Contested
 from pdcluster_operator.reconcile.etcd_view import POLL_SECONDS, EtcdView
 from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.settled import Settled
+from pdcluster_operator.reconcile.verifying import Verifying
 
 
 @dataclass
@@ -23,9 +24,9 @@ class Session:
     """Memory of one PDCluster.
 
     uid:        of the object that it is about; another one of its name begins with none of it
-    parsed:     the object as it was last parsed, with its uid and generation
     failures:   refused writes of the last reconcile
     settled:    inputs with which it had nothing to write; None = it wrote, or failed to
+    rest:       what it started from, where it had nothing to do; None = it had
     ready:      status of its Ready condition; None = not known yet
     has_learnt: the running reconcile has learnt something that no event will bring
     """
@@ -33,17 +34,18 @@ class Session:
     etcd: EtcdView
     pod_faults: PodFaults
     autoscaling: Autoscaling
+    verifying: Verifying
     contested: Contested = field(default_factory=Contested)
     uid: str | None = None
-    parsed: tuple[tuple[str, int], PDCluster] | None = None
     failures: tuple[Failure, ...] = ()
     settled: Settled | None = None
+    rest: AtRest | None = None
     ready: str | None = None
     has_learnt: bool = False
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel every task of it; returns them."""
-        stopped = self.etcd.stop(), self.autoscaling.stop()
+        stopped = self.etcd.stop(), self.autoscaling.stop(), *self.verifying.stop()
         return [task for task in stopped if task is not None]
 
 
@@ -57,6 +59,10 @@ class Sessions:
 
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._sessions.values()))
+
+    def find(self, key: Key) -> Session | None:
+        """The session of a PDCluster; None = there is none."""
+        return self._sessions.get(key)
 
     def of(self, key: Key) -> Session:
         """The session of a PDCluster, a new one if there is none."""

@@ -14,7 +14,7 @@ from pdcluster_api.manifests.child_names import ChildNames
 from pdcluster_api.manifests.render import Owner, render_tls_secrets
 from pdcluster_api.schema import labels
 from pdcluster_operator.reconcile.older_names import certificates_in_use
-from pdcluster_operator.writes.diff import ObjectName
+from pdcluster_operator.writes.actions import ObjectName
 from pdcluster_operator.writes.drift import Manifest
 
 

@@ -1,6 +1,6 @@
 """Apply the actions of `diff` against the API server.
 
-Stage by stage (`diff.stages`): the objects of one stage do not need each
+Stage by stage (`actions.stages`): the objects of one stage do not need each
 other and are written at the same time, a bounded number of them.  Only Secrets
 keep their order, each pair for itself: a CA has to be there before a certificate it
 has signed: with a CA that is refused that is not written.
@@ -23,6 +23,7 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import (
     ClusterError,
     ConflictError,
+    MissingKindError,
     NameTakenError,
     NotFoundError,
     UnavailableError,
@@ -32,7 +33,8 @@ from pdcluster_api.apiserver.errors import (
 from pdcluster_api.apiserver.kinds import SECRET, SERVICE, Kind, Manner
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_operator.writes import held_back
-from pdcluster_operator.writes.diff import Action, Verb, decide, is_held, stages
+from pdcluster_operator.writes.actions import Action, Verb, is_held, stages
+from pdcluster_operator.writes.diff import decide
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +179,10 @@ async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) 
         return await _once(client, action, on_answer)
     except ConflictError as e:
         logger.info("decided again object=%s namespace=%s because=%s", action, action.namespace, e)
-    except NotFoundError:
+    except NotFoundError as e:
+        if action.verb is Verb.CREATE and action.kind.is_optional:
+            said = f"the API server has no kind {action.kind} ({action.kind.api_version})"
+            raise MissingKindError(said) from e
         if action.verb is Verb.CREATE:
             raise
     live = await client.find(action.kind, action.namespace, action.name)

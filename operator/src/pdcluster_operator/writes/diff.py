@@ -2,80 +2,17 @@
 
 An object belongs to a PDCluster when an owner reference holds the PDCluster's
 uid.  One of a wanted name that does not is never touched.  Making goes in the
-order of `kinds.CHILDREN`, deleting comes last, StatefulSets first; `stages`
+order of `kinds.CHILDREN`, deleting comes last, StatefulSets first; `actions.stages`
 says what of it need not wait for the rest.  When nothing is to be done there
 is no action: a steady state writes nothing.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from itertools import groupby
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
-from pdcluster_api.apiserver.kinds import (
-    CHILD_OF_NAME,
-    CHILDREN,
-    POD_DISRUPTION_BUDGET,
-    STATEFUL_SET,
-    Kind,
-    Manner,
-)
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, STATEFUL_SET, Kind, Manner
+from pdcluster_operator.writes.actions import POSITIONS, Action, ObjectName, Verb
 from pdcluster_operator.writes.drift import Manifest, has_drifted, prepared, stamped
-
-_POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
-
-
-class Verb(Enum):
-    """Action on an object.
-
-    CREATE:    make it; nothing of that name is known
-    APPLY:     server-side apply to the object that is there
-    PATCH:     merge-patch what differs
-    REPLACE:   delete it and create it again, since it is immutable
-    DELETE:    it is not wanted, or not as the one that is being deleted
-    REFUSE:    an object of that name is not ours: a failure to report
-    """
-
-    CREATE = "create"
-    APPLY = "apply"
-    PATCH = "patch"
-    REPLACE = "replace"
-    DELETE = "delete"
-    REFUSE = "refuse"
-
-
-class ObjectName(NamedTuple):
-    """Kind and name of a child, within the namespace of its PDCluster."""
-
-    kind: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Action:
-    """One thing to do.
-
-    desired: the prepared manifest; empty for DELETE
-    uid:     of the live object; None for CREATE and REFUSE
-    patch:   for PATCH
-    asked:   the content of a KEPT object is to be written too
-    foreground: for DELETE: the object stays, as one that is being deleted, until its dependents are
-                gone
-    """
-
-    verb: Verb
-    kind: Kind
-    namespace: str
-    name: str
-    desired: Mapping[str, Any]
-    uid: str | None = None
-    patch: Mapping[str, Any] | None = None
-    asked: bool = False
-    foreground: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
 
 
 def diff(
@@ -122,15 +59,6 @@ def diff(
     ]
 
 
-def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
-    """Actions that need not wait for each other, stage by stage.
-
-    First the needs of a pod, then StatefulSets, then Services; then deletions:
-    StatefulSets, and all that they use.  A disruption budget is deleted first of all.
-    """
-    return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
-
-
 def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> Action | None:
     """Action that turns a live object into a prepared manifest; None = nothing, or nothing yet."""
     kind = CHILD_OF_NAME[desired["kind"]]
@@ -172,21 +100,6 @@ def is_owned(body: Manifest, owner_uid: str) -> bool:
         reference.get("uid") == owner_uid
         for reference in body["metadata"].get("ownerReferences") or ()
     )
-
-
-def is_held(action: Action) -> bool:
-    """Return whether an action is a deletion that waits for what is made.
-
-    An old disruption budget does not wait: no pod under two budgets is ever evicted.
-    """
-    return action.verb is Verb.DELETE and action.kind is not POD_DISRUPTION_BUDGET
-
-
-def _stage(action: Action) -> tuple[bool, int]:
-    position, stateful_sets = _POSITIONS[action.kind.name], _POSITIONS[STATEFUL_SET.name]
-    if is_held(action):
-        return True, int(position != stateful_sets)
-    return False, (position > stateful_sets) - (position < stateful_sets)
 
 
 def _marked(manifest: Manifest) -> Manifest:
@@ -284,7 +197,7 @@ def _name_of(body: Manifest) -> ObjectName:
 
 def _by_kind(item: tuple[ObjectName, Manifest]) -> tuple[int, str]:
     name, _ = item
-    return _POSITIONS[name.kind], name.name
+    return POSITIONS[name.kind], name.name
 
 
 def _for_deletion(item: tuple[ObjectName, Manifest]) -> tuple[bool, ObjectName]:

@@ -12,7 +12,7 @@ from typing import Any
 from pdcluster_api.apiserver.errors import ClusterError, NameTakenError
 from pdcluster_api.apiserver.kinds import NETWORK_POLICY, SECRET, SERVICE_ACCOUNT, STATEFUL_SET
 from pdcluster_api.plan.observed.state import Failure
-from pdcluster_operator.writes.diff import Action, Verb
+from pdcluster_operator.writes.actions import Action, Verb
 
 NEEDED = frozenset({SERVICE_ACCOUNT, SECRET, NETWORK_POLICY})
 """The kinds without which no pod is to be made."""

@@ -14,7 +14,8 @@ from pdcluster_api.schema.revision import revision_of
 from pdctl.cli.bench import app as bench
 from pdctl.cli.explaining import autoscale, plan_command, why_command
 from pdctl.cli.refusals import failed, load_file, refused
-from pdctl.cli.status import find_run, render_status
+from pdctl.cli.status import find_directory, render_status
+from pdctl.cli.verify import verify_command
 from pdctl.local.run_directory import default_state_dir
 from pdctl.local.screen import make_screen
 from pdctl.local.up import UpRequest, up
@@ -40,6 +41,7 @@ StateDir = Annotated[
 @app.command("up")
 def up_command(
     file: File,
+    *,
     port: Annotated[
         int | None,
         typer.Option(
@@ -57,6 +59,15 @@ def up_command(
             "~/.cache/pdcluster/NAME by spec.model.name",
         ),
     ] = None,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PDCLUSTER_VLLM",
+            metavar="PROGRAM",
+            help="the vllm program of engine.type: vllm, over that of engine.command; without "
+            "either vllm on the PATH",
+        ),
+    ] = None,
     progress: Annotated[
         bool, typer.Option(help="a live table; without it a line for each change, for pipes and CI")
     ] = True,
@@ -71,6 +82,7 @@ def up_command(
         port=served,
         state_dir=state_dir or default_state_dir(),
         model_path=model_path,
+        vllm=vllm,
     )
     try:
         with make_screen(progress=progress) as screen:
@@ -97,7 +109,8 @@ def status_command(
 ) -> None:
     """Show the workers of a cluster that runs on this machine."""
     try:
-        typer.echo(render_status(find_run(state_dir or default_state_dir(), name), output))
+        run, state = find_directory(state_dir or default_state_dir(), name)
+        typer.echo(render_status(state | run.read_transfers(), output))
     except StartError as e:
         raise failed(e) from e
 
@@ -110,6 +123,7 @@ def validate_command(file: File) -> None:
 
 
 app.command("why")(why_command)
+app.command("verify")(verify_command)
 app.command("plan")(plan_command)
 app.add_typer(autoscale, name="autoscale")
 app.add_typer(bench, name="bench")

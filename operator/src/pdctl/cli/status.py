@@ -7,22 +7,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdcluster_api.errors import StartError
-from pdctl.local.run_directory import runs
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.schema import conditions as words
+from pdctl.local.run_directory import RunDirectory, runs
 
 _COLUMNS = ("name", "state", "http", "pid", "restarts", "log")
 
 
 def find_run(state_dir: Path, name: str | None) -> dict[str, Any]:
-    """State of the running cluster of that name (of any name, if only one runs).
+    """State of the running cluster; see `find_directory`."""
+    return find_directory(state_dir, name)[1]
+
+
+def find_directory(state_dir: Path, name: str | None) -> tuple[RunDirectory, dict[str, Any]]:
+    """Folder and state of the running cluster of that name (of any name, if only one runs).
 
     Raises StartError when none or several do.
     """
     running = [
-        state
+        (run, state)
         for run in runs(state_dir, name or "*")
         if run.is_alive and (state := run.read_state()) is not None
     ]
-    names = sorted({state["name"] for state in running})
+    names = sorted({state["name"] for _, state in running})
     if not running:
         raise StartError(
             f"no cluster{f' named {name}' if name else ''} runs here; start one with `pdctl up "
@@ -35,7 +42,7 @@ def find_run(state_dir: Path, name: str | None) -> dict[str, Any]:
 
 
 def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> str:
-    """The state as JSON, or as aligned columns."""
+    """State of a run and of its KV transfers as JSON, or as aligned columns."""
     if output == "json":
         return json.dumps(state, indent=2)
     rows = [
@@ -54,9 +61,16 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
         f"{state['name']}  revision {state['revision']}  etcd "
         f"{','.join(state['etcd']['endpoints'])}"
     )
-    return "\n".join(
-        [head, *lines, _ready(state["workers"]), *_together(state.get("disaggregation"))]
-    )
+    together = _together(state.get("disaggregation"))
+    return "\n".join([head, *lines, _ready(state["workers"]), *together, *transfer_line(state)])
+
+
+def transfer_line(status: Mapping[str, Any]) -> list[str]:
+    """The condition KVTransferVerified of a status in a line; empty where there is none."""
+    found = Previous(status).condition(words.KV_TRANSFER_VERIFIED)
+    if not found:
+        return []
+    return [f"kv transfer verified: {found['status']} ({found['reason']}): {found['message']}"]
 
 
 def _ready(workers: Sequence[Mapping[str, Any]]) -> str:

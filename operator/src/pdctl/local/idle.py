@@ -12,6 +12,7 @@ from pdcluster_api.schema.pdcluster import PDCluster
 
 _NO_PODS = "there are no pods here"
 _ETCD = "an etcd that is run here is one process, whose data is lost with the run"
+_PROGRAM = "a stock engine is a program of this machine"
 _MODEL = {
     "model.pvc": "there are no volumes here",
     "model.huggingFace": "nothing is downloaded here",
@@ -19,6 +20,10 @@ _MODEL = {
 }
 _IDLE = {
     "image": "workers are processes of this installation",
+    "engine.image": _PROGRAM,
+    "roles.prefill.engine.image": _PROGRAM,
+    "roles.decode.engine.image": _PROGRAM,
+    "roles.mixed.engine.image": _PROGRAM,
     "roles.prefill.resources": "a process may take what the machine has",
     "roles.decode.resources": "a process may take what the machine has",
     "roles.mixed.resources": "a process may take what the machine has",
@@ -33,9 +38,11 @@ _IDLE = {
     "discovery.etcd.storage": _ETCD,
     "service.type": "there is no Service here: the API is at 127.0.0.1",
     "service.annotations": "there is no Service here: the API is at 127.0.0.1",
+    "service.endpointPicker": "there is no gateway here: the API is at 127.0.0.1",
     "service.apiKeySecret": "there are no Secrets here: no key is asked for, and only this machine "
     "reaches the API",
-    "placement": "all workers are on this machine",
+    "placement.domainLabel": "all workers are on this machine",
+    "placement.mode": "all workers are on this machine",
     "rollout": "there is one revision, and workers have a minute to finish their streams",
     "networkPolicy": "workers listen on 127.0.0.1 alone",
     "podTemplate": _NO_PODS,
@@ -67,7 +74,7 @@ def without_idle(spec: dict[str, Any]) -> dict[str, Any]:
 def _kept(section: dict[str, Any], below: str) -> Iterator[tuple[str, Any]]:
     for key, value in section.items():
         path = f"{below}{key}"
-        if path not in _IDLE and path != "autoscale":
+        if path not in _IDLE and path not in ("autoscale", "placement"):
             yield key, dict(_kept(value, f"{path}.")) if isinstance(value, dict) else value
 
 

@@ -1,8 +1,9 @@
 """Policy edits while a cluster runs: the PDCluster file is looked at once a second.
 
 A valid edit of the policy part (routing, qos, and cors, limits and sharedPrefixCache of service)
-reaches the workers through the policy file.  An edit of what has no effect here is ignored.  Any
-other edit, and any invalid one, is refused with the reason and the last good policy stays.
+reaches the workers through the policy file; a new placement.minTransferGBps counts at once.  An
+edit of what has no effect here is ignored.  Any other edit, and any invalid one, is refused with
+the reason and the last good policy stays.
 """
 
 import asyncio
@@ -27,10 +28,18 @@ class PolicyWatcher:
     """Carries policy edits from the PDCluster file to the workers' policy file."""
 
     def __init__(
-        self, source: Path, cluster: PDCluster, target: Path, report: Callable[[str], None]
+        self,
+        source: Path,
+        cluster: PDCluster,
+        target: Path,
+        report: Callable[[str], None],
+        *,
+        taken: Callable[[], None] = lambda: None,
     ) -> None:
+        """Make one.  taken: called after `cluster` has become another one."""
+        self.cluster = cluster
         self._source = source
-        self._cluster = cluster
+        self._taken = taken
         self._target = target
         self._report = report
         # so that the first look finds an edit made since the cluster was loaded
@@ -62,18 +71,19 @@ class PolicyWatcher:
             )
 
     def _take(self, edited: PDCluster) -> None:
-        fixed = restart_fields(self._cluster, edited)
+        fixed = restart_fields(self.cluster, edited)
         if fixed:
             self._report(
                 f"edit refused, the last good policy stays: {', '.join(fixed)} changed; restart to "
                 "apply"
             )
             return
-        before = self._cluster
+        before = self.cluster
         if policy_file(edited) != policy_file(before):
             write_yaml(self._target, policy_file(edited))
             self._report("policy updated")
-        self._cluster = edited
+        self.cluster = edited
+        self._taken()
         said = idle_remarks(before)
         for remark in idle_remarks(edited):
             if remark not in said:

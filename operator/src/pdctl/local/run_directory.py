@@ -1,7 +1,7 @@
 """The files of one run: state, configuration, certificates, etcd's data and logs, under the user's
 state folder.
 
-    STATE_DIR/NAME/run-PID-XXXX/   state.json  config/  certificates/  etcd/  logs/
+    STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  config/  certificates/  etcd/  logs/
 
 A run's folder outlives it, so that its logs can be read; the next run of the
 same name removes it.  Folders of runs that are still alive are left alone.
@@ -90,11 +90,15 @@ class RunDirectory:
 
     def read_state(self) -> dict[str, Any] | None:
         """The state file; None until it is written."""
-        try:
-            state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
-        except FileNotFoundError:
-            return None
-        return state
+        return _read_json(self.path / "state.json")
+
+    def write_transfers(self, content: dict[str, Any]) -> None:
+        """Replace what is known of the KV transfers; see `local.verified`."""
+        replace_file(self.path / "transfers.json", json.dumps(content, indent=2) + "\n")
+
+    def read_transfers(self) -> dict[str, Any]:
+        """Everything that is known of the KV transfers; empty until one was looked at."""
+        return _read_json(self.path / "transfers.json") or {}
 
 
 def default_state_dir() -> Path:
@@ -117,7 +121,15 @@ def write_yaml(path: Path, content: dict[str, Any]) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replace a file at once: a reader sees the old or the new one."""
-    temporary = path.with_name(f".{path.name}.new")
+    """Replace a file at once: a reader sees the old or the new one, also of two writers."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     temporary.write_text(text)
     temporary.replace(path)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return content

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdcluster_api.manifests.vllm import IN_CONTAINER
 from pdcluster_api.manifests.worker_config import WorkerSite, engine_file, policy_file
 from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.stock_engine import VLLM
 from pdctl.local.certificates import Certificates
 from pdctl.local.plan import ProcessSpec
 from pdctl.local.processes import Launch
 from pdctl.local.run_directory import RunDirectory, write_yaml
+from pdctl.local.stock_engine import stock_site
 
 LOOPBACK = "127.0.0.1"
 
@@ -65,4 +68,5 @@ def _worker_site(process: ProcessSpec, site: Site) -> WorkerSite:
         http_port=process.http_port,
         grpc_port=0,
         kv_port=0,
+        stock=stock_site() if process.engine.type == VLLM else IN_CONTAINER,
     )

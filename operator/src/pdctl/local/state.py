@@ -18,6 +18,7 @@ def make_state(
     cluster: PDCluster, plan: LocalPlan, site: Site, etcd_pid: int | None, rows: Sequence[Row]
 ) -> dict[str, Any]:
     """State as JSON data.  etcd_pid: None when the etcd is not ours."""
+    placement = cluster.spec.placement
     return {
         "name": cluster.metadata.name,
         "namespace": cluster.metadata.namespace,
@@ -32,6 +33,7 @@ def make_state(
             "key": str(site.certificates.key),
         },
         "policy": str(site.run.policy),
+        "minTransferGBps": placement.min_transfer_gbps if placement else None,
         "disaggregation": disaggregation_of(cluster, rows),
         "workers": [_worker(row) for row in rows],
     }

@@ -33,8 +33,10 @@ from pdctl.local.run_directory import RunDirectory
 from pdctl.local.screen import Screen
 from pdctl.local.site import Site, write_policy, write_process
 from pdctl.local.state import make_state
+from pdctl.local.stock_engine import with_programs
 from pdctl.local.supervisor import CONFIGURATION_ERROR, Supervisor
 from pdctl.local.together import TogetherNews
+from pdctl.local.verified import watch_transfers
 from pdctl.local.watcher import Watcher
 
 _ETCD_END_SECONDS = 5.0  # it only closes files; later it is killed
@@ -48,6 +50,7 @@ class UpRequest:
     source:     the file that `cluster` came from
     port:       0 = any free one
     model_path: the model's folder, whatever the object says; None = see `local.model`
+    vllm:       program of stock engines, likewise; None = see `local.stock_engine`
     """
 
     source: Path
@@ -55,6 +58,7 @@ class UpRequest:
     port: int
     state_dir: Path
     model_path: Path | None = None
+    vllm: Path | None = None
     command: tuple[str, ...] = WORKER_COMMAND
 
 
@@ -71,6 +75,7 @@ class Prepared:
 class _Crew:
     """Parts that work while the cluster runs."""
 
+    run: RunDirectory
     supervisor: Supervisor
     watcher: Watcher
     policy: PolicyWatcher
@@ -98,6 +103,7 @@ def prepare(request: UpRequest) -> Prepared:
     port = request.port or free_port()
     plan = plan_local(request.cluster, cores=available_cores(), port=port)
     model = find_model(request.cluster, request.source, request.model_path)
+    plan = with_programs(plan, request.source, request.vllm)
     _check_port(port)
     return Prepared(request, plan, model)
 
@@ -147,14 +153,17 @@ async def _serve(prepared: Prepared, screen: Screen) -> None:
         together = TogetherNews(cluster, screen.say)
 
         def changed(rows: Sequence[Row]) -> None:
-            run.write_state(make_state(cluster, plan, site, etcd.pid if etcd else None, rows))
+            pid = etcd.pid if etcd else None
+            run.write_state(make_state(policy.cluster, plan, site, pid, rows))
             screen.show(rows)
             together.show(rows)
 
         watcher = Watcher(endpoints, workers_prefix(namespace, name, plan.revision), changed)
+        policy = PolicyWatcher(
+            prepared.request.source, cluster, run.policy, screen.say, taken=watcher.report
+        )
         await _prime(watcher)
-        policy = PolicyWatcher(prepared.request.source, cluster, run.policy, screen.say)
-        await _run_workers(prepared, _Crew(supervisor, watcher, policy), signals, screen)
+        await _run_workers(prepared, _Crew(run, supervisor, watcher, policy), signals, screen)
     screen.say("stopped")
 
 
@@ -168,6 +177,7 @@ async def _run_workers(prepared: Prepared, crew: _Crew, signals: _Signals, scree
     background = {
         asyncio.create_task(crew.watcher.run(workers)),
         asyncio.create_task(crew.policy.run()),
+        asyncio.create_task(watch_transfers(crew.run, crew.watcher.all_ready, screen.say)),
     }
     stop = asyncio.create_task(signals.stop.wait())
     given_up = asyncio.create_task(crew.supervisor.given_up())

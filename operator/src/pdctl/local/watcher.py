@@ -55,6 +55,10 @@ class Watcher:
         if all(row.is_ready for row in rows):
             self.all_ready.set()
 
+    def report(self) -> None:
+        """Call `changed` with the rows as they were reported last."""
+        self._changed(self._rows)
+
     def http_address(self, name: str) -> str:
         """HTTP address of a ready worker, as host:port."""
         return next(row.addresses["http"] for row in self._rows if row.name == name)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pdcluster_api.apiserver.last_words import last_words
+from pdcluster_api.apiserver.last_words import first_error, last_words
 
 LATE = "2026-11-21 16:21:59,901 INFO uvicorn.error Finished server process [7]"
 
@@ -80,3 +80,28 @@ def test_last_words_are_the_same_whenever_it_ends():
         for time in ("16:21:59,865", "17:00:00,001")
     )
     assert last_words(early) == last_words(late)
+
+
+NO_MEMORY = "ValueError: No available memory for the cache blocks."
+FAILED = "RuntimeError: Engine core initialization failed. See root cause above. Failed: {}"
+FIRST = {
+    "the cause, not what it led to": (
+        f"EngineCore failed to start.\nTraceback\n  at x\n{NO_MEMORY}\nWorker died unexpectedly",
+        NO_MEMORY,
+    ),
+    "not the error that points elsewhere": (
+        f"(EngineCore pid=7) {NO_MEMORY}\n(APIServer pid=1) Traceback\n{FAILED}",
+        NO_MEMORY,
+    ),
+    "the flag that is unknown": (
+        "usage: vllm serve\nvllm serve: error: unrecognized arguments: --eager",
+        "vllm serve: error: unrecognized arguments: --eager",
+    ),
+    "nothing but the pointer": (FAILED, FAILED),
+    "nothing": ("", ""),
+}
+
+
+@pytest.mark.parametrize(("left", "said"), FIRST.values(), ids=FIRST)
+def test_first_error_is_the_cause_among_several_processes(left: str, said: str) -> None:
+    assert first_error(left) == said

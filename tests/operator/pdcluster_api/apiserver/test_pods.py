@@ -13,15 +13,22 @@ from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.informer.cache import trim
 
 IMAGE = "example.com/worker:1"
+ENGINE_IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
 def make_pod(
-    *, worker: Any = None, fetch: Any = None, sidecar: Any = None, **status: Any
+    *,
+    worker: Any = None,
+    fetch: Any = None,
+    engine: Any = None,
+    sidecar: Any = None,
+    **status: Any,
 ) -> dict[str, Any]:
-    """A pod of chat's decode pool.  worker, fetch, sidecar: container statuses
-    without their names.
+    """A pod of chat's decode pool.  worker, fetch, engine, sidecar: container
+    statuses without their names.
     """
-    entries = {"fetch-model": fetch, "worker": worker, "sidecar": sidecar}
+    entries = {"fetch-model": fetch, "engine": engine, "worker": worker, "sidecar": sidecar}
+    first = {"fetch-model", "engine"}
     named = {
         name: {"name": name, "restartCount": 0, **entry}
         for name, entry in entries.items()
@@ -33,15 +40,16 @@ def make_pod(
             "labels": workload_labels("chat", "decode", "cpu", "aaaa"),
         },
         "spec": {
-            "initContainers": [{"name": "fetch-model", "image": IMAGE}],
+            "initContainers": [
+                {"name": "fetch-model", "image": IMAGE},
+                {"name": "engine", "image": ENGINE_IMAGE},
+            ],
             "containers": [{"name": "worker", "image": IMAGE}],
         },
         "status": {
             "phase": "Pending",
-            "initContainerStatuses": [
-                entry for name, entry in named.items() if name == "fetch-model"
-            ],
-            "containerStatuses": [entry for name, entry in named.items() if name != "fetch-model"],
+            "initContainerStatuses": [entry for name, entry in named.items() if name in first],
+            "containerStatuses": [entry for name, entry in named.items() if name not in first],
             **status,
         },
     }
@@ -84,6 +92,9 @@ ENGINE_GONE = (
     "2026-11-21 16:21:59,901 INFO uvicorn.error Finished server process [7]\n"
 )
 
+NO_FLAG = "usage: vllm serve\nvllm serve: error: unrecognized arguments: --eager\n"
+NO_MEMORY = "EngineCore failed to start.\nValueError: No available memory\nWorker died\n"
+
 PROBLEMS = [
     (
         "the worker_records refuses",
@@ -119,6 +130,33 @@ PROBLEMS = [
         make_pod(fetch=waiting("ErrImagePull", "denied")),
         words.IMAGE_NOT_PULLED,
         ["denied"],
+    ),
+    (
+        "the image of a stock engine",
+        make_pod(engine=waiting("ErrImagePull", "denied"), worker=running()),
+        words.IMAGE_NOT_PULLED,
+        [ENGINE_IMAGE, "denied", "check spec.engine.image, and of spec.image pullSecrets"],
+    ),
+    (
+        "a stock engine refuses a flag",
+        make_pod(engine=waiting("CrashLoopBackOff", "", ended(2, NO_FLAG), 1), worker=running()),
+        words.CONFIGURATION_REFUSED,
+        ["the engine refuses its command line: vllm serve: error: unrecognized arguments", "args"],
+    ),
+    (
+        "a stock engine dies again and again, with status 0",
+        make_pod(engine={**running(ended(0, NO_MEMORY), 3), "ready": True}, worker=running()),
+        words.CRASH_LOOPING,
+        ["container engine ends with exit status 0: ValueError: No available memory"],
+    ),
+    (
+        "a stock engine never gets ready",
+        make_pod(engine={**running(ended(1, NO_MEMORY), 3), "ready": True}, worker=running()),
+        words.CRASH_LOOPING,
+        [
+            "container engine ends with exit status 1: ValueError: No available memory; `kubectl "
+            "logs -p -c engine` shows more"
+        ],
     ),
     (
         "a Secret is missing",
@@ -306,6 +344,10 @@ FINE = [
         make_pod(fetch={"state": {"terminated": ended(0, "", "Completed")}}, worker=running()),
     ),
     ("loads the model", make_pod(worker=running())),
+    (
+        "a stock engine loads it",
+        make_pod(engine={**running(), "ready": True}, worker=running()),
+    ),
     ("one crash is chance", make_pod(worker=running(last=ended(1), restarts=1))),
     ("restarted after a clean end", make_pod(worker=running(last=ended(0), restarts=5))),
     (

@@ -14,6 +14,7 @@ ENGINE_VALUES: dict[str, Any] = {
     "numBlocks": 9,
     "threads": 3,
     "dataParallelSize": 2,
+    "transport": "nixl",
     "transferBandwidth": 5,
     "verifyTransfers": True,
     "fenceTimeoutSeconds": 3.5,

@@ -16,7 +16,7 @@ from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.sections import RoleSpec
 from pdcluster_operator import reconcile
-from tests.operator.object_cases import Change, at, both
+from tests.operator.object_cases import Change, at, both, vllm
 from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, workload_of
 
@@ -33,6 +33,9 @@ ONE_CLASS = at(
     "spec.routing.prefillQueue.latencyClasses", [{"priority": 1, "windowMilliseconds": 1}]
 )
 PLACED = at("spec.placement", {"domainLabel": "rack"})
+STOCK = vllm(env=[{"name": "A", "value": "1"}])
+PICKED = at("spec.service.endpointPicker", {"name": "picker"})
+ROUTED: Change = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
 NOTHING: Change = lambda content: None  # noqa: E731 - a change like the others
 POOL = "spec.roles.decode.pools.0"
 
@@ -71,6 +74,7 @@ PLANNED = {
     "roles.pools.minReplicas": "a bound of that",
     "roles.pools.maxReplicas": "a bound of that",
     "image.name": "resolved by the caller",
+    "placement.minTransferGBps": "what a verified transfer is judged by",
     "autoscale": "its fields have a test of their own below",
 }
 
@@ -120,6 +124,12 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}}),
     ),
     "podTemplate": (NOTHING, at("spec.podTemplate", {"spec": {"priorityClassName": "high"}})),
+    "engine.type": (NOTHING, vllm()),
+    "engine.image": (STOCK, at("spec.engine.image", "vllm:2")),
+    "engine.command": (STOCK, at("spec.engine.command", ["python3", "-m", "vllm"])),
+    "engine.args": (STOCK, at("spec.engine.args", ["--enforce-eager"])),
+    "engine.env.name": (STOCK, at("spec.engine.env.0.name", "B")),
+    "engine.env.value": (STOCK, at("spec.engine.env.0.value", "2")),
     **{
         f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value))
         for name, value in ENGINE_VALUES.items()
@@ -210,6 +220,10 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "routing.racing.enabled": (NOTHING, at("spec.routing.racing.enabled", True)),
     "routing.racing.maxRequests": (NOTHING, at("spec.routing.racing.maxRequests", 3)),
     "routing.racing.maxRatio": (NOTHING, at("spec.routing.racing.maxRatio", 0.5)),
+    "routing.relaying.enabled": (ROUTED, at("spec.routing.relaying.enabled", True)),
+    "routing.relaying.policy": (NOTHING, at("spec.routing.relaying.policy", "roundRobin")),
+    "routing.relaying.prefixBytes": (NOTHING, at("spec.routing.relaying.prefixBytes", 256)),
+    "routing.relaying.maxRetries": (NOTHING, at("spec.routing.relaying.maxRetries", 3)),
     "routing.moving.enabled": (NOTHING, at("spec.routing.moving.enabled", False)),
     "routing.moving.afterPreemptions": (NOTHING, at("spec.routing.moving.afterPreemptions", 3)),
     "routing.moving.maxMoves": (NOTHING, at("spec.routing.moving.maxMoves", 3)),
@@ -315,6 +329,12 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
             "keepAliveSeconds": 30,
         }.items()
     },
+    "service.endpointPicker.name": (PICKED, at("spec.service.endpointPicker.name", "other")),
+    "service.endpointPicker.port": (PICKED, at("spec.service.endpointPicker.port", 9003)),
+    "service.endpointPicker.failureMode": (
+        PICKED,
+        at("spec.service.endpointPicker.failureMode", "FailOpen"),
+    ),
     "placement.domainLabel": (PLACED, at("spec.placement.domainLabel", "zone")),
     "placement.mode": (PLACED, at("spec.placement.mode", "Required")),
     "rollout.gracePeriodSeconds": (NOTHING, at("spec.rollout.gracePeriodSeconds", 60)),

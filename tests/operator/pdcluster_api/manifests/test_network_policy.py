@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pdcluster_api.manifests.network_policy import NUM_UCX_PORTS
 from pdcluster_api.manifests.render import Manifest
 from pdcluster_api.schema.engine import MAX_ENGINES
 from pdcluster_api.schema.ranks import MAX_RANKS
@@ -28,9 +29,10 @@ CASES = [
     (STRANGER, DECODE, HTTP, True),
     (NAMESAKE, PREFILL, HTTP, True),
     (PREFILL, DECODE, KV, True),
-    # each rank of each engine has a port
+    # each rank of each engine has a port; UCX's are behind them
     (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS - 1, True),
-    (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS, False),
+    (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS + NUM_UCX_PORTS - 1, True),
+    (PREFILL, DECODE, KV + MAX_ENGINES * MAX_RANKS + NUM_UCX_PORTS, False),
     (STRANGER, DECODE, KV + 1, False),
     (DECODE, PREFILL, GRPC, True),
     (DECODE, DECODE, GRPC, True),

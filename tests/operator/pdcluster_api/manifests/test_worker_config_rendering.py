@@ -98,6 +98,12 @@ def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
         "credits": {"batchesAhead": 2.0},
         "moving": {"enabled": True, "maxMoves": 2, "afterPreemptions": 0},
         "racing": {"enabled": False, "maxRequests": 2, "maxRatio": 0.1},
+        "relaying": {
+            "enabled": False,
+            "policy": "leastRequest",
+            "prefixBytes": 1024,
+            "maxRetries": 2,
+        },
         "decodeScore": {
             "policy": "leastRequest",
             "temperature": 0.0,

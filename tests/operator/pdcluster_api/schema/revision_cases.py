@@ -46,6 +46,7 @@ STAYS: dict[str, Change] = {
     "type of the service": both(
         at("spec.service.type", "LoadBalancer"), at("spec.service.annotations", {"a": "b"})
     ),
+    "endpoint picker": at("spec.service.endpointPicker", {"name": "picker"}),
     "strategy": at("spec.rollout.strategy", "Recreate"),
     "network policy": at("spec.networkPolicy.enabled", False),
     "etcd that is run here": at(

@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.schema.load import parse
-from tests.operator.object_cases import GOOD, Change, at, minimal
+from tests.operator.object_cases import GOOD, Change, at, minimal, vllm
 from tests.operator.pdcluster_api.schema.wrong_objects import BAD, Wrong
 
 
@@ -39,6 +39,12 @@ def test_rules_name_every_fault_at_once(document: dict[str, Any]) -> None:
         "spec.engine.threads",
         "spec.service.port",
     ]
+
+
+def test_flag_of_a_field_is_refused_with_a_line_break_behind_it(document: dict[str, Any]) -> None:
+    vllm(args=["--tp\n"])(document)
+    with pytest.raises(InvalidObjectError, match="--tp is the field tensorParallelSize of engine"):
+        parse(document)
 
 
 def test_engine_of_a_role_goes_over_the_cluster_engine(document: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tests.operator.object_cases import CPU, HUB, NIGHT, POOL, Change, at, both, without
 from tests.operator.pdcluster_api.schema.wrong_scheduling import WRONG_SCHEDULING
+from tests.operator.pdcluster_api.schema.wrong_stock_engines import WRONG_STOCK_ENGINES
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,12 @@ BAD = [
         at("spec.roles.router", {"pools": [{**CPU, "gpu": "H100"}]}),
         "spec.roles.router.pools[0].gpu: is H100, and a router computes nothing; leave gpu out",
         "spec.roles.router.pools",
+    ),
+    Wrong(
+        at("spec.routing.relaying", {"enabled": True}),
+        "spec.routing.relaying: is for routers, and there are none; give roles.router, or leave "
+        "routing.relaying out",
+        "spec.routing",
     ),
     Wrong(
         without("spec.roles.decode"),
@@ -665,6 +672,7 @@ BAD = [
         "spec.engine.kvCacheDtype",
     ),
     *(Wrong(*case) for case in WRONG_SCHEDULING),
+    *(Wrong(*case) for case in WRONG_STOCK_ENGINES),
     Wrong(
         at("spec.engine.fenceTimeoutSeconds", 0),
         "spec.engine.fenceTimeoutSeconds: must be more than 0, not 0; raise it",
@@ -933,8 +941,26 @@ BAD = [
     ),
     Wrong(
         at("spec.placement", {}),
-        "spec.placement.domainLabel: is required; add it",
-        "spec.placement.domainLabel",
+        "spec.placement: says nothing; give domainLabel, minTransferGBps or both, or remove it",
+        "spec.placement",
+    ),
+    Wrong(
+        at("spec.placement", {"minTransferGBps": 0}),
+        "spec.placement.minTransferGBps: must be more than 0, not 0; raise it",
+        "spec.placement.minTransferGBps",
+    ),
+    Wrong(
+        at("spec.placement", {"minTransferGBps": 20_000}),
+        "spec.placement.minTransferGBps: must be at most 10000, not 20000; lower it",
+        "spec.placement.minTransferGBps",
+    ),
+    Wrong(
+        both(
+            at("spec.roles", {"mixed": {"pools": [CPU]}}),
+            at("spec.placement", {"minTransferGBps": 1.5}),
+        ),
+        "spec.placement.minTransferGBps: mixed workers move no KV between pools; remove it",
+        "spec.placement.minTransferGBps",
     ),
     Wrong(
         at("spec.rollout.gracePeriodSeconds", 9),

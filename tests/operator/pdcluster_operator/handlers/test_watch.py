@@ -6,10 +6,8 @@ from typing import Any
 
 import kopf
 import pytest
-from kopf._cogs.structs.references import Resource
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER
 from pdcluster_operator.handlers.framework import (
     WatchSettings,
     make_registry,
@@ -18,7 +16,6 @@ from pdcluster_operator.handlers.framework import (
 )
 from pdcluster_operator.handlers.watch import Watch, register
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.informer.listing import SELECTOR, WATCHED
 from tests.operator import bodies
 
 KEY = Key(bodies.NAMESPACE, bodies.NAME)
@@ -35,23 +32,23 @@ class Told:
         self.num_listed += 1
 
     async def event(self, kind: str | None, body: bodies.Body) -> None:
-        await self.watch.on_event(event={"type": kind, "object": body}, param=body["kind"])
+        await self.watch.on_event(event={"type": kind, "object": body})
 
 
 @pytest.fixture
 def registry() -> kopf.OperatorRegistry:
     found = make_registry(in_pod=True)
-    register(found, WATCHED, Told().watch)
+    register(found, Told().watch)
     return found
 
 
 async def test_events_reach_the_cache_and_make_their_cluster_due_once_each():
-    told, service = Told(), bodies.child("Service", "chat", 5)
-    await told.event("ADDED", service)
-    await told.event("MODIFIED", service)  # changes nothing
-    await told.event("DELETED", service)
-    await told.event("DELETED", service)
-    assert (told.keys, told.cache.children(KEY), told.num_listed) == ([KEY, KEY], [], 0)
+    told, cluster = Told(), bodies.cluster()
+    await told.event("ADDED", cluster)
+    await told.event("MODIFIED", cluster)  # changes nothing
+    await told.event("DELETED", cluster)
+    await told.event("DELETED", cluster)
+    assert (told.keys, len(told.cache), told.num_listed) == ([KEY, KEY], 0, 0)
 
 
 async def test_a_listing_is_told_for_deletions_may_be_missing_from_it():
@@ -60,45 +57,22 @@ async def test_a_listing_is_told_for_deletions_may_be_missing_from_it():
     assert (told.keys, told.num_listed) == ([KEY], 1)
 
 
-async def test_what_is_nobodys_makes_nothing_due():
-    told = Told()
-    await told.event("ADDED", bodies.child("Service", "chat", metadata={"ownerReferences": []}))
-    assert told.keys == []
-
-
 def test_only_low_level_async_handlers_are_registered_so_kopf_writes_nothing_to_an_object(
     registry: kopf.OperatorRegistry,
 ):
     handlers = list(registry._watching.get_all_handlers())
-    assert {handler.param for handler in handlers} == {
-        kind.name for kind in (PDCLUSTER, *CHILDREN)
-    } | {"Pod"}
+    assert [handler.id for handler in handlers] == ["pdclusters"]
     assert all(inspect.iscoroutinefunction(handler.fn) for handler in handlers)
     others = (registry._changing, registry._spawning, registry._indexing, registry._webhooks)
     assert [list(each.get_all_handlers()) for each in others] == [[], [], [], []]
 
 
-@pytest.mark.parametrize("kind", WATCHED, ids=str)
-def test_the_api_server_sends_only_our_objects_and_every_pdcluster(kind):
-    group, _, version = kind.api_version.rpartition("/")
-    resource = Resource(
-        group=group,
-        version=version,
-        plural=kind.plural,
-        kind=kind.name,
-        preferred=True,
-        verbs=frozenset({"list", "watch"}),
-    )
-    assert make_settings(WATCHED).watching.label_selectors.collect(resource) == (
-        [] if kind == PDCLUSTER else [SELECTOR]
-    )
-
-
 def test_watches_end_in_time_requests_are_short_and_nothing_is_posted():
-    settings = make_settings(WATCHED)
+    settings = make_settings()
     watching, networking = settings.watching, settings.networking
     assert 0 < watching.server_timeout < watching.client_timeout <= 300
     assert 60 < watching.inactivity_timeout < 120  # the API server sends a bookmark every minute
+    assert make_settings(5.0).watching.inactivity_timeout == 5.0
     assert (watching.connect_timeout, networking.connect_timeout, networking.request_timeout) == (
         5,
         5,
@@ -121,14 +95,14 @@ class Kopf:
     async def operator(
         self, *, registry: kopf.OperatorRegistry, stop_flag: asyncio.Event, **_: Any
     ) -> None:
-        self.registered = {str(handler.param) for handler in registry._watching.get_all_handlers()}
+        self.registered = {str(handler.id) for handler in registry._watching.get_all_handlers()}
         await stop_flag.wait()
 
 
-async def test_every_kind_is_watched_until_the_stop(monkeypatch: pytest.MonkeyPatch):
+async def test_pdclusters_are_watched_until_the_stop(monkeypatch: pytest.MonkeyPatch):
     fake, stop = Kopf(), asyncio.Event()
     monkeypatch.setattr(kopf, "operator", fake.operator)
     stop.set()
     async with asyncio.timeout(10):
         await run_watches(WatchSettings(), Told().watch, stop, asyncio.Event())
-    assert fake.registered == {kind.name for kind in WATCHED}
+    assert fake.registered == {"pdclusters"}

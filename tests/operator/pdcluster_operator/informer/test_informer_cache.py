@@ -154,3 +154,28 @@ def test_the_copy_that_kubectl_keeps_in_an_annotation_is_dropped():
         },
     )
     assert kept["metadata"]["annotations"] == {"mine": "1"}
+
+
+def test_each_change_of_a_pdcluster_or_its_objects_has_a_number_of_its_own():
+    cache, seen = Cache(), list[int]()
+    service = bodies.child("Service", "chat", 5)
+    for change in (
+        lambda: cache.put("PDCluster", bodies.cluster()),
+        lambda: cache.put("Service", service),
+        lambda: cache.put("Service", bodies.child("Service", "chat", 6)),
+        lambda: cache.forget(Name("Service", bodies.NAMESPACE, "chat")),
+        lambda: cache.remove("PDCluster", bodies.cluster()),
+        lambda: cache.put("PDCluster", bodies.cluster(uid="another")),
+    ):
+        change()
+        seen.append(cache.change(KEY))
+    assert len(set(seen)) == len(seen)
+
+
+def test_what_teaches_nothing_is_no_change():
+    cache, service = Cache(), bodies.child("Service", "chat", 5)
+    cache.put("Service", service)
+    before, other = cache.change(KEY), bodies.cluster(uid="another")
+    cache.put("Service", service)
+    cache.put("PDCluster", {**other, "metadata": {**other["metadata"], "name": "other"}})
+    assert cache.change(KEY) == before

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from pdcluster_api.apiserver.client import Page
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError, NotFoundError
-from pdcluster_api.apiserver.kinds import PDCLUSTER, SERVICE, Kind
+from pdcluster_api.apiserver.kinds import INFERENCE_POOL, PDCLUSTER, SERVICE, Kind
 from pdcluster_api.schema.labels import MANAGED_BY
 from pdcluster_operator.informer.cache import Name
 from pdcluster_operator.informer.listing import SELECTOR, Listing
@@ -20,11 +21,9 @@ class Api:
         self.error = error
         self.asked: list[tuple[str, str | None, str]] = []
 
-    async def list(
-        self, kind: Kind, namespace: str | None, *, labels: str
-    ) -> AsyncIterator[dict[str, Any]]:
+    async def pages(self, kind: Kind, namespace: str | None, *, labels: str) -> AsyncIterator[Page]:
         self.asked.append((kind.name, namespace, labels))
-        yield await self.find(kind, namespace, "chat")
+        yield Page([await self.find(kind, namespace, "chat")], "7")
 
     async def find(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
         if self.error is not None:
@@ -43,10 +42,18 @@ async def test_children_are_listed_by_their_label_in_every_namespace():
     ]
 
 
+async def test_a_watch_of_a_kind_goes_on_from_the_version_of_its_last_whole_list():
+    listing = Listing(Api(), ("models",))
+    (what,) = listing.selections([SERVICE])
+    async for _ in listing.of(what):
+        assert listing.versions == {}
+    assert listing.versions == {what: "7"}
+
+
 @pytest.mark.parametrize(
     "error", [ForbiddenError("no"), NotFoundError("no such kind")], ids=["forbidden", "missing"]
 )
-async def test_every_kind_has_to_be_there(error: ClusterError):
+async def test_every_kind_of_ours_has_to_be_there(error: ClusterError):
     with pytest.raises(type(error)):
         [body async for body in Listing(Api(error)).bodies(SERVICE.name)]
 
@@ -58,3 +65,12 @@ async def test_an_object_that_lost_our_label_is_none_of_ours(monkeypatch: pytest
     foreign["metadata"]["labels"][MANAGED_BY] = "me"
     monkeypatch.setattr(bodies, "child", lambda *_: foreign)
     assert await listing.body(name) is None
+
+
+async def test_optional_kind_that_is_not_there_has_no_objects_and_no_version():
+    listing = Listing(Api(NotFoundError("no such kind")))
+    (what,) = listing.selections([INFERENCE_POOL])
+    assert [body async for body in listing.of(what)] == []
+    assert listing.versions == {}
+    with pytest.raises(ForbiddenError):
+        [body async for body in Listing(Api(ForbiddenError("no"))).bodies(INFERENCE_POOL.name)]

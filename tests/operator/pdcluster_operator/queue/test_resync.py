@@ -135,7 +135,7 @@ async def test_what_is_forbidden_ends_the_pass_and_changes_nothing():
     assert (run.cache.children(KEY), run.keys) == ([SERVICE], [])
 
 
-async def test_a_failed_pass_is_logged_and_a_request_brings_the_next_one_forward(caplog):
+async def test_a_failed_check_is_logged_and_a_request_has_pdclusters_checked(caplog):
     run = Run(CLUSTER)
     await run.resync.fill()
     run.listing.error = RuntimeError("the API server is away")
@@ -145,6 +145,7 @@ async def test_a_failed_pass_is_logged_and_a_request_brings_the_next_one_forward
         while "resync failed" not in caplog.text:
             await asyncio.sleep(0)
         run.listing.error = None
+        run.listing.objects.clear()
         run.resync.request()
         while not run.keys:
             await asyncio.sleep(0)

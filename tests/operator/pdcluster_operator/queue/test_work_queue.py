@@ -72,6 +72,16 @@ def test_the_earlier_of_two_scheduled_times_counts_and_taking_forgets_both():
     assert (queue.next_at(), queue.take(100.0)) == (None, None)
 
 
+def test_a_key_that_has_more_to_do_at_once_is_the_next():
+    queue = make_queue()
+    for key in ("a", "b", "c"):
+        queue.add(key, 0.0)
+    queue.take(0.0)
+    queue.add("a", 0.5)
+    queue.succeeded("a", 1.0, requeue_after_seconds=0.0)
+    assert [queue.take(1.0) for _ in range(4)] == ["a", "b", "c", None]
+
+
 def test_look_again_makes_a_key_due_by_itself():
     queue = make_queue()
     queue.add("a", 0.0)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.discovery.commands import Registered
+from pdcluster_api.discovery.verifier import Verifier
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
@@ -15,6 +16,7 @@ from pdcluster_operator.reconcile.etcd_view import EtcdView
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.session import Session, Sessions
+from pdcluster_operator.reconcile.verifying import Asking, Verifying
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 
@@ -58,7 +60,10 @@ def sessions_with(etcd: Etcd) -> Sessions:
     def make(key: Key) -> Session:
         requests: Any = etcd
         return Session(
-            EtcdView(requests, enqueue), PodFaults(events), Autoscaling(key, scaling, enqueue)
+            EtcdView(requests, enqueue),
+            PodFaults(events),
+            Autoscaling(key, scaling, enqueue),
+            Verifying(Asking(Verifier()), enqueue),
         )
 
     return Sessions(make)

@@ -21,7 +21,7 @@ from pdcluster_operator.reconcile.contested import (
     WINDOW_SECONDS,
     Contested,
 )
-from pdcluster_operator.writes.diff import Action, Verb
+from pdcluster_operator.writes.actions import Action, Verb
 from tests.operator import bodies as made
 
 RIVAL = {

@@ -15,16 +15,14 @@ from pdcluster_api.discovery.etcd import WorkerRecord
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.plan.observed.state import Device, Disaggregation, WorkerRecords, WorkloadState
 from pdcluster_api.schema.load import parse
-from pdcluster_operator.reconcile import etcd_view as room
+from pdcluster_operator.reconcile import etcd_reader as room
 from pdcluster_operator.reconcile.drain_commands import UNDRAIN_DELAY_SECONDS
+from pdcluster_operator.reconcile.etcd_reader import MAX_CONCURRENT_READS, MAX_WAITING, Slots
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.etcd_view import (
     ACTIVE_POLL_SECONDS,
-    MAX_CONCURRENT_READS,
-    MAX_WAITING,
     UNREACHABLE_RETRY_SECONDS,
     EtcdView,
-    Slots,
 )
 from pdcluster_operator.reconcile.known_records import GIVEN_POLL_SECONDS, IDLE_POLL_SECONDS, RETRY
 from tests.operator.object_cases import minimal
@@ -148,8 +146,8 @@ class World:
 
 async def looked(view: EtcdView) -> None:
     """Wait until its read, if there is one, has ended."""
-    if view._reading is not None:
-        await view._reading
+    if view.reader.reading is not None:
+        await view.reader.reading
 
 
 async def until(predicate: Callable[[], object]) -> None:
@@ -518,7 +516,7 @@ async def test_only_records_that_were_read_are_removed_and_an_error_only_logged(
 async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: World):
     world.etcd.answers.clear()
     assert world.view.last(TARGET, with_pods("a")) is None
-    task = world.view._reading
+    task = world.view.reader.reading
     assert task is not None
     await world.view.end()
     with contextlib.suppress(asyncio.CancelledError):

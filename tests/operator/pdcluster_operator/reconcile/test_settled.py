@@ -39,11 +39,16 @@ def test_the_same_inputs_hold_until_something_falls_due():
 
 
 @pytest.mark.parametrize("due", [None, 2 * MAX_SECONDS])
-def test_they_are_compared_again_after_a_resync_at_the_latest(due: float | None):
+def test_they_are_compared_again_after_an_hour_at_the_latest(due: float | None):
     found = settled(inputs(), NOW, due)
-    assert found.holds(inputs(), NOW + timedelta(seconds=MAX_SECONDS - 1))
+    assert found.holds(inputs(), NOW + timedelta(seconds=MAX_SECONDS / 2 - 1))
     assert not found.holds(inputs(), NOW + timedelta(seconds=MAX_SECONDS))
     assert found.requeue_after_seconds(NOW) is None
+
+
+def test_not_all_pdclusters_are_compared_again_at_once():
+    ends = {settled(inputs(uid=f"uid-{number}"), NOW, None).until for number in range(20)}
+    assert max(ends) - min(ends) > timedelta(seconds=MAX_SECONDS / 4)
 
 
 def test_a_status_and_its_events_are_written_apart():

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pdcluster_api.apiserver.errors import UnavailableError, UnsettledError
+from pdcluster_operator.writes.actions import Action
 from pdcluster_operator.writes.apply import MAX_AT_ONCE, MAX_DECISIONS, NO_VERSION, apply
-from pdcluster_operator.writes.diff import Action, diff
+from pdcluster_operator.writes.diff import diff
 from tests.apiserver import cluster_objects as objects
 from tests.operator.pdcluster_operator.writes.store import OWNER, Store
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from pdcluster_api.schema.labels import SEEN_REPLICAS
-from pdcluster_operator.writes.diff import ObjectName, Verb, diff, stages
+from pdcluster_operator.writes.actions import ObjectName, Verb, stages
+from pdcluster_operator.writes.diff import diff
 from pdcluster_operator.writes.drift import prepared, stamped
 from tests.apiserver import cluster_objects as objects
 

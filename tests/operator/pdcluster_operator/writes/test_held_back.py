@@ -8,8 +8,9 @@ from aiohttp import web
 from pdcluster_api.apiserver.errors import ForbiddenError, NameTakenError
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.schema.conditions import FORBIDDEN, NAME_TAKEN
+from pdcluster_operator.writes.actions import Action, Verb
 from pdcluster_operator.writes.apply import apply
-from pdcluster_operator.writes.diff import Action, Verb, diff
+from pdcluster_operator.writes.diff import diff
 from pdcluster_operator.writes.held_back import NEEDED, Lacking, is_lacking, waiting
 from tests.apiserver import cluster_objects as objects
 from tests.operator.pdcluster_operator.writes.store import OWNER, Store

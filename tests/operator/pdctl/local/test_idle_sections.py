@@ -28,6 +28,11 @@ IDLE = {
         at("spec.image", {"name": "llm:1"}),
         "spec.image has no effect here: workers are processes of this installation",
     ),
+    "image of a stock engine": (
+        at("spec.roles.decode.engine", {"image": "vllm:1"}),
+        "spec.roles.decode.engine.image has no effect here: a stock engine is a program of this "
+        "machine",
+    ),
     "resources": (
         at("spec.roles.decode.resources", {"limits": {"cpu": "2"}}),
         "spec.roles.decode.resources has no effect here: a process may take what the machine has",
@@ -54,6 +59,11 @@ IDLE = {
         "spec.service.type, spec.service.annotations have no effect here: there is no Service "
         "here: the API is at 127.0.0.1",
     ),
+    "endpoint picker": (
+        at("spec.service.endpointPicker", {"name": "picker"}),
+        "spec.service.endpointPicker has no effect here: there is no gateway here: the API is at "
+        "127.0.0.1",
+    ),
     "keys": (
         at("spec.service.apiKeySecret", "keys"),
         "spec.service.apiKeySecret has no effect here:"
@@ -61,7 +71,7 @@ IDLE = {
     ),
     "placement": (
         at("spec.placement", {"domainLabel": "rack"}),
-        "spec.placement has no effect here: all workers are on this machine",
+        "spec.placement.domainLabel has no effect here: all workers are on this machine",
     ),
     "rollout": (
         at("spec.rollout", {"strategy": "Recreate"}),
@@ -85,6 +95,8 @@ def test_a_section_without_effect_is_one_line(
     change: Any, line: str, document: dict[str, Any]
 ) -> None:
     change(document)
+    if "stock" in line:
+        at("spec.engine.type", "vllm")(document)
 
     assert idle_remarks(parse(document)) == [line]
 
@@ -92,6 +104,8 @@ def test_a_section_without_effect_is_one_line(
 @pytest.mark.parametrize("case", [case for case in IDLE if case not in ("volume", "hub")])
 def test_an_edit_of_it_needs_no_restart(case: str, document: dict[str, Any]) -> None:
     """But of the model, whose folder was found by all of it."""
+    if "stock" in case:
+        at("spec.engine.type", "vllm")(document)
     before = parse(document)
     IDLE[case][0](document)
 

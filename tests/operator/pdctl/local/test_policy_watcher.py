@@ -175,6 +175,24 @@ def test_an_edit_of_the_autoscaler_is_no_reason_to_refuse_and_is_said_to_do_noth
     assert [text.partition(",")[0] for text in said] == ["policy updated", "autoscale.mode is On"]
 
 
+def test_new_floor_of_transfers_counts_without_a_restart(
+    document: dict[str, Any], write_document: Write, tmp_path: Path
+) -> None:
+    before, taken = parse(document), list[float | None]()
+    document["spec"]["placement"] = {"minTransferGBps": 2.5}
+
+    def take() -> None:
+        placement = watcher.cluster.spec.placement
+        taken.append(placement and placement.min_transfer_gbps)
+
+    target, said = tmp_path / "policy.yaml", list[str]()
+    watcher = PolicyWatcher(write_document(document), before, target, said.append, taken=take)
+    watcher.look()
+    watcher.look()
+
+    assert (taken, said) == ([2.5], [])
+
+
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [

@@ -18,6 +18,7 @@ from pdcluster_worker.config.routing import (
     PrefillScorePolicy,
 )
 from pdcluster_worker.config.worker import Role
+from pdcluster_worker.dispatch.decode import remote
 from pdcluster_worker.dispatch.decode.broker import CreditBroker
 from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.decode.offloading import Offloading, Pace
@@ -271,6 +272,29 @@ async def test_remote_prefill_client_gone_ends_both_legs(
     assert (outcomes(worker), dispatcher.num_requests) == ({"cancelled": 1.0}, 0)
 
 
+async def test_client_gone_while_a_prefix_is_given_gives_the_credit_back(
+    dispatcher: DecodeDispatcher,
+    peer: GrantingPeer,
+    worker: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    giving = asyncio.Event()
+
+    async def give(*_: object) -> None:
+        giving.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(remote, "give_prefix", give)
+    task = asyncio.create_task(collect(dispatcher))
+    async with asyncio.timeout(20):
+        await giving.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert peer.released == ["r"]
+    assert outcomes(worker) == {"cancelled": 1.0}
+
+
 async def test_decoding_auto_prefills_short_prompts_locally(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
 ) -> None:
@@ -279,6 +303,35 @@ async def test_decoding_auto_prefills_short_prompts_locally(
     assert tokens[0].prefill == "local"
     assert engine.inputs == [Submit(SPEC)]
     assert not peer.wants
+
+
+@pytest.mark.parametrize(
+    ("address", "prefill", "place"),
+    [
+        ("p:8000", "auto", "remote"),
+        ("p:8000", "remote", "remote"),
+        ("p:8000", "local", "local"),
+        # not of this cluster: the policy decides
+        ("elsewhere:8000", "auto", "local"),
+    ],
+)
+async def test_prefill_worker_that_a_request_names_prefills_it_whatever_its_length(
+    dispatcher: DecodeDispatcher,
+    peer: GrantingPeer,
+    peers: list[RecordingPeer],
+    address: str,
+    prefill: PrefillMode,
+    place: str,
+) -> None:
+    other = RecordingPeer("other")
+    peers.insert(0, other)
+    peer.replies = [FIRST, DONE]
+    spec = replace(SPEC, prefiller=address)
+    tokens = [generated async for generated in dispatcher.run(spec, prefill)]
+
+    assert tokens[0].prefill == place
+    assert bool(peer.targets) is (place == "remote")
+    assert not other.wants
 
 
 def prompt_of(num_tokens: int) -> RequestSpec:

@@ -8,6 +8,7 @@ import pytest
 
 from pdcluster_worker.dispatch.engines.client import EngineClient, EngineDiedError
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.journeys import trace_context
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
     Abort,
@@ -65,6 +66,19 @@ async def test_client_sorts_outputs_by_request(client: EngineClient, wire: Wire)
 
     assert (await one.token()).token_id == 11
     assert (await two.token()).token_id == 22
+
+
+async def test_client_knows_the_trace_of_an_open_request(client: EngineClient) -> None:
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    trace_context.enter(parent)
+    mailbox = client.open("r1")
+    trace_context.enter("")
+    client.open("r2")
+
+    assert client.trace("r1") == {"traceparent": parent}
+    assert client.trace("r2") == {}
+    client.close(mailbox)
+    assert client.trace("r1") == {}
 
 
 async def test_client_keeps_the_order_of_messages(client: EngineClient, wire: Wire) -> None:
@@ -175,3 +189,105 @@ async def test_engine_that_dies_unawaited_leaves_nothing_unretrieved(wire: Wire)
     gc.collect()
 
     assert unretrieved == []
+
+
+class TakingReader:
+    """Takes so many tokens."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.taken: list[int] = []
+
+    @property
+    def is_open(self) -> bool:
+        return len(self.taken) < self.room
+
+    def take(self, item: Token) -> None:
+        self.taken.append(item.token_id)
+
+
+async def test_reader_takes_tokens_that_are_waited_for_up_to_the_last(
+    client: EngineClient, wire: Wire
+) -> None:
+    mailbox, reader = client.open("r1"), TakingReader(9)
+    wire.say(Tokens([Token("r1", 1)]))
+    first = await mailbox.token()
+    waiting = asyncio.create_task(mailbox.token(reader))
+    await asyncio.sleep(0)
+    wire.say(Tokens([Token("r1", 2)]))
+    wire.say(Tokens([Token("r1", 3), Token("r1", 4, finish_reason="length")]))
+    last = await waiting
+
+    assert (first.token_id, reader.taken, last.token_id) == (1, [2, 3], 4)
+    assert mailbox.num_tokens == 4
+    assert mailbox.ended
+
+
+async def test_tokens_that_a_reader_does_not_take_keep_their_order(
+    client: EngineClient, wire: Wire
+) -> None:
+    mailbox, reader = client.open("r1"), TakingReader(1)
+    waiting = asyncio.create_task(mailbox.token(reader))
+    await asyncio.sleep(0)
+    wire.say(Tokens([Token("r1", 1), Token("r1", 2), Token("r1", 3)]))
+    second = await waiting
+    reader.room = 9
+    third = await mailbox.token(reader)
+
+    assert (reader.taken, second.token_id, third.token_id) == ([1], 2, 3)
+
+
+class BrokenReader(TakingReader):
+    """Raises when it is given a token."""
+
+    def take(self, item: Token) -> None:
+        raise ValueError("cannot be written")
+
+
+class UnsureReader(TakingReader):
+    """Raises when it is asked whether it takes one."""
+
+    @property
+    def is_open(self) -> bool:
+        raise ValueError("cannot be written")
+
+
+@pytest.mark.parametrize("broken", [BrokenReader, UnsureReader])
+async def test_reader_that_raises_fails_its_own_request_alone(
+    client: EngineClient, wire: Wire, broken: type[TakingReader]
+) -> None:
+    one, two = client.open("r1"), client.open("r2")
+    waiting = asyncio.create_task(one.token(broken(9)))
+    await asyncio.sleep(0)
+    wire.say(Tokens([Token("r1", 1), Token("r2", 2)]))
+
+    with pytest.raises(ValueError, match="cannot be written"):
+        await waiting
+    assert (await two.token()).token_id == 2
+
+
+async def test_reader_gets_nothing_after_its_wait_was_cancelled(
+    client: EngineClient, wire: Wire
+) -> None:
+    mailbox, reader = client.open("r1"), TakingReader(9)
+    waiting = asyncio.create_task(mailbox.token(reader))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    wire.say(Tokens([Token("r1", 1)]))
+
+    assert (await mailbox.token()).token_id == 1
+    assert reader.taken == []
+
+
+async def test_error_after_tokens_that_a_reader_took_ends_the_wait(
+    client: EngineClient, wire: Wire
+) -> None:
+    mailbox, reader = client.open("r1"), TakingReader(9)
+    waiting = asyncio.create_task(mailbox.token(reader))
+    await asyncio.sleep(0)
+    wire.say(Tokens([Token("r1", 1)]), RequestFailed("r1", "out of range"))
+    with pytest.raises(RequestError, match="out of range"):
+        await waiting
+
+    assert (reader.taken, mailbox.ended) == ([1], True)

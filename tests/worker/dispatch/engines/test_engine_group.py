@@ -41,6 +41,7 @@ class PlayedChild:
         self.is_stopped = True
         if self._talking is not None:
             self._talking.cancel()
+            await asyncio.gather(self._talking, return_exceptions=True)
 
     def load(self, weights: str = "w") -> None:
         self.script.say(replace(FACTS, engine_id=f"engine-{self.rank}-{id(self)}", weights=weights))
@@ -262,3 +263,4 @@ async def leave(scene: Scene, child: PlayedChild) -> None:
     await until(lambda: child.rank in scene.serving)
     child.end()
     await adopting
+    await child.stop()

@@ -244,6 +244,16 @@ async def test_hints_pin_a_worker_or_keep_a_session_together(worker: Worker) -> 
     assert len(homes) == 1
 
 
+async def test_request_that_names_its_prefill_worker_stays_where_it_was_sent(
+    worker: Worker,
+) -> None:
+    chooser = choosing(worker, [NamedPeer("a")])
+    named = msgspec.structs.replace(spec("r"), prefiller="p:8000")
+
+    assert all(choose(chooser, named, may_run_here=True) == "own" for _ in range(4))
+    assert choose(chooser, named, may_run_here=False) == "a"
+
+
 async def test_hints_may_replace_the_policy(worker: Worker) -> None:
     chooser = choosing(worker, [NamedPeer("a", Load(num_running=9)), NamedPeer("b")])
     score = msgspec.structs.replace(worker.policy.decode_score, policy="roundRobin")

@@ -1,7 +1,9 @@
 """Choice of the decode worker that runs a request, and what happens when that worker fails."""
 
 import asyncio
+import gc
 import sys
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal
@@ -13,6 +15,7 @@ from pdcluster_worker.config.qos import EstimationPolicy
 from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.engine import Submit, Tokens
 from pdcluster_worker.messages.peers import Generated, Load, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from tests.worker.dispatch.doubles import ScriptedEngine
@@ -45,6 +48,100 @@ async def test_token_of_a_lone_choice_passes_two_generators(
     sys.set_asyncgen_hooks(*hooks)
 
     assert passed == ["Ingress.generate", "DecodeDispatcher.run"]
+
+
+class KeepingReader:
+    """Takes all tokens."""
+
+    is_open = True
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def take(self, item: Generated) -> None:
+        self.taken.append(item.token.token_id)
+
+
+async def test_reader_takes_later_tokens_of_a_lone_choice_and_the_last_is_the_streams(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    ingress, reader = make_ingress(worker, engine), KeepingReader()
+    engine.answer = lambda message: (
+        [Tokens([Token(message.spec.request_id, 7)])] if isinstance(message, Submit) else ()
+    )
+    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+        first = await anext(tokens)
+        ingress.follow("r", reader)
+        waiting = asyncio.ensure_future(anext(tokens))
+        await asyncio.sleep(0)
+        engine.say(Tokens([Token("r", 8), Token("r", 9)]))
+        engine.say(Tokens([Token("r", 10, finish_reason="length")]))
+        last = await waiting
+
+    assert (first.token.token_id, reader.taken, last.token.token_id) == (7, [8, 9], 10)
+
+
+async def test_leg_after_one_that_was_read_begins_with_all_its_tokens(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    peer = DecodePeer(Generated(Token("r", 9, finish_reason="stop")))
+    ingress, reader = make_ingress(worker, engine, peer), KeepingReader()
+    engine.answer = lambda message: (
+        [Tokens([Token(message.spec.request_id, 7)])] if isinstance(message, Submit) else ()
+    )
+    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+        await anext(tokens)
+        ingress.follow("r", reader)
+        waiting = asyncio.ensure_future(anext(tokens))
+        await asyncio.sleep(0)
+        engine.say(Tokens([Token("r", 8)]))
+        while not reader.taken:
+            await asyncio.sleep(0)
+        next(iter(worker.engines)).client.stall("it stalls")
+        moved = await waiting
+
+    assert (reader.taken, peer.outputs, moved.token.token_id) == ([8], [[7, 8]], 9)
+
+
+async def test_reader_is_let_go_with_its_request_and_without_a_collection(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    ingress, reader = make_ingress(worker, engine), KeepingReader()
+    kept = weakref.ref(reader)
+    gc.disable()
+    try:
+        async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+            await anext(tokens)
+            ingress.follow("r", reader)
+            del reader
+            assert kept() is not None
+        assert kept() is None
+    finally:
+        gc.enable()
+    assert not ingress._lone
+
+
+async def test_reader_is_not_asked_for_tokens_of_a_peer(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    peer = DecodePeer(
+        *(Generated(Token("r", number)) for number in (5, 6)),
+        Generated(Token("r", 7, finish_reason="stop")),
+    )
+    ingress, reader = make_ingress(worker, engine, peer), KeepingReader()
+    busy_here(ingress)
+    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+        await anext(tokens)
+        ingress.follow("r", reader)
+        later = [generated.token.token_id async for generated in tokens]
+
+    assert (later, reader.taken) == ([6, 7], [])
+
+
+async def test_follow_of_an_unknown_request_is_a_no_op(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    make_ingress(worker, engine).follow("unknown", KeepingReader())
 
 
 async def test_ingress_relays_to_the_worker_with_fewest_requests(

@@ -2,6 +2,8 @@
 stray read shows.
 """
 
+import copy
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +59,15 @@ def make_step(
     included.
 
     What lies before every window is NaN, and blocks that lie there have ids of no block.
+    The tensors are the caller's own.
     """
+    return copy.deepcopy(_made(heads, tuple(sequences), dtype, window))
+
+
+@functools.cache
+def _made(
+    heads: Heads, sequences: tuple[tuple[int, int], ...], dtype: torch.dtype, window: int | None
+) -> Step:
     generator = torch.Generator().manual_seed(3)
     plan = make_plan(heads.block_size, sequences, generator)
     num_blocks = int(plan.tables.max()) + 2

@@ -130,3 +130,20 @@ def test_packed_weights_do_not_need_the_original(dtype, cpu):
 def test_a_cache_with_gaps_is_refused(kernels):
     with pytest.raises(ValueError, match="not contiguous within a head"):
         CpuOperations(torch.zeros(4, 1, 1, 2, 16, 32)[..., ::2], SHAPE, kernels)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["", "wide"])
+@pytest.mark.parametrize(("columns", "depth"), [(70, 64), (33, 40), (3, 7)])
+def test_rows_of_packed_weights_are_what_was_packed(columns, depth, wide, dtype, cpu, reference):
+    weight = torch.randn(columns, depth).to(dtype)
+    rows = torch.tensor([0, columns - 1, columns // 2, 0])
+    for ops in (cpu, reference):
+        found = ops.rows_of(ops.pack(weight, wide=wide), rows)
+        assert torch.equal(found, weight[rows])
+
+
+@pytest.mark.parametrize("row", [-1, 40])
+def test_a_row_that_weights_do_not_have_is_refused(row, dtype, cpu):
+    packed = cpu.pack(torch.randn(40, 64).to(dtype))
+    with pytest.raises(IndexError, match="that have 40"):
+        cpu.rows_of(packed, torch.tensor([1, row]))

@@ -87,6 +87,12 @@ async def test_two_keys_have_two_caches_in_both_apis(asked: Asked):
     assert await asked("sk-alice", COMPLETION) == [alice] * 4
 
 
+async def test_a_request_carries_the_name_of_its_key(rig, asked: Asked):
+    await asked("sk-bob", CHAT)
+
+    assert [spec.tenant for specs, _ in rig.backend.calls for spec in specs] == ["bob"]
+
+
 async def test_the_policy_gives_all_keys_one_cache_at_once(asked: Asked):
     assert [await asked(key, CHAT, shared=True) for key in ("sk-alice", "sk-bob")] == [[b""], [b""]]
     assert await asked("sk-alice", CHAT) != [b""]

@@ -47,6 +47,24 @@ async def test_route_header_is_there_for_those_that_ask(http: httpx.AsyncClient)
     assert "x-pdcluster-route" not in declined.headers
 
 
+async def test_prefill_worker_of_the_header_goes_with_the_request(
+    http: httpx.AsyncClient, rig: Rig
+) -> None:
+    named: list[str] = []
+    script = rig.backend.script
+
+    def noting(spec: RequestSpec) -> list[int]:
+        named.append(spec.prefiller)
+        return script(spec)
+
+    rig.backend.script = noting
+    for value in ("10.0.0.7:8000", " 10.0.0.7:8000 , 10.0.0.8:8000", " , 10.0.0.8:8000"):
+        await post(http, x_prefiller_host_port=value)
+    await post(http)
+
+    assert named == ["10.0.0.7:8000", "10.0.0.7:8000", "", ""]
+
+
 async def test_route_header_of_a_refusal_says_why(http: httpx.AsyncClient) -> None:
     response = await http.post(
         "/v1/chat/completions", json={**CHAT, "model": "other"}, headers={"x-pdcluster-route": "1"}

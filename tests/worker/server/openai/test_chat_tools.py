@@ -143,6 +143,31 @@ async def test_streamed_calls_join_to_the_same(rig, client):
     assert (rest["content"], rest["finish_reason"]) == ("So.", "tool_calls")
 
 
+@pytest.mark.parametrize(("stop", "num_pieces"), [(None, 5), ("never", 1)])
+async def test_arguments_of_a_call_that_is_held_to_its_form_come_in_pieces(
+    rig, client, stop, num_pieces
+):
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    rig.say(f"So.\n{HERMES_PARIS}\n{HERMES_NOW}")
+    fields = {"model": "tiny", "messages": ASK, "tools": [strict, NOW], "stop": stop}
+    whole = await client.chat.completions.create(**fields)
+    deltas = [
+        call
+        async for chunk in await client.chat.completions.create(**fields, stream=True)
+        for call in chunk.choices[0].delta.tool_calls or ()
+    ]
+    pieces = [call.function.arguments for call in deltas if call.index == 0]
+
+    assert len([piece for piece in pieces if piece]) >= num_pieces
+    assert [call.function.name for call in deltas if call.id] == ["get_weather", "now"]
+    assert [call.function.arguments for call in whole.choices[0].message.tool_calls] == [
+        "".join(pieces),
+        "{}",
+    ]
+    assert json.loads("".join(pieces)) == {"city": "Paris"}
+    assert whole.choices[0].finish_reason == "tool_calls"
+
+
 async def test_a_malformed_call_is_text(rig, client):
     rig.say('<tool_call>{"name": "get_weather", "arguments": }</tool_call>')
     reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.text.events import Answer, Delta, Part, ToolCallEnd, assembled
+from pdcluster_worker.server.text.events import (
+    Answer,
+    ArgumentsDelta,
+    Delta,
+    Part,
+    ToolCallBegin,
+    ToolCallEnd,
+    assembled,
+)
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS
 from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser, parser_for
@@ -94,6 +102,61 @@ def test_any_cut_of_forced_calls_gives_the_same(places, length) -> None:
     text = FORCED[:length]
     for make in (lambda: RequiredCalls(TOOLS, numbering()), lambda: NamedCall("now", numbering(1))):
         assert answer_of(make(), cut(text, places)) == answer_of(make(), [text])
+
+
+HELD = [
+    case
+    for case in RECORDED
+    if case.parser == "hermes"
+    and case.output.count('<tool_call>\n{"name": ') == len(case.calls) > 0
+    and case.output.count("}\n</tool_call>") == len(case.calls)
+]
+"""In the form that the grammar has."""
+
+
+def held_parser(most: int | None = None) -> CallParser:
+    return FORMS["hermes"].parser(TOOLS, numbering(most), is_constrained=True)
+
+
+@pytest.mark.parametrize("case", HELD, ids=lambda case: f"{case.output[:30]!r}")
+def test_calls_that_are_held_to_their_form_are_the_same_however_they_are_cut(case) -> None:
+    whole = answer_of(held_parser(), [case.output])
+    assert (called(whole), whole.text) == (case.calls, case.text)
+    for place in range(len(case.output) + 1):
+        assert answer_of(held_parser(), cut(case.output, [place])) == whole
+    parts = parts_of(held_parser(), list(case.output))
+    assert assembled([Delta(0, tuple(parts), finish_reason="stop")]) == whole
+    assert sum(isinstance(part, ArgumentsDelta) for part in parts) >= 2 * len(case.calls)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_nothing_of_a_held_call_is_taken_back(shorter, longer) -> None:
+    text = f"So.\n{HERMES_PARIS}\n{HERMES_NOW}\nDone."
+    early, late = sorted((shorter, longer))
+    before, after = (
+        assembled([Delta(0, tuple(held_parser().feed(text[:end])), finish_reason="length")])
+        for end in (early, late)
+    )
+
+    assert after.text.startswith(before.text)
+    for old, new in zip(before.tool_calls, after.tool_calls, strict=False):
+        assert (new.call_id, new.name) == (old.call_id, old.name)
+        assert new.arguments.startswith(old.arguments)
+    assert len(after.tool_calls) >= len(before.tool_calls)
+
+
+def test_a_held_call_that_is_cut_off_has_no_end() -> None:
+    parts = parts_of(held_parser(), [HERMES_PARIS[: HERMES_PARIS.index("ris")]])
+
+    assert [type(part) for part in parts] == [ToolCallBegin, ArgumentsDelta]
+    assert parts[1].text == '{"city": "Pa'
+
+
+def test_one_held_call_alone_is_let_through_where_parallel_ones_are_not_wanted() -> None:
+    answer = answer_of(held_parser(most=1), [HERMES_PARIS + HERMES_NOW + "Done"])
+
+    assert ([call.name for call in answer.tool_calls], answer.text) == (["get_weather"], "Done")
 
 
 def test_text_before_a_call_is_shown_at_once_and_white_space_next_to_it_is_dropped() -> None:

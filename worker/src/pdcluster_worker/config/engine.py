@@ -8,6 +8,7 @@ import msgspec
 
 from pdcluster_worker.config.section import Natural, Positive, Section, Share
 from pdcluster_worker.config.speculation import SpeculationConfig
+from pdcluster_worker.config.vllm import VllmConfig, ours_given
 from pdcluster_worker.messages.engine_settings import (
     ChunkSchedule,
     SchedulerName,
@@ -58,6 +59,7 @@ class PrefillDelayerConfig(Section, frozen=True):
 class EngineConfig(Section, frozen=True):
     """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
 
+    type:                pdcluster = our own; vllm = a stock vLLM, which `vllm` describes.
     device:              what it computes on; auto = cuda where the pool has an accelerator, else
                          cpu.
     max_model_len:       longest prompt + output in tokens, refused where the KV pool does not hold
@@ -69,6 +71,8 @@ class EngineConfig(Section, frozen=True):
     threads:             CPU threads of the model; 0 = from the cgroup limit.
     data_parallel_size:  engine processes of this worker, which share its threads, KV memory and
                          transfer bandwidth (`data_parallel`).
+    transport:           that moves KV blocks to and from peers that have it too
+                         (`transfer.carriers`).
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay
                            quarantined).
@@ -82,6 +86,8 @@ class EngineConfig(Section, frozen=True):
     speculation:         of a decode or mixed worker; None = nothing is drafted.
     """
 
+    type: Literal["pdcluster", "vllm"] = "pdcluster"
+    vllm: VllmConfig = VllmConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     block_size: Positive = 16
     max_batched_tokens: Positive = 256
@@ -93,6 +99,7 @@ class EngineConfig(Section, frozen=True):
     num_blocks: Positive | None = None
     threads: Natural = 0
     data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_ENGINES)] = 1
+    transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
@@ -110,12 +117,19 @@ class EngineConfig(Section, frozen=True):
     speculation: SpeculationConfig | None = None
 
     def __post_init__(self) -> None:
+        if self.type == "vllm" and (given := list(ours_given(self))):
+            raise ValueError(
+                f"{given[0]} is for engine type pdcluster, not vllm: leave it out, or say it in "
+                "vLLM's own arguments"
+            )
         if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
             raise ValueError(
                 f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize "
                 f"({self.pipeline_parallel_size}) is {ranks} "
                 f"ranks, over the {MAX_RANKS} of one worker: lower one of them"
             )
+        if self.type == "vllm":
+            return  # its sizes are its own to check
         # a step must have room for one token of each
         if self.max_batched_tokens < self.max_sequences:
             raise ValueError(

@@ -24,6 +24,7 @@ from pdcluster_worker.config.qos import (
     SloPolicy,
     TenantPolicy,
 )
+from pdcluster_worker.config.relaying import RelayingPolicy
 from pdcluster_worker.config.routing import (
     CreditPolicy,
     DecodeScorePolicy,
@@ -81,6 +82,7 @@ class PolicyConfig(PolicySection, frozen=True):
     allow_client_priority: bool = False
     moving: MovingPolicy = MovingPolicy()
     racing: RacingPolicy = RacingPolicy()
+    relaying: RelayingPolicy = RelayingPolicy()
     cors: CorsPolicy = CorsPolicy()
     http_limits: HttpLimitsPolicy = HttpLimitsPolicy()
 

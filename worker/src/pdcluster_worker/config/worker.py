@@ -137,7 +137,7 @@ def load_worker_config(path: Path) -> WorkerConfig:
 
 _RETIRED: Mapping[str, Mapping[str, Any]] = {
     "": {"tensorParallel": 1},
-    "engine": {"kvCacheDtype": "auto", "transport": "tcp"},
+    "engine": {"kvCacheDtype": "auto"},
 }
 """Fields that had one value, by section.
 

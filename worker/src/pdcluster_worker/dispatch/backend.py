@@ -2,15 +2,18 @@
 it has died.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from pdcluster_worker.dispatch.engines.engines import Engines
+from pdcluster_worker.dispatch.engines.stock_child import NEVER_READY_SECONDS
 from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.messages.verification import Verification
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.streams import Reader
 
 
 class WorkerBackend:
@@ -67,18 +70,32 @@ class WorkerBackend:
             return True
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
+    @property
+    def is_loading(self) -> bool:
+        """True until its engines are ready."""
+        return self.device is None
+
     def generate(
         self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
     ) -> AsyncGenerator[Generated, None]:
         """See `dispatch.ingress.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
-            raise RequestError(
-                f"this worker is not ready: {self.ready()}",
-                status=503,
-                code="not_ready",
-                retry_after_seconds=1,
-            )
+            raise self._not_ready()
         return self._node.ingress.generate(specs, prefill, hints)
+
+    async def verify(self, pool: str, even_if_busy: bool) -> Verification:
+        """See `dispatch.decode.verification.TransferVerification.run`."""
+        if self._node is None or self._node.verification is None:
+            raise self._not_ready()
+        return await self._node.verification.run(pool, even_if_busy=even_if_busy)
+
+    def _not_ready(self) -> RequestError:
+        return RequestError(
+            f"this worker is not ready: {self.ready()}",
+            status=503,
+            code="not_ready",
+            retry_after_seconds=1,
+        )
 
     def num_ingresses(self) -> int:
         """See `dispatch.node.Node.num_ingresses`; 1 before it is known."""
@@ -88,3 +105,27 @@ class WorkerBackend:
         """End one choice early."""
         if self._node is not None and self._node.ingress is not None:
             self._node.ingress.abort(request_id)
+
+    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
+        """Hand on the later tokens of a lone choice."""
+        if self._node is not None and self._node.ingress is not None:
+            self._node.ingress.follow(request_id, reader)
+
+
+class EngineFault:
+    """Reason to restart the engine of a worker, where that is another's to do."""
+
+    def __init__(self, backend: WorkerBackend, clock: Callable[[], float]) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._since = clock()
+
+    def reason(self) -> str | None:
+        """None while the engine loads within its time, or serves."""
+        backend = self._backend
+        if not backend.is_loading:
+            return backend.alive()
+        waited = self._clock() - self._since
+        if waited < NEVER_READY_SECONDS:
+            return None
+        return f"the engine is not ready after {waited:.0f} s"

@@ -35,19 +35,20 @@ _SAME = 0.25
 class Disaggregating:
     """One per worker.
 
-    transport: that the engine uses.  refused: reason by pod of the prefill workers that may not be
-               used.
+    transport: that moved the last KV, and why not the one that was asked for.
+    refused:   reason by pod of the prefill workers that may not be used.
     """
 
     def __init__(
         self,
-        transport: str,
+        transport: Callable[[], tuple[str, str]],
         share: PrefillShare,
         refused: Callable[[], Mapping[str, str]],
         bytes_per_second: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
-        self.stated = Disaggregation(transport)
+        self.stated = Disaggregation(transport()[0])
+        self._transport = transport
         self._share, self._refused, self._clock = share, refused, clock
         self._bytes_per_second = bytes_per_second
         self._figures_at = -inf
@@ -56,26 +57,35 @@ class Disaggregating:
         """Bring `stated` up to date; True when it says something new."""
         before, reasons = self.stated, self._refused()
         refused = [RefusedPeer(pod, cut(reasons[pod], MAX_REASON)) for pod in sorted(reasons)]
-        long_prompts, ratio, rate = self._figures()
+        transport, note, long_prompts, ratio, rate = self._figures()
         self.stated = Disaggregation(
-            transport=before.transport,
+            transport=transport,
             refused=refused[:MAX_REFUSED],
             num_refused=len(refused),
             long_prompts=long_prompts,
             remote_ratio=ratio,
             bytes_per_second=rate,
+            transport_note=note,
         )
         return self.stated != before
 
-    def _figures(self) -> tuple[int, float | None, int]:
-        """Long prompts, share and rate; as stated until it is time for others."""
+    def _figures(self) -> tuple[str, str, int, float | None, int]:
+        """Transport with its note, long prompts, share and rate; as stated until it is time for
+        others.
+        """
         stated, share, now = self.stated, self._share, self._clock()
+        transport, note = self._transport()
         new = (
+            transport,
+            cut(note, MAX_REASON),
             steady(stated.long_prompts, share.num_long),
             remote_ratio(share.num_long, share.num_remote, stated.remote_ratio),
             steady(stated.bytes_per_second, self._bytes_per_second()),
         )
-        old = (stated.long_prompts, stated.remote_ratio, stated.bytes_per_second)
+        old = (
+            *(stated.transport, stated.transport_note, stated.long_prompts),
+            *(stated.remote_ratio, stated.bytes_per_second),
+        )
         if new == old or now - self._figures_at < FIGURES_SECONDS:
             return old
         self._figures_at = now

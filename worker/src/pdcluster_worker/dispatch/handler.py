@@ -1,6 +1,6 @@
 """Serve the calls of peers: implements `peers.service.WorkerHandler` for each role."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from msgspec.structs import replace
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from pdcluster_worker.config.routing import CreditPolicy
 from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
+from pdcluster_worker.dispatch.taking import take_prefix
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys.lifetime import note_prefill
@@ -98,6 +99,18 @@ class Handler:
                 async for reply in replies:
                     note_prefill(reply)
                     yield reply
+
+    async def take_prefix(
+        self,
+        spec: RequestSpec,
+        given: Callable[[], Awaitable[tuple[Token, PrefillDone]]],
+    ) -> AsyncGenerator[Target, None]:
+        """Blocks for the KV of a prefix.  Raises RequestError on any but a prefill worker."""
+        if not self.asks_for_credit:
+            raise RequestError(f"this is a {self._hello.role} worker: it takes no prefix")
+        async with aclosing(take_prefix(self._worker, spec, given)) as targets:
+            async for target in targets:
+                yield target
 
     def _check_held(self, spec: RequestSpec) -> None:
         num_tokens = len(spec.prompt) + len(spec.output)

@@ -20,6 +20,7 @@ from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.dispatch.decode.broker import CreditBroker
 from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.decode.remote import RemotePrefill
+from pdcluster_worker.dispatch.decode.verification import TransferVerification
 from pdcluster_worker.dispatch.disaggregation import LOOK_SECONDS, Disaggregating
 from pdcluster_worker.dispatch.draining import Drain
 from pdcluster_worker.dispatch.engines.engines import Engine
@@ -77,6 +78,7 @@ def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
 class JoinedWorker:
     """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
 
+    verification: of transfers to here; None = not on a decode worker.
     on_peers: called when the state of a peer changed.
     untaken:  names of the HTTP connections whose clients have yet to take something of their
               answers
@@ -92,6 +94,7 @@ class JoinedWorker:
     ) -> None:
         self.worker = worker
         self.ingress: Ingress | None = None
+        self.verification: TransferVerification | None = None
         self.on_peers: Callable[[], None] = lambda: None
         self._config = config
         self._identity = identity
@@ -141,15 +144,27 @@ class JoinedWorker:
             self.worker, remote, directory.prefills, directory.decodes, directory.decode
         )
         self.ingress = Ingress(self.worker, decoding, directory.decodes, self._identity.pod)
+        if self._config.role == "decode":
+            self.verification = TransferVerification(
+                self._identity.pod,
+                self.worker,
+                self._broker,
+                directory.known_prefills,
+                lambda: directory.refused("prefill"),
+            )
         return decoding
 
     def decodes(self) -> list[Peer]:
         """Decode and mixed peers that take new work."""
         return self._directory.decodes()
 
+    def connected_decodes(self) -> list[Peer]:
+        """Those that are connected, a draining one too."""
+        return self._directory.connected_decodes()
+
     def num_ingresses(self) -> int:
         """Workers that clients' requests come to, this one included."""
-        return self._directory.num_ingresses()
+        return self._directory.num_ingresses(relaying=self.worker.policy.relaying.enabled)
 
     def _on_peer(self, peer: Peer) -> None:
         self._broker.on_change(peer)
@@ -169,7 +184,7 @@ class JoinedWorker:
     def _make_disaggregating(self) -> Disaggregating:
         worker = self.worker
         return Disaggregating(
-            worker.engine_ready.transport,
+            lambda: (worker.transport, worker.transport_note),
             worker.share,
             # A decode worker shakes hands with each prefill worker: what both sides found, its
             # record says.

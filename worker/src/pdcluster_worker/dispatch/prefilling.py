@@ -44,10 +44,11 @@ class PrefillDispatcher:
                             f"the engine answered {type(output).__name__} to Prefill", status=500
                         )
                     if isinstance(output, PrefillDone):
-                        worker.note_transfer(output.num_bytes, output.busy_seconds)
-                        self._observe(transfer=output.seconds)
+                        worker.note_transfer(output)
+                        self._observe(spec, transfer=output.seconds)
                     else:
                         self._observe(
+                            spec,
                             queue=output.queue_seconds,
                             prefill=output.prefill_seconds,
                             first_token=clock() - arrival,
@@ -58,7 +59,7 @@ class PrefillDispatcher:
             finally:
                 place.close()
 
-    def _observe(self, **phases: float | None) -> None:
+    def _observe(self, spec: RequestSpec, **phases: float | None) -> None:
         for phase, seconds in phases.items():
-            if seconds is not None:
+            if seconds is not None and not spec.verify_transfer:  # that is no client's
                 self._worker.metrics.remote_prefill_phase_seconds.labels(phase).observe(seconds)

@@ -21,6 +21,7 @@ from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.slo import aged
 from pdcluster_worker.routing.qos.verdict import retry_after
+from pdcluster_worker.streams import Reader
 
 
 class RouterBackend:
@@ -92,6 +93,9 @@ class RouterBackend:
         """End one choice early."""
         if self._node is not None and self._node.ingress is not None:
             self._node.ingress.abort(request_id)
+
+    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
+        """Nothing: what peers make comes from the stream."""
 
     def _look(self) -> None:
         """See which decode workers there are, and what they take."""

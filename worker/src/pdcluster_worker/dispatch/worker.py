@@ -16,7 +16,7 @@ from pdcluster_worker.dispatch.estimation import Estimation
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.messages.block_hash import block_hashes
-from pdcluster_worker.messages.engine import BlockEvents, EngineReady, EngineStats
+from pdcluster_worker.messages.engine import BlockEvents, EngineReady, EngineStats, PrefillDone
 from pdcluster_worker.messages.peers import Load, Report
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
@@ -72,15 +72,19 @@ class Worker:
     estimation:    of waiting times, see `dispatch.estimation`.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
+    num_relayed:   requests whose bytes a router relays.
     has_ended:     nothing is taken any more, because the process is about to end.
     on_request:    called when a request begins.
     on_engines:    called when an engine begins to serve or stops.
     share:         where long prompts of this decode worker were prefilled.
     occupancy:     how busy it is, as its load says.
     pair_rates:    how fast KV moves to this decode worker.
+    prefill_rates: how fast each prefill worker computes, in tokens.
     gpu:           accelerator of its pool.
     promised_tokens: of a prefill worker: granted, or in hand.
     sent_bytes_per_second: of the last KV transfer from here; 0 = there was none.
+    transport: that moved the last KV to or from here; transport_note: why not the one that
+               engine.transport asks for, empty = it did.  Before any, the one that it has.
     """
 
     role: Role
@@ -91,15 +95,19 @@ class Worker:
     state: WorkerState = "starting"
     blocks: PrefixIndex = field(default_factory=PrefixIndex)
     active: int = 0
+    num_relayed: Callable[[], int] = lambda: 0
     has_ended: bool = False
     on_request: Callable[[], None] = lambda: None
     on_engines: Callable[[], None] = lambda: None
     share: PrefillShare = field(default_factory=PrefillShare)
     occupancy: Callable[[], Occupancy] = lambda: Occupancy()
     pair_rates: PairRates = field(default_factory=PairRates)
+    prefill_rates: PairRates = field(default_factory=PairRates)
     gpu: str = NO_ACCELERATOR
     promised_tokens: Callable[[], int] = lambda: 0
     sent_bytes_per_second: float = 0.0
+    transport: str = ""
+    transport_note: str = ""
     engineless: Engineless | None = None
     absence: Callable[[], str] = lambda: "none is registered"
     journeys: Journeys = field(default_factory=Journeys)
@@ -124,7 +132,7 @@ class Worker:
         self._export_queues()
         self._export_engines()
         if self._facts is not None:
-            self.metrics.kv_transport_info.labels(self._facts.transport).set(1)
+            self.note_transport(self._facts.transport)
 
     @property
     def engine_ready(self) -> EngineReady:
@@ -163,14 +171,23 @@ class Worker:
         self.share.add(asyncio.get_running_loop().time(), is_remote=is_remote)
         self.metrics.long_prompts.labels("remote" if is_remote else "local").inc()
 
-    def note_transfer(self, num_bytes: int, seconds: float) -> None:
-        """A KV transfer from here is acknowledged.  seconds: with a write under way; 0 = too short
-        to measure.
-        """
-        if seconds > 0:
-            self.sent_bytes_per_second = num_bytes / seconds
+    def note_transfer(self, done: PrefillDone) -> None:
+        """A KV transfer from here is acknowledged."""
+        self.note_transport(done.transport, done.transport_note)
+        if done.transport_note:
+            self.metrics.kv_transport_fallbacks.inc()
+        if done.busy_seconds > 0:
+            self.sent_bytes_per_second = done.num_bytes / done.busy_seconds
             gauge = self.metrics.kv_transfer_bytes_per_second
-            gauge.labels(self.engine_ready.transport).set(self.sent_bytes_per_second)
+            gauge.labels(self.transport).set(self.sent_bytes_per_second)
+
+    def note_transport(self, transport: str, note: str = "") -> None:
+        """KV has gone to or from here by this transport.  note: see `PrefillDone`."""
+        self.transport_note = note
+        if transport and transport != self.transport:
+            self.transport = transport
+            self.metrics.kv_transport_info.clear()
+            self.metrics.kv_transport_info.labels(transport).set(1)
 
     def transfer_seconds(self, key: str, num_tokens: int) -> float:
         """Expected seconds of moving their KV from that prefill worker to here; 0 =
@@ -240,7 +257,8 @@ class Worker:
         transfers = sum(
             client.stats.num_transfers for client in clients if client.stats is not None
         )
-        return self.active + transfers + sum(not client.is_reported for client in clients)
+        running = self.active + self.num_relayed() + transfers
+        return running + sum(not client.is_reported for client in clients)
 
     async def room(self, engine: Engine, request_id: str, needed_blocks: int) -> None:
         """Let a request of the credit queue wait until its engine reports that many free blocks.
@@ -338,6 +356,7 @@ class Worker:
 
     def _export_queues(self) -> None:
         metrics = self.metrics
+        metrics.block_size = lambda: self.block_size
         metrics.num_requests_waiting.set_function(lambda: self.load().num_waiting)
         metrics.prefill_queue_requests.set_function(lambda: self._prefill_queue()[0])
         metrics.prefill_queue_tokens.set_function(lambda: self._prefill_queue()[1])

@@ -11,7 +11,7 @@ from pdcluster_worker.engine.compiling import Compiling
 from pdcluster_worker.engine.ports import Fenced
 from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.messages.engine import ReceiveDone, ReceiveFailed
+from pdcluster_worker.messages.engine import Received, ReceiveDone, ReceiveFailed
 from pdcluster_worker.messages.requests import Token
 
 logger = logging.getLogger(__name__)
@@ -53,17 +53,21 @@ class Arrivals:
             self._receiver.give_up(request, self._clock())
             self._prefill_here(request, message.first)
 
-    def fenced(self, event: Fenced) -> None:
-        """Nothing is written any more: the request decodes on, or prefills here."""
+    def fenced(self, event: Fenced) -> Received | None:
+        """Nothing is written any more: the request decodes on, or prefills here.
+
+        Returns what is to be reported of it.
+        """
         arrival = self._receiver.fenced(event)
         if arrival is None:
-            return
+            return None
         if not arrival.usable:
             self._prefill_here(arrival.request, arrival.done.first)
-            return
+            return arrival.received
         arrival.request.tokens.append(arrival.done.first.token_id)
         arrival.request.status = Status.WAITING
         self._compiling.queue(arrival.request)
+        return arrival.received
 
     def _prefill_here(self, request: Request, first: Token | None) -> None:
         """Go on without the peer's KV.

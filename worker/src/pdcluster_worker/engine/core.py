@@ -142,6 +142,9 @@ class EngineCore:
                 self._receive(spec)
             case messages.ReceiveDone():
                 self._arrivals.done(message)
+            case messages.Fetch(request_id=request_id):
+                reason = "this engine's KV is written by its peers, and it fetches none"
+                self._outbox.append(messages.FetchFailed(request_id, reason))
             case messages.ReceiveFailed():
                 self._arrivals.failed(message)
             case messages.Prefill(spec=spec, target=target):
@@ -265,7 +268,8 @@ class EngineCore:
                     self._outbox.append(messages.PrefillFailed(request.request_id, event.reason))
                     self._end(request)
             case Fenced():
-                self._arrivals.fenced(event)
+                if (received := self._arrivals.fenced(event)) is not None:
+                    self._outbox.append(received)
 
     # --- a step -------------------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ class LiveRequests:
         reason = refusal(request, self._settings, num_more)
         if reason is None and target is not None and target.epoch in self._sender:
             reason = "target.epoch is in use by another request: every transfer needs a fresh one"
+        if reason is None and target is not None and not target.block_ids:
+            reason = "target names no blocks: this engine writes KV, and keeps none to be fetched"
         if reason is not None:
             return RequestFailed(request.request_id, reason, is_refusal=True)
         self._requests[request.request_id] = request

@@ -8,7 +8,7 @@ a peer; what happens later comes back through `Transport.poll`.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -222,6 +222,13 @@ class KVMemory(Protocol):
         ...
 
 
+class Route(NamedTuple):
+    """The way that blocks went.  note: why not that which was asked for; empty = it was."""
+
+    transport: str
+    note: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class BlocksSent:
     """The peer acknowledged these source blocks of this epoch: they are no longer read.
@@ -233,6 +240,7 @@ class BlocksSent:
     block_ids: tuple[int, ...]
     num_bytes: int
     at: float = field(compare=False)
+    route: Route = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +282,11 @@ class Transport(Protocol):
                     epoch.
     """
 
-    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
-        """Accept writes of this epoch into exactly these blocks, each once."""
+    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
+        """Accept writes of this epoch into exactly these blocks, each once.
+
+        verify: its `Fenced` has a checksum, also where those of others have none.
+        """
         ...
 
     def fence(self, epoch: bytes) -> None:
@@ -292,12 +303,15 @@ class Transport(Protocol):
         engine_id: str,
         addresses: Sequence[str],
         pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
     ) -> None:
         """Queue writes of (source block here, target block there); writes of an epoch keep their
         order.
 
         addresses: of the peer's KV ports, each of which takes an even share of the heads, in their
                    order.
+        verify:    the epoch has a `checksum`, also where others have none; for all its writes.
         The caller keeps every source block alive until `BlocksSent` or `SendEnded` names it.
         """
         ...

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.ports import Fenced, Transport
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.messages.engine import ReceiveDone, ReceiveReady, ReceiveRefused
+from pdcluster_worker.messages.engine import (
+    Received,
+    ReceiveDone,
+    ReceiveReady,
+    ReceiveRefused,
+)
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import EPOCH_BYTES
 
@@ -42,13 +47,17 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A fenced transfer of a live request.  done: as the peer said; usable: every target arrived
-    whole and unchanged.
+    """A fenced transfer of a live request.
+
+    done:     as the peer said.
+    usable:   every target arrived whole and unchanged.
+    received: to be reported, of a request with `verify_transfer`; else None.
     """
 
     request: Request
     done: ReceiveDone
     usable: bool
+    received: Received | None = None
 
 
 def random_epoch() -> bytes:
@@ -112,7 +121,7 @@ class Receiver:
         self._pool.start_receiving(targets)
         transfer = Transfer(request, self._new_epoch(), targets)
         self._by_epoch[transfer.epoch] = self._by_request[request.request_id] = transfer
-        self._transport.open(transfer.epoch, targets)
+        self._transport.open(transfer.epoch, targets, verify=request.verify_transfer)
         logger.info(
             "receiving request=%s blocks=%d cached_tokens=%d",
             request.request_id,
@@ -169,14 +178,22 @@ class Receiver:
         assert transfer.done is not None, "a live transfer is fenced only after ReceiveDone"
         del self._by_request[transfer.request.request_id]
         self._pool.finish_receiving(transfer.targets)
-        usable = self._arrived_whole(transfer, transfer.done, event)
+        request, usable = transfer.request, self._arrived_whole(transfer, transfer.done, event)
+        num_new = request.num_tokens - request.num_computed_tokens
         if usable:
-            self._tables.advance(
-                transfer.request, transfer.request.num_tokens - transfer.request.num_computed_tokens
-            )
+            self._tables.advance(request, num_new)
         else:
-            self._tables.release(transfer.request)
-        return Arrival(transfer.request, transfer.done, usable)
+            self._tables.release(request)
+        if not request.verify_transfer:
+            return Arrival(request, transfer.done, usable)
+        received = Received(
+            request.request_id,
+            num_new if usable else 0,
+            len(event.received),
+            event.num_bytes,
+            _is_intact(transfer.done, event),
+        )
+        return Arrival(request, transfer.done, usable, received)
 
     def num_overdue(self, now: float) -> int:
         """Fences older than `fence_timeout_seconds`; their blocks stay as they are."""
@@ -213,3 +230,9 @@ class Receiver:
                 intact,
             )
         return not missing and intact
+
+
+def _is_intact(done: ReceiveDone, event: Fenced) -> bool | None:
+    if done.checksum is None or event.checksum is None:
+        return None
+    return done.checksum == event.checksum

@@ -47,7 +47,7 @@ class Request:
     block_hashes:         chained hashes of the full blocks of `tokens`, grown as they fill.
     due_seconds:          of the engine's clock: when it is to be complete; UNDATED_SECONDS after
                           its arrival without a deadline.
-    cache_salt:           where that chain starts, see `RequestSpec`.
+    cache_salt, verify_transfer, tenant: see `RequestSpec`; that chain starts at the salt.
     """
 
     request_id: str
@@ -71,6 +71,8 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     cache_salt: bytes = b""
+    tenant: str = ""
+    verify_transfer: bool = False
 
     @classmethod
     def from_spec(cls, spec: RequestSpec, now: float, target: Target | None = None) -> "Request":
@@ -86,6 +88,8 @@ class Request:
             + (UNDATED_SECONDS if spec.deadline_seconds is None else spec.deadline_seconds),
             target=target,
             cache_salt=spec.cache_salt,
+            tenant=spec.tenant,
+            verify_transfer=spec.verify_transfer,
         )
 
     def extend_hashes(self, block_size: int) -> None:

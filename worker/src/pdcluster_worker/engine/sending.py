@@ -127,7 +127,9 @@ class Sender:
         self._forget(send)
         seconds = event.at - send.first_seconds
         return PrefillDone(
-            send.request.request_id, send.num_bytes, seconds, checksum, send.busy_seconds
+            *(send.request.request_id, send.num_bytes, seconds, checksum, send.busy_seconds),
+            transport=event.route.transport,
+            transport_note=event.route.note,
         )
 
     def ended(self, event: SendEnded) -> Request | None:
@@ -160,7 +162,13 @@ class Sender:
         if send.busy_since is None:
             send.busy_since = now
         target, pairs = send.target, list(zip(sources, targets, strict=True))
-        self._transport.write(target.epoch, target.engine_id, target.addresses, pairs)
+        self._transport.write(
+            target.epoch,
+            target.engine_id,
+            target.addresses,
+            pairs,
+            verify=send.request.verify_transfer,
+        )
 
     def _forget(self, send: Send) -> None:
         del self._by_epoch[send.target.epoch]

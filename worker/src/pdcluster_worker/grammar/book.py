@@ -4,7 +4,8 @@ follow them.
 `open` never waits: what is not compiled yet is begun, and `on_change` is called
 when it is done.  A constraint that cannot be compiled is remembered too, so that
 sending it again costs nothing; one at which a process failed is tried again later.
-A compile without a waiting request is not begun.  Every method is called from the engine's thread.
+A compile without a waiting request is not begun, and each API key has its turn (`line`).
+Every method is called from the engine's thread.
 """
 
 import logging
@@ -22,6 +23,7 @@ from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.grammar.child import CompileError, CompileProcess
 from pdcluster_worker.grammar.follower import Follower
+from pdcluster_worker.grammar.line import CompileLine, Key
 from pdcluster_worker.grammar.native import library
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM, Constraint
 
@@ -30,8 +32,10 @@ logger = logging.getLogger(__name__)
 COMPILE_SECONDS = 20.0
 """Most seconds for one constraint; a schema of 500 properties takes about one."""
 
-NUM_PROCESSES = 2
-"""So that one constraint that takes all its time does not hold up all others."""
+NUM_PROCESSES = 3
+"""Two for one API key, so that one constraint that takes all its time does not hold up all others,
+and one for the other keys; each is started when it is needed.
+"""
 
 RETRY_SECONDS = 30.0
 """Time for which a constraint is not tried again after a compile process died or took too long at
@@ -43,8 +47,6 @@ MOST_BYTES = 256 << 20
 
 MOST_ENTRIES = 1024
 """Constraints that are remembered."""
-
-Key = tuple[str, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,9 @@ class GrammarBook:
         self._processes: list[CompileProcess] = []
         self._vocabulary: Any = None
         self._lock = threading.Lock()  # of the vocabulary
+        self._line = CompileLine(NUM_PROCESSES)
+        self._pending: dict[Key, Future[Grammar]] = {}  # of those in the line
+        self._lines = threading.Lock()  # of both
         self._entries: OrderedDict[Key, Future[Grammar]] = OrderedDict()
         self._waiting: dict[str, Key] = {}  # by request
         self._followers: dict[str, Follower] = {}
@@ -85,7 +90,7 @@ class GrammarBook:
         self._counts.requests[constraint.kind] += 1
         self._counts.hits += _key(constraint) in self._entries
         self._waiting[request.request_id] = _key(constraint)
-        self._entry(constraint)
+        self._entry(constraint, request.tenant)
 
     def open(self, request: Request) -> bool | RequestError:
         """See `engine.ports.Grammars`."""
@@ -102,7 +107,7 @@ class GrammarBook:
                 "cannot be served: this model has no token that ends an answer",
                 param=CONSTRAINT_PARAM,
             )
-        entry = self._entry(constraint)
+        entry = self._entry(constraint, request.tenant)
         if not entry.done():
             return False
         self._waiting.pop(request.request_id, None)
@@ -130,6 +135,9 @@ class GrammarBook:
             and entry.cancel()
         ):
             del self._entries[key]
+            with self._lines:
+                self._line.discard(key)
+                self._pending.pop(key, None)
 
     def take_counts(self) -> GrammarCounts:
         """Counts since the last call."""
@@ -146,17 +154,46 @@ class GrammarBook:
         for process in self._processes:
             process.close()
 
-    def _entry(self, constraint: Constraint) -> Future[Grammar]:
+    def _entry(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
         key = _key(constraint)
         entry = self._entries.get(key)
         if entry is None or _may_be_tried_again(entry):
             self._make_room()
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(NUM_PROCESSES, "grammar")
-            entry = self._entries[key] = self._pool.submit(self._compile, constraint)
+            entry = self._entries[key] = Future()
             entry.add_done_callback(lambda _: self.on_change())
+            self._enqueue(tenant, key, entry)
+        elif key in self._pending:
+            self._enqueue(tenant, key, entry)  # at this tenant's turn, if that comes first
         self._entries.move_to_end(key)
         return entry
+
+    def _enqueue(self, tenant: str, key: Key, entry: Future[Grammar]) -> None:
+        with self._lines:
+            if not self._line.add(tenant, key):
+                return
+            self._pending[key] = entry
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(NUM_PROCESSES, "grammar")
+        self._pool.submit(self._compile_in_turn)
+
+    def _compile_in_turn(self) -> None:
+        """In a thread of the pool: compile until no constraint may be begun."""
+        while (turn := self._take()) is not None:
+            tenant, key, entry = turn
+            started = time.monotonic()
+            try:
+                if entry.set_running_or_notify_cancel():
+                    entry.set_result(self._compile(Constraint(*key)))
+            except BaseException as e:
+                entry.set_exception(e)
+            finally:
+                with self._lines:
+                    self._line.done(tenant, time.monotonic() - started)
+
+    def _take(self) -> tuple[str, Key, Future[Grammar]] | None:
+        with self._lines:
+            turn = self._line.take()
+            return None if turn is None else (*turn, self._pending.pop(turn[1]))
 
     def _make_room(self) -> None:
         """Forget what was longest not asked for; followers keep what they need."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pdcluster_worker.grammar.native import complaint
+from pdcluster_worker.grammar.patterns import with_plain_characters
 from pdcluster_worker.grammar.schema import Prepared, SchemaError, pointer, prepare
 from pdcluster_worker.grammar.tags import prepared_tag
 from pdcluster_worker.messages.constraint import Constraint
@@ -20,6 +21,9 @@ with blanks.
 """
 
 _LARK = re.compile(r"^\s*\??start\s*:(?!:=)", re.MULTILINE)
+_LENGTH = re.compile(r'"(min|max)Length"')
+"""In a schema that is ready for xgrammar only lengths are left that it counts itself."""
+
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -70,7 +74,12 @@ class Forms:
         return compiled
 
     def _json(self, schema: str) -> Any:
-        return self._compiler.compile_json_schema(schema, *_JSON)
+        if not _LENGTH.search(schema):
+            return self._compiler.compile_json_schema(schema, *_JSON)
+        return self._plain(self._native.Grammar.from_json_schema(schema, *_JSON[:-1], False, False))
+
+    def _plain(self, grammar: Any) -> Any:
+        return self._rules(with_plain_characters(grammar.to_string()))
 
     def _ebnf(self, alternatives: str) -> Any:
         return self._rules(f"root ::= {alternatives}")
@@ -90,7 +99,10 @@ class Forms:
 
     def _tag(self, text: str) -> Any:
         try:
-            return self._compiler.compile_structural_tag(prepared_tag(text, MOST_WHITE_SPACE))
+            prepared = prepared_tag(text, MOST_WHITE_SPACE)
+            if not _LENGTH.search(prepared):
+                return self._compiler.compile_structural_tag(prepared)
+            return self._plain(self._native.Grammar.from_structural_tag(prepared))
         except SchemaError as e:
             raise FormError(f"in a schema of the structural tag: {e}") from e
 

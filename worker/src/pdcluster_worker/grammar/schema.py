@@ -3,9 +3,10 @@ refused.
 
 Every fault is said with its place, a JSON pointer into the schema as it was sent.
 An answer under the result is valid under the schema but for what was left out.
-The differences that matter: an object with `properties` has no others where the
-schema does not say so, lists of `items` become `prefixItems`, and every reference
-goes to a definition under a plain name.
+The differences that matter: what stands beside a reference or an `anyOf`, `oneOf` or
+`allOf` is joined with it (`combining`), an object with `properties` has no others where
+the schema does not say so (`finishing`), lists of `items` become `prefixItems`, and every
+reference goes to a definition under a plain name.
 """
 
 from collections.abc import Iterator
@@ -13,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from pdcluster_worker.grammar.patterns import MOST_REPEATED, as_written, of_length
-
-Pointer = tuple[str | int, ...]
-Node = dict[str, Any]
+from pdcluster_worker.grammar.combining import Combining
+from pdcluster_worker.grammar.finishing import finished
+from pdcluster_worker.grammar.intersection import Node, Pointer
 
 MOST_COUNTED = 10_000
 """Characters, items and properties: a larger upper bound is as good as none, a larger lower one is
@@ -85,13 +85,15 @@ class Prepared:
     schema: Any
     definitions: Node
     nodes: list[tuple[Pointer, Node]] = field(default_factory=list)
+    is_json: bool = True
 
     def whole(self, part: Any) -> Any:
         """A part of it that can stand alone."""
+        made = finished(part, is_json=self.is_json)
         return (
-            {**part, "$defs": self.definitions}
-            if isinstance(part, dict) and self.definitions
-            else part
+            {**made, "$defs": self.definitions}
+            if isinstance(made, dict) and self.definitions
+            else made
         )
 
 
@@ -99,16 +101,36 @@ def prepare(schema: Any, *, strict: bool, is_json: bool = True) -> Prepared:
     """strict: refuse what cannot be enforced, instead of leaving it out.  is_json: of JSON, not
     another style.  Raises SchemaError.
     """
-    return _Preparing(schema, strict=strict, is_json=is_json).run()
+    read = _Reading(schema, strict=strict).run()
+
+    def leave_out(place: Pointer, combinator: str, why: str) -> None:
+        if strict:
+            raise SchemaError(
+                (*place, combinator) if combinator in _at(schema, place) else place,
+                f"cannot be enforced with all that must hold beside it, as {why}: write them as "
+                "one schema, or set strict to false to go without it",
+            )
+
+    places = {id(node): place for place, node in read.nodes}
+    combining = Combining(read.schema, read.definitions, places, leave_out)
+    combined = combining.run()
+    definitions = {
+        name: finished(part, is_json=is_json) for name, part in combining.definitions.items()
+    }
+    prepared = Prepared(None, definitions, read.nodes, is_json)
+    prepared.schema = prepared.whole(combined)
+    return prepared
 
 
-class _Preparing:
-    """One schema under way.  names: of definitions, by the place of what they are."""
+class _Reading:
+    """Checks one schema, and keeps what can be enforced.
 
-    def __init__(self, root: Any, *, strict: bool, is_json: bool) -> None:
+    names: of definitions, by the place of what they are.
+    """
+
+    def __init__(self, root: Any, *, strict: bool) -> None:
         self._root = root
         self._strict = strict
-        self._is_json = is_json
         self._names: dict[Pointer, str] = {}
         self._due: list[Pointer] = []
         self._prepared = Prepared(None, {})
@@ -119,7 +141,6 @@ class _Preparing:
         while self._due:
             place = self._due.pop()
             prepared.definitions[self._names[place]] = self._part(_at(self._root, place), place)
-        prepared.schema = prepared.whole(prepared.schema)
         return prepared
 
     def _part(self, part: Any, place: Pointer) -> Any:
@@ -131,15 +152,11 @@ class _Preparing:
             raise SchemaError((), f"has more than {MOST_NODES} schemas in it: make it smaller")
         made: Node = {}
         self._prepared.nodes.append((place, made))
+        self._check_enforced(part, place)
         if "$ref" in part:
-            self._check_enforced(part, place)
             made["$ref"] = self._reference(part["$ref"], place)
-            return made
         made.update(self._values(part, place))
         made.update(self._inner(part, place))
-        self._check_enforced(part, place)
-        if _is_closed(part, place):
-            made["additionalProperties"] = False
         return made
 
     def _inner(self, part: Node, place: Pointer) -> Node:
@@ -147,9 +164,8 @@ class _Preparing:
         made: Node = {}
         for name in _MAPS:
             if name in part:
-                written = as_written if self._is_json and name == "patternProperties" else str
                 made[name] = {
-                    written(key): self._part(value, (*place, name, key))
+                    key: self._part(value, (*place, name, key))
                     for key, value in _items(part[name], (*place, name))
                 }
         for name in _LISTS:
@@ -187,8 +203,6 @@ class _Preparing:
             if bound > MOST_COUNTED:
                 found.pop(name)
         _check_values(found, place)
-        if self._is_json:
-            _bound_texts(found)
         return found
 
     def _check_enforced(self, part: Node, place: Pointer) -> None:
@@ -205,11 +219,6 @@ class _Preparing:
                 (*place, name),
                 f"cannot be enforced {where}: leave it out, or set strict to false to go "
                 "without it",
-            )
-        if len(part.get("allOf", ())) > 1:
-            raise SchemaError(
-                (*place, "allOf"),
-                "of several schemas cannot be enforced: write them as one, or set strict to false",
             )
 
     def _reference(self, reference: Any, place: Pointer) -> str:
@@ -255,6 +264,8 @@ def _of_no_effect(part: Node) -> Iterator[tuple[str, str]]:
     if "$ref" in part:
         yield from ((name, "beside $ref") for name in _RULES if name in part)
         return
+    if "pattern" in part and "format" in part:
+        yield "format", "beside pattern"
     for name in ("pattern", "format"):
         if name in part:
             yield from (
@@ -269,6 +280,7 @@ def _of_no_effect(part: Node) -> Iterator[tuple[str, str]]:
         isinstance(properties, dict)
         and isinstance(required, list)
         and any(name not in properties for name in required)
+        and ("patternProperties" in part or part.get("additionalProperties") is False)
     ):
         yield "required", "for a name that is not among the properties"
 
@@ -300,48 +312,6 @@ def _check_values(found: Node, place: Pointer) -> None:
     for name in ("pattern", "format"):
         if not isinstance(found.get(name, ""), str):
             raise SchemaError((*place, name), "must be text")
-
-
-def _bound_texts(found: Node) -> None:
-    """Keep strings to what JSON can hold as it is written; a length beside a pattern or a format
-    has no effect.
-    """
-    if "pattern" in found:
-        found["pattern"] = as_written(found["pattern"])
-    lengths = {name: found[name] for name in ("minLength", "maxLength") if name in found}
-    least, most = lengths.get("minLength", 0), lengths.get("maxLength")
-    if not lengths or "pattern" in found or "format" in found or not _are_bounds(least, most):
-        return
-    for name in lengths:
-        found.pop(name)
-    found["pattern"] = of_length(least, most)
-
-
-def _are_bounds(least: Any, most: Any) -> bool:
-    """Return whether xgrammar accepts them and a pattern can express them."""
-    is_right = isinstance(least, int) and (
-        most is None or (isinstance(most, int) and least <= most)
-    )
-    return is_right and max(least, most or 0) <= MOST_REPEATED
-
-
-_OPENERS = (
-    "additionalProperties",
-    "unevaluatedProperties",
-    "patternProperties",
-    "propertyNames",
-    "allOf",
-    "anyOf",
-    "oneOf",
-)
-
-
-def _is_closed(part: Node, place: Pointer) -> bool:
-    """Return whether an object's properties are all that it may have, though it does not say so."""
-    if "properties" not in part or any(name in part for name in _OPENERS) or "allOf" in place:
-        return False
-    required = part.get("required", [])
-    return not isinstance(required, list) or set(required) <= set(part["properties"])
 
 
 def _anchored(part: Any, name: str, place: Pointer = ()) -> Pointer | None:

@@ -28,12 +28,21 @@ def die_with_parent() -> None:
     """Ask the kernel to end this process when its parent ends, and leave signals of a terminal and
     of a container to the parent.
     """
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
-        sys.exit(1)
+    _end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def terminate_with_parent() -> None:
+    """Ask the kernel to send this process SIGTERM when its parent ends."""
+    _end_with_parent(signal.SIGTERM)
+
+
+def _end_with_parent(by: signal.Signals) -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:  # it ended before we asked
+        sys.exit(1)
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:

@@ -18,9 +18,14 @@ def extend_hashes(
     salt: chains of two salts never meet, so blocks are shared within one salt only; b"" = no salt.
     """
     for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
-        parent = hashes[-1] if hashes else _root(salt)
-        block = array("i", tokens[start : start + block_size]).tobytes()
-        hashes.append(hashlib.sha256(parent + block).digest())
+        parent = hashes[-1] if hashes else None
+        hashes.append(next_hash(parent, tokens[start : start + block_size], salt))
+
+
+def next_hash(parent: bytes | None, block: Sequence[int], salt: bytes = b"") -> bytes:
+    """Hash of a full block of tokens after `parent`; None = it is the first of its chain."""
+    before = _root(salt) if parent is None else parent
+    return hashlib.sha256(before + array("i", block).tobytes()).digest()
 
 
 def block_hashes(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> list[bytes]:

@@ -64,6 +64,18 @@ class ReceiveDone(msgspec.Struct, frozen=True, tag=True):
     checksum: int | None = None
 
 
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """The prefill worker keeps the KV: fetch it, and make the first token and all others here.
+
+    Answered by the first Token, or by `FetchFailed`.
+    handle: of its `PrefillDone`.
+    """
+
+    request_id: str
+    epoch: bytes
+    handle: bytes
+
+
 class ReceiveFailed(msgspec.Struct, frozen=True, tag=True):
     """The remote prefill will not end well: quarantine and fence the blocks, prefill here.
 
@@ -78,7 +90,8 @@ class ReceiveFailed(msgspec.Struct, frozen=True, tag=True):
 class Prefill(msgspec.Struct, frozen=True, tag=True):
     """Compute this prompt, sample one token, write the KV to `target`.
 
-    Answered by a Token, then PrefillDone or PrefillFailed.
+    Answered by a Token, then PrefillDone or PrefillFailed.  An engine that writes to no peer keeps
+    the KV for the target's to fetch: it makes no Token, and PrefillDone has a handle.
 
     A first token that ends the request is answered by the Token alone and writes nothing more.
     """
@@ -116,6 +129,7 @@ EngineInput = (
     | Submit
     | Receive
     | ReceiveDone
+    | Fetch
     | ReceiveFailed
     | Prefill
     | Abort
@@ -140,7 +154,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     vocab_size: int
     device: Device
-    transport: str  # that moves KV blocks, as `TcpTransport.kind`
+    transport: str  # tcp, nixl or ucx: that moves KV blocks between peers that have it
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
     scheduler: str = "continuous"
     scheduling_policy: str = "priority"
@@ -177,17 +191,46 @@ class ReceiveRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrefillDone(msgspec.Struct, frozen=True, tag=True):
-    """Every write of the request is acknowledged; the engine no longer reads its blocks."""
+    """Every write of the request is acknowledged; the engine no longer reads its blocks.
+
+    handle: what the target's engine fetches the KV by, which only engines of that kind read, and
+            nothing was written; empty = all was.
+    """
 
     request_id: str
     num_bytes: int
     seconds: float  # from the first write to the last acknowledgement
     checksum: int | None = None
     busy_seconds: float = 0.0  # part of `seconds` with a write under way; 0 = too short to measure
+    transport: str = ""  # that moved it; empty = that of `EngineReady`
+    handle: bytes = b""
+    transport_note: str = ""  # why not the one that was asked for; empty = it did
+
+
+class Received(msgspec.Struct, frozen=True, tag=True):
+    """Outcome of a transfer with `RequestSpec.verify_transfer`; the next token follows it.
+
+    num_tokens: prompt tokens whose KV the peer made and this engine uses; 0 = it computes all.
+    num_blocks, num_bytes: that arrived; 0 where the engine does not know.
+    is_intact: both checksums are equal; None = this engine or the peer's has none.
+    """
+
+    request_id: str
+    num_tokens: int
+    num_blocks: int = 0
+    num_bytes: int = 0
+    is_intact: bool | None = None
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
     """The write to the target failed; the prefill side has released its blocks."""
+
+    request_id: str
+    reason: str
+
+
+class FetchFailed(msgspec.Struct, frozen=True, tag=True):
+    """The KV that was to be fetched did not come; the request waits for `ReceiveFailed`."""
 
     request_id: str
     reason: str
@@ -291,7 +334,9 @@ EngineOutput = (
     | ReceiveReady
     | ReceiveRefused
     | PrefillDone
+    | Received
     | PrefillFailed
+    | FetchFailed
     | RequestFailed
     | Preempted
     | BlockEvents

@@ -62,6 +62,9 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
                                         policy.
     deadline_seconds: from now, until which it is to be complete; None = whenever.
     kv_holder: pod of the worker that it has just left, which still has its KV; empty = none.
+    prefiller: host:port of the prefill worker that an endpoint picker has chosen; empty = none.
+    verify_transfer: compare checksums of its KV, whatever engine.verifyTransfers says, and report
+                     what arrived (`engine.Received`).
     """
 
     request_id: str
@@ -74,6 +77,9 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     tpot_slo_seconds: float | None = None
     deadline_seconds: float | None = None
     kv_holder: str = ""
+    prefiller: str = ""
+    verify_transfer: bool = False
+    tenant: str = ""  # name of the API key that it came with; "" = none is asked for
 
 
 class Target(msgspec.Struct, frozen=True):

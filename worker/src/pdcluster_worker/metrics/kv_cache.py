@@ -1,5 +1,7 @@
 """KV blocks: their states, the prefix cache, and their moves between workers."""
 
+from collections.abc import Callable
+
 from pdcluster_worker.metrics.registering import Registering
 
 
@@ -8,6 +10,8 @@ class KVCacheMetrics(Registering):
 
     def __init__(self) -> None:
         super().__init__()
+        self.block_size: Callable[[], int] = lambda: 0
+        """Gives the tokens of one block; no metric of ours."""
         self.kv_cache_usage_ratio = self._gauge(
             "kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens"
         )
@@ -35,7 +39,28 @@ class KVCacheMetrics(Registering):
             "kv_transfer_bytes_per_second", "rate of the last KV transfer from here", "transport"
         )
         self.kv_transport_info = self._gauge(
-            "kv_transport_info", "always 1; its label names the transport of KV blocks", "transport"
+            "kv_transport_info",
+            "always 1; its label names the transport of the last KV, at first the one it has",
+            "transport",
+        )
+        self.kv_transport_fallbacks = self._counter(
+            "kv_transport_fallbacks",
+            "KV transfers from here that another transport moved than engine.transport asks for",
+        )
+        self.kv_verifications = self._counter(
+            "kv_verifications",
+            "verifications of a KV transfer to here, by outcome",
+            "outcome",
+            first=("verified", "failed", "postponed"),
+        )
+        self.kv_prefixes_given = self._counter(
+            "kv_prefixes_given",
+            "prefixes whose KV this decode worker offered to a prefill worker that lacked it",
+            "outcome",
+            first=("ok", "refused", "failed"),
+        )
+        self.kv_prefixes_taken = self._counter(
+            "kv_prefixes_taken", "prefixes whose KV this prefill worker took from a decode worker"
         )
         self.kv_handovers = self._counter(
             "kv_handovers",

@@ -13,6 +13,7 @@ from pdcluster_worker.metrics.kv_cache import KVCacheMetrics
 from pdcluster_worker.metrics.latency import LatencyMetrics
 from pdcluster_worker.metrics.processes import ProcessMetrics
 from pdcluster_worker.metrics.qos import QosMetrics
+from pdcluster_worker.metrics.relaying import RelayingMetrics
 from pdcluster_worker.metrics.requests import RequestMetrics
 from pdcluster_worker.metrics.scheduling import SchedulingMetrics
 from pdcluster_worker.metrics.speculation import SpeculationMetrics
@@ -32,5 +33,6 @@ class Metrics(
     KVCacheMetrics,
     DisaggregationMetrics,
     CreditMetrics,
+    RelayingMetrics,
 ):
     """One registry and everything in it."""

@@ -1,43 +1,17 @@
-"""Our decoder for llama-like models: nine operations a layer, on whatever device they run.
+"""Our decoder for llama-like models: embedding, layers and head, on whatever device they run.
 
 Its weights are read from transformers' module (`model.families`), and it is
 compared with that module before it serves (`model.proof`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pdcluster_worker.model.ops.operations import (
-    Activation,
-    HeadNorms,
-    Norm,
-    Operations,
-    Packed,
-    Rotation,
-)
+from pdcluster_worker.model.ops.operations import Layers, Norm, Operations, Packed, Rotation
 from pdcluster_worker.model.step_plan import StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Packed weights of one layer.
-
-    rotates: its queries and keys carry their position.  window: tokens that a row sees; None = all.
-    """
-
-    attention_norm: Norm
-    qkv: Packed
-    head_norms: HeadNorms | None
-    out: Packed
-    mlp_norm: Norm
-    gate_up: Packed
-    down: Packed
-    rotates: bool = True
-    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +19,8 @@ class DecoderWeights:
     """Everything a decoder computes with.
 
     embedding:       [vocab_size, W] of the model's dtype; its first row alone where another stage
-                     embeds.
+                     embeds, or where its rows are those of the packed head.
+    is_tied:         its rows are those of the packed head.
     embedding_scale: factor of its rows, of the model's dtype; None = 1.
     cosine, sine:    [max_model_len, R] float32, rounded to the model's dtype.
     layers:          of this stage.
@@ -57,11 +32,11 @@ class DecoderWeights:
     embedding_scale: Tensor | None
     cosine: Tensor
     sine: Tensor
-    layers: Sequence[Layer]
+    layers: Layers
     norm: Norm
     head: Packed | None
     vocab_size: int
-    activation: Activation
+    is_tied: bool = False
 
 
 class Stages(Protocol):
@@ -121,19 +96,12 @@ class Decoder:
         ops, weights = self.operations, self._weights
         rotation = Rotation(weights.cosine[plan.positions], weights.sine[plan.positions])
         hidden = self._first_rows(plan.token_ids)
-        x: Tensor | None = None
-        for index, layer in enumerate(weights.layers):
-            qkv = ops.linear(ops.add_rms_norm(x, hidden, layer.attention_norm), layer.qkv)
-            ops.rope_store(qkv, plan, index, rotation if layer.rotates else None, layer.head_norms)
-            x = ops.reduce(ops.linear(ops.attend(qkv, plan, index, layer.window), layer.out))
-            gate_up = ops.linear(ops.add_rms_norm(x, hidden, layer.mlp_norm), layer.gate_up)
-            x = ops.reduce(ops.linear(ops.gate_mul(gate_up, weights.activation), layer.down))
-        assert x is not None, "a stage has layers"
+        ops.run_layers(hidden, plan, weights.layers, rotation)
         if not self._stages.is_last:
-            self._stages.send(hidden.add_(x))
+            self._stages.send(hidden)
             return hidden[:0]
         # Only the rows that are sampled go on; indexing copies them.
-        last = ops.add_rms_norm(x[plan.sample_at], hidden[plan.sample_at], weights.norm)
+        last = ops.add_rms_norm(None, hidden[plan.sample_at], weights.norm)
         logits = ops.gather(ops.linear(last, weights.head))
         return (
             logits
@@ -159,14 +127,20 @@ class Decoder:
 
     def warm_up(self, num_rows: int) -> None:
         """See `Forward`: one layer's products stand for all."""
-        ops, layer = self.operations, self._weights.layers[0]
+        ops, layers = self.operations, self._weights.layers
+        layer = layers.each[0]
         hidden = self._weights.embedding[:1].repeat(num_rows, 1)
         qkv = ops.linear(hidden, layer.qkv)
         ops.linear(qkv[:, : self._query_width].contiguous(), layer.out)
         gate_up = ops.linear(hidden, layer.gate_up)
-        ops.linear(ops.gate_mul(gate_up, self._weights.activation), layer.down)
+        ops.linear(ops.gate_mul(gate_up, layers.activation), layer.down)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        rows = torch.index_select(self._weights.embedding, 0, token_ids)
-        scale = self._weights.embedding_scale
+        weights = self._weights
+        rows = (
+            self.operations.rows_of(weights.head, token_ids)
+            if weights.is_tied
+            else torch.index_select(weights.embedding, 0, token_ids)
+        )
+        scale = weights.embedding_scale
         return rows if scale is None else rows * scale

@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdcluster_worker.model.decoder import DecoderWeights, Layer
+from pdcluster_worker.model.decoder import DecoderWeights
 from pdcluster_worker.model.loading.family import FAMILIES, Family
-from pdcluster_worker.model.ops.operations import Activation, HeadNorms, Norm, Operations, Packed
+from pdcluster_worker.model.ops.operations import (
+    Activation,
+    HeadNorms,
+    Layer,
+    Layers,
+    Norm,
+    Operations,
+    Packed,
+)
 from pdcluster_worker.model.parallel.place import ONE_RANK, Place
 from pdcluster_worker.model.parallel.sharding import (
     Product,
@@ -54,23 +62,30 @@ def read_weights(
     cosine, sine = rotary_table(model, max_model_len)
     scale = getattr(model.embed_tokens, "scalar_embed_scale", None)
     embedding = model.embed_tokens.weight.detach()
+    # A rank has some columns of a head.
+    is_tied = place is ONE_RANK and module.lm_head.weight is model.embed_tokens.weight
     return DecoderWeights(
-        embedding=operations.place((embedding if place.is_first else embedding[:1]).clone()),
+        embedding=operations.place(
+            (embedding if place.is_first and not is_tied else embedding[:1]).clone()
+        ),
         embedding_scale=None
         if scale is None
         else operations.place(torch.tensor(scale).to(embedding.dtype)),
         cosine=operations.place(cosine),
         sine=operations.place(sine),
-        layers=[
-            _layer(model.layers[index], family, operations, place, windows[index])
-            for index in place.layers(len(model.layers))
-        ],
+        layers=Layers(
+            [
+                _layer(model.layers[index], family, operations, place, windows[index])
+                for index in place.layers(len(model.layers))
+            ],
+            activation,
+        ),
         norm=_norm(operations, model.norm, family),
         head=_pack(operations, split_vocabulary(module.lm_head, place), wide=True)
         if place.is_last
         else None,
         vocab_size=len(module.lm_head.weight),
-        activation=activation,
+        is_tied=is_tied,
     )
 
 

@@ -112,10 +112,10 @@ def _open(
     runner.grammars.folder = question.path
     del loaded  # and with it the weights that are packed now
     gc.collect()
-    give_back_freed_memory()
     start = time.monotonic()
     runner.warm_up()
     logger.info("warmed up seconds=%.1f", time.monotonic() - start)
+    give_back_freed_memory()
     return runner, cache, runner.info
 
 

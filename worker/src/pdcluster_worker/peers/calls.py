@@ -6,8 +6,7 @@ pair, is `client`'s business.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import grpc
@@ -35,43 +34,6 @@ def open_stub(channel: grpc.aio.Channel) -> "WorkerAsyncStub":
     """The calls of worker.proto on that channel."""
     stub: WorkerAsyncStub = WorkerStub(channel)  # the generated class is one at run time
     return stub
-
-
-class PeerChannel:
-    """A channel to one worker, and how many requests are under way on it.  credentials: what it
-    shows, for as long as it lives.
-    """
-
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:
-        self.credentials = credentials
-        self._channel = open_channel(address, credentials)
-        self.stub = open_stub(self._channel)
-        self._num_requests = 0
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
-
-    @contextmanager
-    def request(self) -> "Iterator[WorkerAsyncStub]":
-        """The stub for a request, which `idle` waits for."""
-        self._num_requests += 1
-        self._is_idle.clear()
-        try:
-            yield self.stub
-        finally:
-            self._num_requests -= 1
-            if not self._num_requests:
-                self._is_idle.set()
-
-    async def idle(self) -> None:
-        """Wait until the last request has ended: by itself, with the worker, or with the
-        connection, which the pings of `options` watch.
-        """
-        while self._num_requests:
-            await self._is_idle.wait()
-
-    async def close(self) -> None:
-        """End every call on it."""
-        await self._channel.close(None)
 
 
 async def unary(start: "Callable[[], grpc.aio.UnaryUnaryCall[Any, ReplyT]]") -> ReplyT:

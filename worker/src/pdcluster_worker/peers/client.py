@@ -9,8 +9,7 @@ business, which one serves a request `dispatch`'s.
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -18,11 +17,12 @@ from typing import Literal, TypeVar
 from pdcluster_worker.errors import PeerError, WorkerError
 from pdcluster_worker.journeys import trace_context
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.peers import Generated, Hello, Load, PrefillMode, PrefillPlace
+from pdcluster_worker.messages.peers import Hello, Load, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.calls import PeerChannel, Replies, unary
-from pdcluster_worker.peers.notes import notes_from_proto
+from pdcluster_worker.peers.calls import Replies, unary
+from pdcluster_worker.peers.channel import PeerChannel
+from pdcluster_worker.peers.generate_client import Answer
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.reconnect import FIRST_BACKOFF_SECONDS, Reconnect
 from pdcluster_worker.peers.records import WorkerRecord
@@ -43,8 +43,6 @@ Wants = asyncio.Queue[pb.CreditRequest | None]
 PeerState = Literal["connecting", "ready", "refused", "lost"]
 
 HANDSHAKE_SECONDS = 2.0
-
-_PLACES: dict[str, PrefillPlace] = {"local": "local", "remote": "remote"}
 
 
 @dataclass(frozen=True)
@@ -163,37 +161,12 @@ class Peer:
         """Give back a want or a grant; a no-op for one that has been used."""
         self._wants.put_nowait(pb.CreditRequest(release=request_id))
 
-    async def generate(
-        self, spec: RequestSpec, prefill: PrefillMode
-    ) -> AsyncGenerator[Generated, None]:
-        """Run a request there; closing the iterator cancels it.
+    def generate(self, spec: RequestSpec, prefill: PrefillMode) -> Answer:
+        """Run a request there; closing the answer cancels it.
 
-        Raises PeerError, or RequestError as raised there.
+        It raises PeerError, or RequestError as raised there.
         """
-        request = pb.GenerateRequest(
-            request=convert.request_to_proto(spec), engine_id=self.record.engine_id, prefill=prefill
-        )
-        finished, began_seconds = False, time.monotonic()
-        with self._line.request() as stub:
-            async with aclosing(
-                Replies(lambda: stub.Generate(request, metadata=trace_context.metadata()))
-            ) as answers:
-                async for reply in answers:
-                    token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
-                    finished = token.finish_reason is not None
-                    notes = (
-                        notes_from_proto(reply.notes, began_seconds, self.key)
-                        if reply.notes
-                        else ()
-                    )
-                    yield Generated(
-                        token,
-                        _PLACES.get(reply.prefill),
-                        degraded=convert.degraded_from_proto(reply.degraded),
-                        notes=notes,
-                    )
-        if not finished:
-            raise PeerError("the answer broke off")
+        return Answer(self._line.generating, (self.key, self.record.engine_id), spec, prefill)
 
     async def prefill(
         self, spec: RequestSpec, target: Target
@@ -226,6 +199,44 @@ class Peer:
                         yield token
         if not finished:
             raise PeerError("the prefill broke off")
+
+    async def give(
+        self,
+        spec: RequestSpec,
+        write: Callable[[Target], Awaitable[tuple[Token, PrefillDone]]],
+    ) -> bool:
+        """Have it take the KV of a prefix, which `write` writes to the blocks that it names.
+
+        False where it has no room.  Raises PeerError, or RequestError as raised there.
+        """
+        written: asyncio.Future[pb.GiveRequest] = asyncio.get_running_loop().create_future()
+
+        async def requests() -> AsyncGenerator[pb.GiveRequest, None]:
+            yield pb.GiveRequest(
+                engine_id=self.record.engine_id,
+                worker_id=self._here.hello.engine_id,
+                request=convert.request_to_proto(spec),
+            )
+            yield await written
+
+        try:
+            with self._line.request() as stub:
+                async with aclosing(Replies(lambda: stub.Give(requests()))) as replies:
+                    async for reply in replies:
+                        target = _parsed(
+                            lambda _, it: convert.target_from_proto(it), "", reply.target
+                        )
+                        first, done = await write(target)
+                        written.set_result(
+                            pb.GiveRequest(
+                                first_token=convert.token_to_proto(first),
+                                done=convert.done_to_proto(done),
+                            )
+                        )
+        finally:
+            was_written = written.done() and not written.cancelled()
+            written.cancel()  # gRPC waits for the requests of a call that has ended
+        return was_written
 
     # --- the pair ---------------------------------------------------------------------------------
 

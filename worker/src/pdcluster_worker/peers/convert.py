@@ -5,14 +5,12 @@ of ours would send raises ValueError naming the field, and the service answers
 INVALID_ARGUMENT.  Limits of the model (vocabulary, context) are the engine's.
 """
 
-import re
 from collections.abc import Iterable
 from math import isfinite
-from typing import get_args
+from typing import Literal, get_args
 
 from pdcluster_worker.config.engine import MAX_RANKS
 from pdcluster_worker.messages.constraint import (
-    MAX_CONSTRAINT_CHARACTERS,
     Constraint,
     ConstraintKind,
 )
@@ -21,7 +19,6 @@ from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Hello, Load
 from pdcluster_worker.messages.requests import (
     EPOCH_BYTES,
-    SALT_BYTES,
     FinishReason,
     PromptLogprob,
     RequestSpec,
@@ -29,22 +26,21 @@ from pdcluster_worker.messages.requests import (
     Target,
     Token,
 )
+from pdcluster_worker.peers.checks import (
+    SAMPLING_LISTS,
+    SAMPLING_REALS,
+    checked_request,
+    require,
+    require_natural,
+)
 from pdcluster_worker.proto import worker_pb2 as pb
+from pdcluster_worker.texts import cut
 
 _CONSTRAINT_KINDS: dict[str, ConstraintKind] = {kind: kind for kind in get_args(ConstraintKind)}
 _FINISH_REASONS: dict[str, FinishReason] = {reason: reason for reason in get_args(FinishReason)}
 
 # Fields of Sampling that the wire and we spell and type alike.
 _SAMPLING_INTEGERS = ("max_tokens", "seed", "top_k", "min_tokens")
-_SAMPLING_REALS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-_SAMPLING_LISTS = ("stop_token_ids", "eos_token_ids")
 _LOAD_FIELDS = (
     "num_running",
     "num_waiting",
@@ -59,8 +55,8 @@ _LOAD_FIELDS = (
     "busy_ratio",
     "memory_bandwidth_ratio",
 )
-_LOSS = re.compile("[!-+.-~-]{1,64}")  # no space and no comma, which part them
-_MAX_LOSSES = 8
+_MAX_TRANSPORT = 32
+_MAX_NOTE = 400
 _LOAD_REALS = ("longest_step_seconds", "busy_ratio", "memory_bandwidth_ratio")
 
 
@@ -107,9 +103,9 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
 
 def hello_from_proto(message: pb.Hello) -> Hello:
     """Facts of the other side.  Raises ValueError without an engine id."""
-    _require(bool(message.engine_id), "engine_id is empty")
+    require(bool(message.engine_id), "engine_id is empty")
     for name in ("tensor_parallel_size", "max_model_len", "vocab_size", "max_batched_tokens"):
-        _require(getattr(message, name) >= 0, f"{name} is negative")
+        require(getattr(message, name) >= 0, f"{name} is negative")
     geometry = geometry_from_proto(message.geometry)
     return Hello(
         *(message.engine_id, message.role, geometry, message.weights, message.revision),
@@ -125,7 +121,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
     """The whole sampling state."""
     others = ("logit_bias", "logprobs", "prompt_logprobs", "ignore_eos")
-    names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, *others)
+    names = (*_SAMPLING_INTEGERS, *SAMPLING_REALS, *SAMPLING_LISTS, *others)
     message = pb.Sampling(**{name: getattr(sampling, name) for name in names})
     if (constraint := sampling.constraint) is not None:
         message.constraint.CopyFrom(
@@ -135,30 +131,9 @@ def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
 
 
 def sampling_from_proto(message: pb.Sampling) -> Sampling:
-    """The whole sampling state.  Raises ValueError for what no ingress admits."""
-    for name in _SAMPLING_REALS:
-        _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
-    for name in (
-        "temperature",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "top_k",
-        "min_tokens",
-        "logprobs",
-        "prompt_logprobs",
-    ):
-        _require(getattr(message, name) >= 0, f"{name} is negative")
-    _require(message.max_tokens >= 1, "max_tokens is below 1")
-    _require(
-        all(isfinite(bias) for bias in message.logit_bias.values()),
-        "logit_bias is not a finite number",
-    )
-    _require_natural("logit_bias", message.logit_bias)
-    for name in _SAMPLING_LISTS:
-        _require_natural(name, getattr(message, name))
+    """The whole sampling state."""
     return Sampling(
-        **{name: getattr(message, name) for name in (*_SAMPLING_INTEGERS, *_SAMPLING_REALS)},
+        **{name: getattr(message, name) for name in (*_SAMPLING_INTEGERS, *SAMPLING_REALS)},
         stop_token_ids=list(message.stop_token_ids),
         eos_token_ids=list(message.eos_token_ids),
         logit_bias=dict(message.logit_bias),
@@ -175,11 +150,6 @@ def _constraint_from_proto(message: pb.Constraint) -> Constraint:
     kind = _CONSTRAINT_KINDS.get(message.kind)
     if kind is None:
         raise ValueError(f"constraint of kind {message.kind!r} is unknown")
-    num_characters = len(message.text)
-    _require(
-        num_characters <= MAX_CONSTRAINT_CHARACTERS,
-        f"constraint has {num_characters} characters, over {MAX_CONSTRAINT_CHARACTERS}",
-    )
     return Constraint(kind, message.text, message.strict)
 
 
@@ -196,43 +166,39 @@ def request_to_proto(spec: RequestSpec) -> pb.Request:
         tpot_slo_seconds=spec.tpot_slo_seconds,
         deadline_seconds=spec.deadline_seconds,
         kv_holder=spec.kv_holder,
+        verify_transfer=spec.verify_transfer,
+        tenant=spec.tenant,
+        prefiller=spec.prefiller,
     )
 
 
 def request_from_proto(message: pb.Request) -> RequestSpec:
-    """One request.  Raises ValueError for an empty id or prompt, negative token ids, impossible
-    sampling, a salt of another length and an objective that is no time."""
-    _require(bool(message.request_id), "request_id is empty")
-    _require(len(message.prompt) > 0, "prompt is empty")
-    _require_natural("prompt", message.prompt)
-    _require_natural("output", message.output)
-    num_salt = len(message.cache_salt)
-    _require(
-        num_salt in (0, SALT_BYTES), f"cache_salt has {num_salt} bytes, not {SALT_BYTES} or none"
-    )
-    return RequestSpec(
-        request_id=message.request_id,
-        prompt=list(message.prompt),
-        sampling=sampling_from_proto(message.sampling),
-        output=list(message.output),
-        priority=message.priority,
-        cache_salt=message.cache_salt,
-        ttft_slo_seconds=_time("ttft_slo_seconds", message.ttft_slo_seconds)
-        if message.HasField("ttft_slo_seconds")
-        else None,
-        tpot_slo_seconds=_time("tpot_slo_seconds", message.tpot_slo_seconds)
-        if message.HasField("tpot_slo_seconds")
-        else None,
-        deadline_seconds=_time("deadline_seconds", message.deadline_seconds)
-        if message.HasField("deadline_seconds")
-        else None,
-        kv_holder=message.kv_holder,
+    """One request.  Raises ValueError as `checked_request`."""
+    return checked_request(
+        RequestSpec(
+            request_id=message.request_id,
+            prompt=list(message.prompt),
+            sampling=sampling_from_proto(message.sampling),
+            output=list(message.output),
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            ttft_slo_seconds=_optional(message, "ttft_slo_seconds"),
+            tpot_slo_seconds=_optional(message, "tpot_slo_seconds"),
+            deadline_seconds=_optional(message, "deadline_seconds"),
+            kv_holder=message.kv_holder,
+            verify_transfer=message.verify_transfer,
+            tenant=message.tenant,
+            prefiller=message.prefiller,
+        )
     )
 
 
-def _time(name: str, seconds: float) -> float:
-    _require(isfinite(seconds) and seconds > 0, f"{name} is not a time")
-    return seconds
+def _optional(
+    message: pb.Request,
+    name: Literal["ttft_slo_seconds", "tpot_slo_seconds", "deadline_seconds"],
+) -> float | None:
+    value: float = getattr(message, name)
+    return value if message.HasField(name) else None
 
 
 def target_to_proto(target: Target) -> pb.Target:
@@ -247,24 +213,23 @@ def target_to_proto(target: Target) -> pb.Target:
 
 
 def target_from_proto(message: pb.Target) -> Target:
-    """Decode the target of KV writes.
+    """Decode the target of KV writes; one without blocks fetches the KV.
 
     Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids.
     """
-    _require(
+    require(
         len(message.epoch) == EPOCH_BYTES,
         f"epoch has {len(message.epoch)} bytes instead of {EPOCH_BYTES}",
     )
-    _require(bool(message.engine_id), "engine_id of the target is empty")
-    _require(
+    require(bool(message.engine_id), "engine_id of the target is empty")
+    require(
         0 < len(message.addresses) <= MAX_RANKS,
         f"the target has {len(message.addresses)} addresses, not 1 to {MAX_RANKS}",
     )
-    _require(all(message.addresses), "an address of the target is empty")
-    _require(message.cached_tokens >= 0, "cached_tokens is negative")
-    _require(len(message.block_ids) > 0, "block_ids is empty")
-    _require_natural("block_ids", message.block_ids)
-    _require(len(set(message.block_ids)) == len(message.block_ids), "block_ids names a block twice")
+    require(all(message.addresses), "an address of the target is empty")
+    require(message.cached_tokens >= 0, "cached_tokens is negative")
+    require_natural("block_ids", message.block_ids)
+    require(len(set(message.block_ids)) == len(message.block_ids), "block_ids names a block twice")
     return Target(
         message.epoch,
         message.engine_id,
@@ -307,8 +272,8 @@ def token_from_proto(request_id: str, message: pb.Token) -> Token:
 
     Raises ValueError for a negative id or an unknown finish reason.
     """
-    _require(message.token_id >= 0, "token_id is negative")
-    _require(
+    require(message.token_id >= 0, "token_id is negative")
+    require(
         message.finish_reason in ("", *_FINISH_REASONS),
         f"finish_reason {message.finish_reason!r} is unknown",
     )
@@ -329,11 +294,6 @@ def token_from_proto(request_id: str, message: pb.Token) -> Token:
     )
 
 
-def degraded_from_proto(said: Iterable[str]) -> tuple[str, ...]:
-    """Losses of a request, as far as a header can carry them."""
-    return tuple(what for what in said if _LOSS.fullmatch(what))[:_MAX_LOSSES]
-
-
 def done_to_proto(done: PrefillDone) -> pb.PrefillDone:
     """The end of a remote prefill; its request is known from the call."""
     return pb.PrefillDone(
@@ -341,17 +301,27 @@ def done_to_proto(done: PrefillDone) -> pb.PrefillDone:
         seconds=done.seconds,
         checksum=done.checksum,
         busy_seconds=done.busy_seconds,
+        transport=done.transport,
+        handle=done.handle,
+        transport_note=done.transport_note,
     )
 
 
 def done_from_proto(request_id: str, message: pb.PrefillDone) -> PrefillDone:
     """The end of that request's remote prefill.  Raises ValueError for negative sizes."""
-    _require(message.num_bytes >= 0, "num_bytes is negative")
+    require(message.num_bytes >= 0, "num_bytes is negative")
     for name in ("seconds", "busy_seconds"):
-        _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
+        require(isfinite(getattr(message, name)), f"{name} is not a finite number")
     checksum = message.checksum if message.HasField("checksum") else None
     return PrefillDone(
-        request_id, message.num_bytes, message.seconds, checksum, message.busy_seconds
+        request_id,
+        message.num_bytes,
+        message.seconds,
+        checksum,
+        message.busy_seconds,
+        message.transport[:_MAX_TRANSPORT],
+        message.handle,
+        cut(message.transport_note, _MAX_NOTE),
     )
 
 
@@ -363,16 +333,7 @@ def load_to_proto(load: Load) -> pb.Load:
 def load_from_proto(message: pb.Load) -> Load:
     """A peer's load.  Raises ValueError for a negative number and one without an end."""
     for name in _LOAD_REALS:
-        _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
+        require(isfinite(getattr(message, name)), f"{name} is not a finite number")
     for name in _LOAD_FIELDS:
-        _require(getattr(message, name) >= 0, f"{name} is negative")
+        require(getattr(message, name) >= 0, f"{name} is negative")
     return Load(state=message.state, **{name: getattr(message, name) for name in _LOAD_FIELDS})
-
-
-def _require(fact: bool, otherwise: str) -> None:
-    if not fact:
-        raise ValueError(otherwise)
-
-
-def _require_natural(name: str, values: Iterable[int]) -> None:
-    _require(min(values, default=0) >= 0, f"{name} holds a negative number")

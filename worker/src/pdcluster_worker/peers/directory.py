@@ -49,6 +49,10 @@ class Directory:
         """Prefill workers that take new work."""
         return self._ready("prefill")
 
+    def known_prefills(self) -> list[Peer]:
+        """Prefill workers of the revision, in whatever state."""
+        return [peer for peer in self._peers.values() if peer.record.role == "prefill"]
+
     def decodes(self) -> list[Peer]:
         """Decode and mixed workers that take new work, this one not among them."""
         return self._ready(*_DECODING)
@@ -62,9 +66,17 @@ class Directory:
             else None
         )
 
-    def num_ingresses(self) -> int:
+    def connected_decodes(self) -> list[Peer]:
+        """Decode and mixed workers that are connected, also those that drain."""
+        return [
+            peer
+            for peer in self._peers.values()
+            if peer.state == "ready" and peer.record.role in _DECODING
+        ]
+
+    def num_ingresses(self, *, relaying: bool = False) -> int:
         """Workers that clients' requests come to, this one included: routers where there are any,
-        else decode and mixed ones.
+        else decode and mixed ones; behind routers that relay, these for themselves.
 
         Those that drain are left out: they get no new connections.
         """
@@ -74,7 +86,8 @@ class Directory:
             if record.state == "ready" and pod != self._pod
         ]
         here = self._here.hello.role
-        roles = ("router",) if here == "router" or "router" in ready else _DECODING
+        are_behind = "router" in ready and not relaying
+        roles = ("router",) if here == "router" or are_behind else _DECODING
         return max(1, sum(role in roles for role in ready) + (here in roles))
 
     def refused(self, role: Role) -> dict[str, str]:

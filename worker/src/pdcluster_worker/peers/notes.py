@@ -1,10 +1,9 @@
-"""Notes of a request across gRPC; what a peer says of it is shown, never acted on."""
+"""Notes that a peer sends of a request; what it says is shown, never acted on."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import isfinite
 
 from pdcluster_worker.messages.peers import Fact, Note
-from pdcluster_worker.proto import worker_pb2 as pb
 
 MAX_NOTES = 64
 """Taken of one message: a request has about ten."""
@@ -16,62 +15,27 @@ MAX_CHARACTERS = 1000
 """Taken of a name or a text."""
 
 
-def notes_to_proto(notes: Iterable[Note]) -> list[pb.Note]:
-    """Notes whose seconds count from the arrival of the call."""
-    return [
-        pb.Note(
-            name=note.name,
-            seconds=note.seconds,
-            facts=[_to_proto(name, fact) for name, fact in note.facts.items()],
-        )
-        for note in notes
-    ]
+def taken(notes: Sequence[Note], began_seconds: float, worker: str) -> tuple[Note, ...]:
+    """The notes by our clock, bounded, without numbers that are not finite.
 
-
-def notes_from_proto(
-    messages: Iterable[pb.Note], began_seconds: float, worker: str
-) -> tuple[Note, ...]:
-    """The same by our clock, bounded, without numbers that are not finite.
-
-    began_seconds: of the call here, so no time is later than it was.
+    began_seconds: of the call here, from which their seconds count, so no time is later than it
+                   was.
     """
-    taken = [message for message in list(messages)[:MAX_NOTES] if isfinite(message.seconds)]
     return tuple(
         Note(
-            message.name[:MAX_CHARACTERS],
-            began_seconds + max(0.0, message.seconds),
+            note.name[:MAX_CHARACTERS],
+            began_seconds + max(0.0, note.seconds),
             {
-                said.name[:MAX_CHARACTERS]: fact
-                for said in message.facts[:MAX_FACTS]
-                if (fact := _from_proto(said)) is not None
+                name[:MAX_CHARACTERS]: _shown(fact)
+                for name, fact in list(note.facts.items())[:MAX_FACTS]
+                if not isinstance(fact, float) or isfinite(fact)
             },
             worker,
         )
-        for message in taken
+        for note in notes[:MAX_NOTES]
+        if isfinite(note.seconds)
     )
 
 
-def _to_proto(name: str, fact: Fact) -> pb.Fact:
-    match fact:
-        case bool():
-            return pb.Fact(name=name, truth=fact)
-        case int():
-            return pb.Fact(name=name, integer=fact)
-        case float():
-            return pb.Fact(name=name, real=fact)
-        case str():
-            return pb.Fact(name=name, text=fact)
-
-
-def _from_proto(message: pb.Fact) -> Fact | None:
-    match message.WhichOneof("fact"):
-        case "truth":
-            return message.truth
-        case "integer":
-            return message.integer
-        case "real":
-            return message.real if isfinite(message.real) else None
-        case "text":
-            return message.text[:MAX_CHARACTERS]
-        case _:
-            return None
+def _shown(fact: Fact) -> Fact:
+    return fact[:MAX_CHARACTERS] if isinstance(fact, str) else fact

@@ -35,12 +35,13 @@ class RefusedPeer(msgspec.Struct, frozen=True):
 class Disaggregation(msgspec.Struct, frozen=True):
     """State of prefill and decode together, as one worker sees it (`dispatch.disaggregation`).
 
-    transport:        that moves KV blocks.
+    transport:        that moved the last KV; before any, the one that it has.
     refused:          prefill workers that this decode worker may not use, the first few;
                       num_refused: all of them.
     long_prompts:     about how many prompts lately were worth a remote prefill.
     remote_ratio:     the share of them that a prefill worker computed; None = there was none.
     bytes_per_second: about what the last KV transfer from here reached; 0 = there was none.
+    transport_note:   why not the transport that engine.transport asks for; empty = it did.
     """
 
     transport: str
@@ -49,6 +50,7 @@ class Disaggregation(msgspec.Struct, frozen=True):
     long_prompts: int = 0
     remote_ratio: float | None = None
     bytes_per_second: int = 0
+    transport_note: str = ""
 
 
 class EngineRecord(msgspec.Struct, frozen=True):

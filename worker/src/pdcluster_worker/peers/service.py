@@ -7,18 +7,19 @@ granted a credit is the ledger's.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol, TypeVar, get_args
+from functools import partial
+from typing import Protocol, TypeVar
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys import trace_context
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.peers import Generated, Hello, PrefillMode, Report
+from pdcluster_worker.messages.peers import Hello, Report
 from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.credit_desk import Answers, CreditDesk
-from pdcluster_worker.peers.notes import notes_to_proto
+from pdcluster_worker.peers.generate_service import Generates, GenerateService, refusal_of_engine
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.status import Context, RefusalError, answering
 from pdcluster_worker.proto import worker_pb2 as pb
@@ -28,19 +29,9 @@ from pdcluster_worker.routing.credits import CreditLedger
 MessageT = TypeVar("MessageT")
 ValueT = TypeVar("ValueT")
 
-_MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}
 
-
-class WorkerHandler(Protocol):
-    """Calls that `dispatch` serves for peers.
-
-    Its iterators may raise RequestError, and are closed when their call ends.
-    """
-
-    @property
-    def engine_id(self) -> str:
-        """Identity of this start of the engine."""
-        ...
+class WorkerHandler(Generates, Protocol):
+    """Calls that `dispatch` serves for peers."""
 
     @property
     def ledger(self) -> CreditLedger:
@@ -56,16 +47,18 @@ class WorkerHandler(Protocol):
         """This side of a handshake."""
         ...
 
-    def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """Run a whole request here."""
-        ...
-
     def prefill(
         self, peer: str, spec: RequestSpec, target: Target
     ) -> AsyncGenerator[Token | PrefillDone, None]:
         """Prefill for the decode engine `peer`: the first token, then PrefillDone unless that token
         ended the request.
         """
+        ...
+
+    def take_prefix(
+        self, spec: RequestSpec, given: Callable[[], Awaitable[tuple[Token, PrefillDone]]]
+    ) -> AsyncGenerator[Target, None]:
+        """Blocks for the KV of a prefix, which is there once `given` has returned."""
         ...
 
     def watch(self) -> AsyncGenerator[Report, None]:
@@ -87,35 +80,21 @@ class WorkerService(WorkerServicer):
         self._handler = handler
         self._refusals = refusals
 
-    async def Handshake(self, request: pb.Hello, context: Context) -> pb.Hello:  # noqa: N802
+    async def Handshake(self, request: pb.Hello, context: Context) -> pb.Hello:
         """Note a mismatch, and answer with our facts in any case: the other side compares too."""
         mine = self._handler.hello()
         async with answering(context):
             self._refusals.check(mine, _parsed(convert.hello_from_proto, request))
         return convert.hello_to_proto(mine)
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Stream the tokens of a whole request."""
+    async def Generate(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[pb.Frame], context: Context
+    ) -> None:
+        """Run what one peer asks for, until its stream ends."""
         async with answering(context):
-            self._check_engine(request.engine_id)
-            trace_context.receive(context.invocation_metadata())
-            spec = _parsed(convert.request_from_proto, request.request)
-            mode = _MODES.get(request.prefill)
-            if mode is None:
-                raise RequestError(
-                    f"prefill is {request.prefill!r}: must be one of {', '.join(_MODES)}"
-                )
-            async with aclosing(self._handler.generate(spec, mode)) as tokens:
-                async for generated in tokens:
-                    token = convert.token_to_proto(generated.token)
-                    reply = pb.GenerateReply(
-                        token=token, prefill=generated.prefill or "", degraded=generated.degraded
-                    )
-                    if generated.notes:
-                        reply.notes.extend(notes_to_proto(generated.notes))
-                    await context.write(reply)
+            await GenerateService(self._handler, context).serve(request_iterator)
 
-    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:  # type: ignore[override]
         """Stream the first token and the end of a remote prefill."""
         async with answering(context):
             self._check_engine(request.engine_id)
@@ -151,7 +130,30 @@ class WorkerService(WorkerServicer):
                     self.desk.finish(peer, spec.request_id)
                     await context.write(pb.PrefillReply(first_token=convert.token_to_proto(reply)))
 
-    async def Credits(  # type: ignore[override]  # noqa: N802
+    async def Give(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[pb.GiveRequest], context: Context
+    ) -> None:
+        """Take the KV of a prefix from a decode worker."""
+        async with answering(context):
+            requests = aiter(request_iterator)
+            first = await anext(requests, pb.GiveRequest())
+            self._check_engine(first.engine_id)
+            self._check_pair(first.worker_id)
+            spec = _parsed(convert.request_from_proto, first.request)
+
+            async def given() -> tuple[Token, PrefillDone]:
+                second = await anext(requests, None)
+                if second is None:
+                    raise RequestError("the giver broke off")
+                token = partial(convert.token_from_proto, spec.request_id)
+                done = partial(convert.done_from_proto, spec.request_id)
+                return _parsed(token, second.first_token), _parsed(done, second.done)
+
+            async with aclosing(self._handler.take_prefix(spec, given)) as targets:
+                async for target in targets:
+                    await context.write(pb.GiveReply(target=convert.target_to_proto(target)))
+
+    async def Credits(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.CreditRequest], context: Context
     ) -> None:
         """Serve one decode worker's wants until its stream ends."""
@@ -174,7 +176,7 @@ class WorkerService(WorkerServicer):
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
 
-    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
         """Stream numbered reports until cancelled."""
         async with answering(context):
             self._check_engine(request.engine_id)
@@ -205,10 +207,7 @@ class WorkerService(WorkerServicer):
 
     def _check_engine(self, engine_id: str) -> None:
         if engine_id != self._handler.engine_id:
-            raise RefusalError(
-                f"the call is meant for engine {engine_id}, but this is engine "
-                f"{self._handler.engine_id}: look the worker up again"
-            )
+            raise RefusalError(refusal_of_engine(engine_id, self._handler.engine_id))
 
     def _check_pair(self, engine_id: str) -> None:
         reason = self._refusals.reason(engine_id)

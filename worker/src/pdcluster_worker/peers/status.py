@@ -17,6 +17,7 @@ import grpc
 import msgspec
 
 from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.generate import Failure
 from pdcluster_worker.texts import cut
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 _ERROR_KEY = "pdcluster-error-bin"
 # characters: gRPC allows 8 KiB of metadata in all, and may send one as 12 bytes
 _MAX_MESSAGE = 1000
+_INTERNAL = "internal error: see the log of this worker"
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,
@@ -71,7 +73,7 @@ async def answering(context: Context) -> AsyncIterator[None]:
         logger.info("call ended reason=%s", e)
     except Exception:
         logger.exception("call failed")
-        await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the log of this worker")
+        await context.abort(grpc.StatusCode.INTERNAL, _INTERNAL)
 
 
 def error_of(error: grpc.aio.AioRpcError) -> PeerError | RequestError:
@@ -82,6 +84,32 @@ def error_of(error: grpc.aio.AioRpcError) -> PeerError | RequestError:
         if key == _ERROR_KEY:
             return _request_error(message, value)
     return PeerError(f"{error.code().name}: {message}")
+
+
+def failure_of(error: Exception) -> Failure:
+    """The same for one request among others on a stream; a bug is logged."""
+    if isinstance(error, RequestError):
+        fields = (error.status, error.code, error.param, error.retry_after_seconds)
+        return Failure(cut(error.message, _MAX_MESSAGE), *fields)
+    if isinstance(error, RefusalError):
+        return Failure(f"FAILED_PRECONDITION: {error}")
+    if isinstance(error, PeerError):
+        return Failure(f"UNAVAILABLE: {cut(str(error), _MAX_MESSAGE)}")
+    logger.error("request of a peer failed", exc_info=error)
+    return Failure(f"INTERNAL: {_INTERNAL}")
+
+
+def error_of_failure(failure: Failure) -> PeerError | RequestError:
+    """The error of the worker that asked."""
+    if failure.status is None:
+        return PeerError(failure.message)
+    return RequestError(
+        failure.message,
+        status=failure.status,
+        code=failure.code,
+        param=failure.param,
+        retry_after_seconds=failure.retry_after_seconds,
+    )
 
 
 def cancelled_here() -> bool:

@@ -9,6 +9,8 @@ authority by accepting two for a while.
 """
 
 import asyncio
+import hashlib
+import hmac
 from typing import Any
 
 import grpc
@@ -50,6 +52,14 @@ class Credentials:
         return grpc.dynamic_ssl_server_credentials(
             _server(shown), newer, require_client_authentication=True
         )
+
+    def proof(self, purpose: str) -> str:
+        """Proof that a process has the cluster's private key: for a caller that is no worker and
+        has no connection of gRPC (docs/contracts.md).
+        """
+        key = self._files.current.key
+        assert key is not None  # TLSConfig demands it
+        return hmac.new(key, purpose.encode(), hashlib.sha256).hexdigest()
 
     def reload(self) -> bool:
         """Look once; True if other files are in force now, and `channel` is another object."""

@@ -50,6 +50,7 @@ from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_opening import open_runner
 from pdcluster_worker.processes.rank_board import RankBoard
+from pdcluster_worker.transfer.carriers import keep_ucx_within
 from pdcluster_worker.transfer.rank_line import Listen
 from pdcluster_worker.transfer.rank_port import RankPort
 from pdcluster_worker.transfer.tcp import TcpTransport
@@ -150,6 +151,7 @@ def run(config_path: Path, address: str, place: EnginePlace, asked: Asked | None
         dtype = _dtype(mailbox)
         if dtype is not None:
             config = _in_dtype(load_worker_config(config_path), dtype)
+            keep_ucx_within(config.listen.kv)
             _serve(share_of(config, place.rank), mailbox, place, asked)
     except DeviceError as e:
         mailbox.send([EngineFailed(str(e))])
@@ -182,6 +184,7 @@ def run_headless(config_path: Path, head: str | None) -> int:
             f"--headless needs --head HOST:PORT, the listen.head of a worker, not {head!r}"
         )
     config, identity = load_worker_config(config_path), Identity.from_env()
+    keep_ucx_within(config.listen.kv)
     hello = HeadHello(
         VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address
     )
@@ -244,7 +247,7 @@ def _serve(
     delayer = _delayer(config.engine.prefill_delayer, place)
     drafter = make_drafter(config.engine, drafting, info)
     core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)
-    ready = _ready(engine_id, transport.ports, runner, settings, device)
+    ready = _ready(engine_id, transport, runner, settings, device)
     mailbox.send([ready, *core.step()])
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
@@ -267,6 +270,7 @@ def _open_transport(
     """
     host, first = config.listen.host, config.listen.kv
     verify, lines = config.engine.verify_transfers, runner.kv_lines
+    kind = config.engine.transport
     bandwidth = config.engine.transfer_bandwidth
     if bandwidth:
         bandwidth = max(1, bandwidth // (1 + len(lines)))  # 0 would be no limit at all
@@ -277,11 +281,11 @@ def _open_transport(
             range(rank * size, (rank + 1) * size),
             size * memory.head_bytes,
             mailbox.wake,
-            Listen(engine_id, host, first + rank if first else 0, verify, bandwidth),
+            Listen(engine_id, host, first + rank if first else 0, verify, bandwidth, kind),
         )
         for rank, line in enumerate(lines, 1)
     ]
-    settings = TcpSettings(verify=verify, bandwidth=bandwidth, clock=time.monotonic)
+    settings = TcpSettings(verify=verify, bandwidth=bandwidth, transport=kind, clock=time.monotonic)
     return TcpTransport(memory, engine_id, (host, first), mailbox.wake, settings, others=others)
 
 
@@ -350,12 +354,16 @@ def _delayer(config: PrefillDelayerConfig | None, place: EnginePlace) -> Prefill
 
 
 def _ready(
-    engine_id: str, kv_ports: list[int], runner: Runner, settings: EngineSettings, device: Device
+    engine_id: str,
+    transport: TcpTransport,
+    runner: Runner,
+    settings: EngineSettings,
+    device: Device,
 ) -> EngineReady:
     info = runner.info
     return EngineReady(
         engine_id=engine_id,
-        kv_ports=kv_ports,
+        kv_ports=transport.ports,
         geometry=info.geometry,
         weights=info.weights,
         dtype=info.dtype,
@@ -366,7 +374,7 @@ def _ready(
             device, operations=runner.forward.operations.name, model_code=runner.forward.code
         ),
         length_note=info.length_note,
-        transport=TcpTransport.kind,
+        transport=transport.own.transport,
         longest_step_seconds=runner.longest_warm_up_seconds,
         scheduler=settings.scheduler.name,
         scheduling_policy=settings.scheduler.policy,

@@ -11,6 +11,7 @@ import json
 import uuid
 from pathlib import Path
 
+from pdcluster_worker.addresses import join_address, parse_address
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.dispatch.engines.engines import Engines
@@ -21,7 +22,9 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.journeys.tracing import close_tracing, start_tracing
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.processes.life import WatchedFiles, leave, open_files, settle_memory, signals
+from pdcluster_worker.relay.relay import Relay, RouterNow, WorkerNow
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
 from pdcluster_worker.server.http.limits import limits_of
@@ -55,15 +58,21 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         journeys=journeys,
         parsers=parsers,
     )
+    relay = Relay(RouterNow(policy, files.tenant_of, backend.draining), metrics)
     http = await serve(
-        app, config.listen.host, config.listen.http, lambda: limits_of(policy().http_limits)
+        app,
+        config.listen.host,
+        config.listen.http,
+        lambda: limits_of(policy().http_limits),
+        relay.front,
     )
     engineless = Engineless(uuid.uuid4().hex, config.engine.block_size)
     worker = Worker(
         config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys
     )
+    worker.num_relayed = lambda: relay.num_open
     node = JoinedWorker(config, identity, files.credentials, worker, http.untaken)
-    life = asyncio.create_task(_live(node, backend, http, files, stop))
+    life = asyncio.create_task(_live(node, backend, http, files, stop, relay=relay))
     hurried = asyncio.create_task(hurry.wait())
     try:
         await asyncio.wait({life, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -85,12 +94,15 @@ async def _live(
     http: HttpServer,
     files: WatchedFiles,
     stop: asyncio.Event,
+    *,
+    relay: Relay,
 ) -> None:
     """From joining to the end of the last request."""
-    watching = files.watch(node.set_policy)
+    watching = [*files.watch(node.set_policy), asyncio.create_task(relay.run(), name="relay")]
     try:
         await node.join(http.port)
         backend.serve(node)
+        _follow_workers(node, relay)
         settle_memory()
         await stop.wait()
         await leave(node, http)
@@ -98,7 +110,39 @@ async def _live(
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
+        relay.close()
         await node.close()
+
+
+def _follow_workers(node: JoinedWorker, relay: Relay) -> None:
+    """Tell the relay of each change of a decode worker, after the router itself."""
+    router_looks = node.on_peers
+
+    def on_peers() -> None:
+        router_looks()
+        relay.look()
+
+    node.on_peers = on_peers
+    relay.workers = lambda: [
+        now for peer in node.connected_decodes() if (now := _now(peer)) is not None
+    ]
+    relay.look()
+
+
+def _now(peer: Peer) -> WorkerNow | None:
+    """A worker as the relay sees it; None for one whose addresses are none.
+
+    Its host is the one that has shown the cluster's certificate; etcd is believed the port alone.
+    """
+    record = peer.record
+    try:
+        host, _ = parse_address(record.grpc_address)
+        _, port = parse_address(record.http_address)
+    except ValueError:
+        return None
+    key = f"{record.pod} {record.engine_id}"
+    address = join_address(host, port)
+    return WorkerNow(key, record.pod, address, peer.ready, peer.load.num_requests)
 
 
 def model_limits(folder: Path, max_model_len: int | None) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from pdcluster_worker.config.asked_device import asked_device
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
-from pdcluster_worker.dispatch.backend import WorkerBackend
+from pdcluster_worker.dispatch.backend import EngineFault, WorkerBackend
 from pdcluster_worker.dispatch.engines.child import END_SECONDS
 from pdcluster_worker.dispatch.engines.client import EngineDiedError
 from pdcluster_worker.dispatch.engines.engines import Engine
@@ -54,8 +54,10 @@ from pdcluster_worker.processes.life import (
 )
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.http.engine_route import add_engine_health
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
+from pdcluster_worker.server.http.verify_route import Verifying
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -157,14 +159,25 @@ class ServerProcess:
                 tenant_of=tenant_of,
                 journeys=self._journeys,
                 parsers=parsers,
+                verifying=self._verifying(backend),
             )
+        if self._config.engine.type != "pdcluster":
+            add_engine_health(app, EngineFault(backend, time.monotonic).reason)
         return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
+
+    def _verifying(self, backend: WorkerBackend) -> Verifying | None:
+        if self._config.role != "decode":
+            return None
+        credentials, pod = self._files.credentials, self._identity.pod
+        return Verifying(backend.verify, lambda asked: credentials.proof(f"verify {pod} {asked}"))
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
         """Dtype of the engine: the model's setting, or for `auto` the one that the revision has
         agreed on.
         """
         config, loading = self._config, backend.waits_for
+        if config.engine.type != "pdcluster":
+            return "float32"  # its own command says it, and none of its loading asks
         # Every GPU that CUDA still knows multiplies bfloat16 natively.
         native: DType = "bfloat16" if asked_device(config).kind == "cuda" else read_native_dtype()
         dtype = config.model.dtype
@@ -206,6 +219,8 @@ class ServerProcess:
             return
         backend.engines_are_ready()
         facts = engines.first.facts
+        if self._config.engine.type != "pdcluster":
+            self._metrics.engine_dtype_info.labels(facts.dtype, "true").set(1)
         self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
         self._metrics.engine_scheduler_info.labels(facts.scheduler, facts.scheduling_policy).set(1)
         gpu = Gpu().use if facts.device.kind == "cuda" else None

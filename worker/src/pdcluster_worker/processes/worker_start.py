@@ -6,6 +6,7 @@ settings is said as before, by either side; the engines' end comes with this one
 """
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import uvloop
@@ -15,7 +16,9 @@ from pdcluster_worker.config.asked_device import asked_device, check_gpu
 from pdcluster_worker.config.data_parallel import has_board, thread_share
 from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
 from pdcluster_worker.dispatch.engines.child import EngineChild
-from pdcluster_worker.dispatch.engines.group import EngineGroup
+from pdcluster_worker.dispatch.engines.group import Child, EngineGroup
+from pdcluster_worker.dispatch.engines.stock_child import StockChild
+from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.machine.waiting import wait_environment
 from pdcluster_worker.processes.rank_board import create_board
 
@@ -30,10 +33,21 @@ def run(config_path: Path, policy_path: Path | None) -> int:
         from pdcluster_worker.processes import router_process
 
         return uvloop.run(router_process.run(config, Identity.from_env(), policy_path))
-    # a worker that cannot compute has no say in the revision's dtype
-    check_gpu(asked_device(config))
+    if config.engine.type == "pdcluster":
+        _check_image()
+        # a worker that cannot compute has no say in the revision's dtype
+        check_gpu(asked_device(config))
     identity = Identity.from_env()
     return uvloop.run(_run(config_path, policy_path, config, identity))
+
+
+def _check_image() -> None:
+    """Refuse an engine of ours in an image that has none."""
+    if find_spec("torch") is None:
+        raise ConfigError(
+            "this image holds no engine: use the variant cpu or cuda of the worker's image, or set "
+            "engine.type: vllm"
+        )
 
 
 async def _run(
@@ -54,7 +68,9 @@ def _engines(config_path: Path, config: WorkerConfig, identity: Identity) -> Eng
     engine = config.engine
     board = create_board(engine.data_parallel_size) if has_board(engine) else None
 
-    def new_child(rank: int) -> EngineChild:
+    def new_child(rank: int) -> Child:
+        if engine.type == "vllm":
+            return StockChild(config)
         environment = wait_environment(thread_share(engine), os.environ, engine.data_parallel_size)
         return EngineChild(config_path, environment, rank, board)
 

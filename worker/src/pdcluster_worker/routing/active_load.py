@@ -7,6 +7,7 @@ runs there from here.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 
@@ -95,6 +96,10 @@ class ActiveLoad:
     def num_requests(self, worker: str) -> int:
         """Requests from here that run on a worker."""
         return self._sent[worker].all.num_requests if worker in self._sent else 0
+
+    def workers(self) -> Iterable[str]:
+        """Those on which requests from here run."""
+        return self._sent.keys()
 
     def potential(self, worker: str, report: object, reported: Charges) -> Charges:
         """A worker's load: as reported and what was sent since, or all that was sent from here if

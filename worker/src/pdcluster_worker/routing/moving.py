@@ -51,6 +51,25 @@ def reads_kv(uncached_tokens: int) -> bool:
     return uncached_tokens >= MIN_READ_TOKENS
 
 
+GIFT_SECONDS = 60.0
+"""Longest time for which a prefill worker keeps blocks for a prefix that it is given."""
+
+
+def gives_prefix(lacking_tokens: int, transfer_seconds: float, compute_seconds: float) -> bool:
+    """Return whether a decode worker gives a prefill worker the KV of so many tokens that this one
+    lacks, since that is expected to take less time than to compute them, and half of GIFT_SECONDS
+    at most; 0 = not measured.
+
+    >>> gives_prefix(64, 0.1, 0.2), gives_prefix(64, 0.2, 0.1), gives_prefix(63, 0.1, 0.2)
+    (True, False, False)
+    >>> gives_prefix(64, 0.0, 0.0), gives_prefix(64, 0.2, 0.0), gives_prefix(64, 31.0, 0.0)
+    (True, True, False)
+    """
+    is_slower = 0 < compute_seconds <= transfer_seconds
+    is_slow = transfer_seconds > GIFT_SECONDS / 2
+    return lacking_tokens >= MIN_READ_TOKENS and not is_slower and not is_slow
+
+
 def is_held(held_tokens: int, num_tokens: int) -> bool:
     """Return whether a worker that a request left has enough of its KV to hand it over: at least
     half.

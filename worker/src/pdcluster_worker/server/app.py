@@ -19,6 +19,7 @@ from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.metrics.vllm_names import vllm_names
 from pdcluster_worker.routing.qos.tenants import Tenants
 from pdcluster_worker.server.anthropic.route import COUNT_PATH as COUNT_TOKENS
 from pdcluster_worker.server.anthropic.route import add_messages
@@ -40,6 +41,8 @@ from pdcluster_worker.server.http.head import Head
 from pdcluster_worker.server.http.journey_route import add_journeys
 from pdcluster_worker.server.http.limits import LimitsNow, limits_of
 from pdcluster_worker.server.http.request_context import RequestContextMiddleware, context_of
+from pdcluster_worker.server.http.verify_route import Verifying, add_verification
+from pdcluster_worker.server.http.worker_app import WorkerApp
 from pdcluster_worker.server.openai import chat, completion
 from pdcluster_worker.server.openai.replies import (
     ChatReply,
@@ -82,6 +85,7 @@ def create_app(
     limits: LimitsNow | None = None,
     journeys: Journeys | None = None,
     parsers: ParserNames = DEFAULT_PARSERS,
+    verifying: Verifying | None = None,
 ) -> FastAPI:
     """The application of a decode or mixed worker, or of a router.
 
@@ -90,6 +94,7 @@ def create_app(
     limits:      of clients; None = by the policy
     journeys:    where those of requests are kept; None = in new ones
     parsers:     how the model writes calls and reasoning
+    verifying:   of KV transfers; None = this worker takes no KV
     """
     doors = _Doors(tenant_of, limits, journeys or Journeys())
     app = _new_app(backend, metrics, policy, clock, doors)
@@ -116,6 +121,8 @@ def create_app(
     add_messages(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
     add_responses(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
     _add_common(app, backend, metrics, doors)
+    if verifying is not None:
+        add_verification(app, verifying)
     return app
 
 
@@ -174,7 +181,7 @@ def _new_app(
     clock: Callable[[], float],
     doors: _Doors,
 ) -> FastAPI:
-    app = FastAPI(
+    app = WorkerApp(
         title="PDCluster worker",
         version=__version__,
         redirect_slashes=False,
@@ -254,13 +261,16 @@ def _add_state(app: FastAPI, worker: WorkerView, metrics: Metrics) -> None:
             **note,
         )
 
+    aliases = vllm_names(metrics)
+
     @app.get(
         "/metrics",
         response_class=Response,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def prometheus() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        page = generate_latest(metrics.registry) + generate_latest(aliases)
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
 def _state(response: Response, reason: str | None, shortfall: str | None) -> State:

@@ -9,18 +9,27 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_worker.engine.ports import BlocksSent, Fenced, KVMemory, SendEnded, TransferEvent
+from pdcluster_worker.engine.ports import (
+    BlocksSent,
+    Fenced,
+    KVMemory,
+    Route,
+    SendEnded,
+    TransferEvent,
+)
 
 
 @dataclass(slots=True)
 class _Opened:
     block_ids: list[int]
+    verify: bool = False
     received: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Sending:
     engine_id: str
+    verify: bool = False
     queued: deque[tuple[int, int]] = field(default_factory=deque)
     checksum: int = 0
     cancelled: bool = False
@@ -76,13 +85,13 @@ class FakeTransport:
         self._events: list[TransferEvent] = []
         network.transports[engine_id] = self
 
-    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
+    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
         """See ports.Transport."""
         assert epoch not in self._opened, "an epoch is opened once"
         assert not set(block_ids) & {
             block for opened in self._opened.values() for block in opened.block_ids
         }, "a block is open twice"
-        self._opened[epoch] = _Opened(list(block_ids))
+        self._opened[epoch] = _Opened(list(block_ids), verify or self.verify)
 
     def fence(self, epoch: bytes) -> None:
         """See ports.Transport."""
@@ -94,15 +103,18 @@ class FakeTransport:
         engine_id: str,
         addresses: Sequence[str],
         pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
     ) -> None:
         """See ports.Transport; `addresses` are not looked at."""
-        sending = self._sending.setdefault(epoch, _Sending(engine_id))
+        sending = self._sending.setdefault(epoch, _Sending(engine_id, verify or self.verify))
         if not sending.ended:
             sending.queued.extend(pairs)
 
     def checksum(self, epoch: bytes) -> int | None:
         """See ports.Transport."""
-        return self._sending[epoch].checksum if self.verify else None
+        sending = self._sending[epoch]
+        return sending.checksum if sending.verify else None
 
     def forget(self, epoch: bytes) -> None:
         """See ports.Transport."""
@@ -164,7 +176,9 @@ class FakeTransport:
         if not self._network.transports[sending.engine_id]._accept(epoch, target, data):
             self._end(epoch, "refused: dead epoch")
         elif not sending.cancelled:
-            self._events.append(BlocksSent(epoch, (source,), len(data), at=self._clock()))
+            self._events.append(
+                BlocksSent(epoch, (source,), len(data), at=self._clock(), route=Route("fake"))
+            )
 
     def _accept(self, epoch: bytes, target: int, data: bytes) -> bool:
         opened = self._opened.get(epoch)
@@ -184,7 +198,7 @@ class FakeTransport:
     def _close_epoch(self, epoch: bytes) -> None:
         opened = self._opened.pop(epoch, _Opened([]))
         checksum: int | None = None
-        if self.verify and opened.received == opened.block_ids:
+        if opened.verify and opened.received == opened.block_ids:
             checksum = 0
             for block_id in opened.block_ids:
                 checksum = zlib.crc32(self._memory.block(block_id), checksum)

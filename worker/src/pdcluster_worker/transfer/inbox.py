@@ -17,6 +17,8 @@ from pdcluster_worker.engine.ports import Fenced, KVMemory
 from pdcluster_worker.messages.requests import EPOCH_BYTES
 from pdcluster_worker.transfer.layout import SliceChecksum, combined, head_crcs
 
+DEAD_EPOCH = "dead epoch"
+
 
 @dataclass(slots=True, eq=False)
 class IncomingEpoch:
@@ -24,6 +26,7 @@ class IncomingEpoch:
 
     arriving:     what of it comes from each rank of the peer, by its heads.
     num_copying:  writers that are copying into a block right now.
+    verify:       its blocks are summed up.
     """
 
     epoch: bytes
@@ -31,6 +34,7 @@ class IncomingEpoch:
     arriving: "dict[range, IncomingSlice]" = field(default_factory=dict)
     num_copying: int = 0
     is_fenced: bool = False
+    verify: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +62,7 @@ class Inbox:
         self._epochs: dict[bytes, IncomingEpoch] = {}
         self._open_blocks: set[int] = set()
 
-    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
+    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
         """Accept writes of this epoch into these blocks, in this order.
 
         Raises ValueError when the epoch is malformed or open already, or a block is out of range,
@@ -81,7 +85,9 @@ class Inbox:
                 raise ValueError(
                     f"blocks {sorted(taken)} are open under another epoch: fence it first"
                 )
-            self._epochs[epoch] = IncomingEpoch(epoch, tuple(block_ids))
+            self._epochs[epoch] = IncomingEpoch(
+                epoch, tuple(block_ids), verify=verify or self._verify
+            )
             self._open_blocks |= blocks
 
     def fence(self, epoch: bytes) -> None:
@@ -96,6 +102,12 @@ class Inbox:
                 receiving.is_fenced = True
                 self._finish(receiving)
 
+    def is_open(self, epoch: bytes) -> bool:
+        """Return whether writes of it may still come."""
+        with self._lock:
+            receiving = self._epochs.get(epoch)
+            return receiving is not None and not receiving.is_fenced
+
     def claim(self, epoch: bytes, heads: range, block_ids: Sequence[int]) -> IncomingSlice | str:
         """Ask to write these heads of the next blocks of an epoch; each can be claimed once.
 
@@ -104,7 +116,7 @@ class Inbox:
         with self._lock:
             receiving = self._epochs.get(epoch)
             if receiving is None or receiving.is_fenced:
-                return "dead epoch"
+                return DEAD_EPOCH
             arriving = receiving.arriving.get(heads) or self._new_slice(receiving, heads)
             if isinstance(arriving, str):
                 return arriving
@@ -144,7 +156,9 @@ class Inbox:
             self._memory.land(block_id, landing, heads)
         finally:
             self.leave(arriving)
-        crcs = head_crcs(self._memory.block(block_id, heads), len(heads)) if self._verify else ()
+        crcs: tuple[int, ...] = ()
+        if arriving.receiving.verify:
+            crcs = head_crcs(self._memory.block(block_id, heads), len(heads))
         with self._lock:
             if not arriving.receiving.is_fenced:
                 arriving.crcs[block_id] = crcs
@@ -169,11 +183,9 @@ class Inbox:
         if sum(len(one.heads) for one in slices) == len(self._memory.heads):
             received = frozenset.intersection(*(frozenset(one.crcs) for one in slices))
         num_bytes = sum(len(one.crcs) * len(one.heads) for one in slices) * self._memory.head_bytes
-        checksum = self._checksum(slices) if len(received) == len(receiving.block_ids) else None
+        is_whole = receiving.verify and len(received) == len(receiving.block_ids)
+        checksum = combined(map(_checksum_of, slices)) if is_whole else None
         self._emit(Fenced(receiving.epoch, received, num_bytes, checksum))
-
-    def _checksum(self, slices: Sequence[IncomingSlice]) -> int | None:
-        return combined(map(_checksum_of, slices)) if self._verify else None
 
 
 def _checksum_of(arriving: IncomingSlice) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from pdcluster_worker.engine.ports import Fenced
+from pdcluster_worker.engine.ports import Fenced, Route
 
 
 class KVSlice(NamedTuple):
@@ -25,13 +25,14 @@ class SliceSent:
     """The peer has these heads of these source blocks.
 
     checksum: of the slice as far as it was sent, None when verification is off
-    at:       see `engine.ports.BlocksSent`
+    at, route: see `engine.ports.BlocksSent`
     """
 
     part: KVSlice
     block_ids: tuple[int, ...]
     checksum: int | None = field(compare=False)
     at: float = field(compare=False)
+    route: Route = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class SlicePort(Protocol):
         """TCP port that peers connect to; 0 when there is none."""
         ...
 
-    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
+    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
         """Accept writes into its heads of these blocks.
 
         Once it returns, none is refused as too early.
@@ -81,7 +82,13 @@ class SlicePort(Protocol):
         ...
 
     def write(
-        self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]
+        self,
+        part: KVSlice,
+        engine_id: str,
+        address: str,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
     ) -> None:
         """Queue writes of these heads, of (source block here, target block there)."""
         ...

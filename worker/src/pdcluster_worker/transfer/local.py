@@ -12,13 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pdcluster_worker.engine.ports import KVMemory
+from pdcluster_worker.engine.ports import KVMemory, Route
 from pdcluster_worker.transfer.events import EventQueue
-from pdcluster_worker.transfer.inbox import Inbox
+from pdcluster_worker.transfer.inbox import DEAD_EPOCH, Inbox
 from pdcluster_worker.transfer.kv_slice import KVSlice, SliceEvent
 from pdcluster_worker.transfer.layout import head_crcs
 from pdcluster_worker.transfer.outbox import Frame, Outbox
 from pdcluster_worker.transfer.sliced import SlicedTransport
+
+LOCAL = Route("local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class LocalFabric:
             else receiver.accept(frame, delivery.data)
         )
         if refusal is None:
-            outbox.acknowledge(frame)
+            outbox.acknowledge(frame, LOCAL)
         else:
             outbox.refuse(frame, refusal)
         return True
@@ -116,29 +118,35 @@ class LocalPort:
         self.block_bytes = memory.head_bytes * len(memory.heads)
         self._fabric = fabric
         self._memory = memory
-        self._verify = verify
         self._events = EventQueue(wake)
         self._inbox = Inbox(memory, verify, self._events.put)
         self.outbox = Outbox(verify, self._events.put, clock)
-
-    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
-        """See kv_slice.SlicePort."""
-        self._inbox.open(epoch, block_ids)
 
     def fence(self, epoch: bytes) -> None:
         """See kv_slice.SlicePort."""
         self._inbox.fence(epoch)
 
+    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
+        """See kv_slice.SlicePort."""
+        self._inbox.open(epoch, block_ids, verify=verify)
+
     def write(
-        self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]
+        self,
+        part: KVSlice,
+        engine_id: str,
+        address: str,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
     ) -> None:
         """See kv_slice.SlicePort; the bytes are read before this returns."""
         peer = (engine_id, address)
-        self.outbox.write(part, peer, pairs)
+        self.outbox.write(part, peer, pairs, verify=verify)
         while (frame := self.outbox.take(peer, max_blocks=1)) is not None:
             heads = frame.send.part.heads
             data = bytes(self._memory.block(frame.sources[0], heads))
-            self.outbox.release(frame, [head_crcs(data, len(heads))] if self._verify else ())
+            crcs = [head_crcs(data, len(heads))] if frame.send.verify else ()
+            self.outbox.release(frame, crcs)
             self._fabric.send(Delivery(self, frame, data))
 
     def accept(self, frame: Frame, data: bytes) -> str | None:
@@ -148,13 +156,13 @@ class LocalPort:
         if isinstance(arriving, str):
             return arriving
         if not self._inbox.enter(arriving):
-            return "dead epoch"
+            return DEAD_EPOCH
         landing = self._memory.landing(frame.targets[0], heads)
         try:
             landing[:] = data
         finally:
             self._inbox.leave(arriving)
-        return None if self._inbox.complete(arriving, frame.targets[0], landing) else "dead epoch"
+        return None if self._inbox.complete(arriving, frame.targets[0], landing) else DEAD_EPOCH
 
     def forget(self, part: KVSlice) -> None:
         """See kv_slice.SlicePort."""

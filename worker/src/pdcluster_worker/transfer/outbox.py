@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pdcluster_worker.engine.ports import Route
 from pdcluster_worker.transfer.kv_slice import Emit, KVSlice, SliceEnded, SliceSent
 from pdcluster_worker.transfer.layout import SliceChecksum
 
@@ -24,11 +25,14 @@ PeerAddress = tuple[str, str]
 class OutgoingSlice:
     """One slice that is being written to a peer.  `reason` is set once it ends by failure or
     cancel.
+
+    verify: its blocks are summed up.
     """
 
     part: KVSlice
     peer: PeerAddress
     checksum: SliceChecksum
+    verify: bool
     queued: deque[tuple[int, int]] = field(default_factory=deque)
     num_unacked: int = 0
     is_reading: bool = False
@@ -63,7 +67,14 @@ class Outbox:
         self._sends: dict[KVSlice, OutgoingSlice] = {}
         self._ready: dict[PeerAddress, deque[OutgoingSlice]] = {}
 
-    def write(self, part: KVSlice, peer: PeerAddress, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self,
+        part: KVSlice,
+        peer: PeerAddress,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
+    ) -> None:
         """Queue (source, target) pairs, of one peer for each slice.
 
         After the slice has ended they are dropped unread: its `SliceEnded` speaks for them too.
@@ -71,7 +82,9 @@ class Outbox:
         with self._lock:
             send = self._sends.get(part)
             if send is None:
-                send = self._sends[part] = OutgoingSlice(part, peer, SliceChecksum(part.heads))
+                checksum = SliceChecksum(part.heads)
+                send = OutgoingSlice(part, peer, checksum, verify or self._verify)
+                self._sends[part] = send
             if send.reason is not None or not pairs:
                 return
             if not send.queued:
@@ -106,8 +119,8 @@ class Outbox:
             )
 
     def release(self, frame: Frame, crcs: Sequence[Sequence[int]] = ()) -> None:
-        """The frame's source blocks are no longer read; `crcs` of its blocks' heads when
-        verification is on.
+        """The frame's source blocks are no longer read; `crcs` of its blocks' heads where
+        `verify` says so.
         """
         with self._lock:
             frame.send.is_reading = False
@@ -115,13 +128,21 @@ class Outbox:
             if frame.send.reason is not None:
                 self._emit(SliceEnded(frame.send.part, frame.send.reason))
 
-    def acknowledge(self, frame: Frame) -> None:
-        """The peer has the frame's blocks."""
+    def next_epoch(self, peer: PeerAddress) -> bytes | None:
+        """Epoch of what `take` would return next."""
+        with self._lock:
+            ready = self._ready.get(peer, ())
+            return next((send.part.epoch for send in ready if send.queued), None)
+
+    def acknowledge(self, frame: Frame, route: Route) -> None:
+        """The peer has the frame's blocks, which went that way."""
         with self._lock:
             frame.send.num_unacked -= len(frame.sources)
             if frame.send.reason is None:
-                checksum = frame.send.checksum.value if self._verify else None
-                self._emit(SliceSent(frame.send.part, frame.sources, checksum, at=self._clock()))
+                checksum = frame.send.checksum.value if frame.send.verify else None
+                self._emit(
+                    SliceSent(frame.send.part, frame.sources, checksum, self._clock(), route)
+                )
 
     def refuse(self, frame: Frame, reason: str) -> None:
         """The peer did not take the frame: its slice ends."""

@@ -10,6 +10,9 @@ import struct
 
 import msgspec
 
+from pdcluster_worker.engine.ports import Route
+from pdcluster_worker.transfer.carriers import TransportName
+
 _LENGTH = struct.Struct("!I")
 
 
@@ -21,6 +24,7 @@ class Listen(msgspec.Struct, frozen=True, tag=True):
     port: int
     verify: bool
     bandwidth: int
+    transport: TransportName
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
@@ -28,6 +32,7 @@ class Open(msgspec.Struct, frozen=True, tag=True):
 
     epoch: bytes
     block_ids: list[int]
+    verify: bool
 
 
 class Fence(msgspec.Struct, frozen=True, tag=True):
@@ -45,6 +50,7 @@ class Write(msgspec.Struct, frozen=True, tag=True):
     engine_id: str
     address: str
     pairs: list[tuple[int, int]]
+    verify: bool
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
@@ -91,6 +97,7 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
     block_ids: tuple[int, ...]
     checksum: int | None
     at: float
+    route: Route
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):

@@ -49,9 +49,9 @@ class RankPort:
         self.port = self._listening(listen)
         threading.Thread(target=self._read, name=f"kv-rank-{heads.start}", daemon=True).start()
 
-    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
+    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
         """See kv_slice.SlicePort; waits until the rank has done it."""
-        self._send(rank_line.Open(epoch, list(block_ids)))
+        self._send(rank_line.Open(epoch, list(block_ids), verify))
         if not self._opened.get():
             raise self._gone()
 
@@ -60,12 +60,20 @@ class RankPort:
         self._send(rank_line.Fence(epoch))
 
     def write(
-        self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]
+        self,
+        part: KVSlice,
+        engine_id: str,
+        address: str,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
     ) -> None:
         """See kv_slice.SlicePort."""
         heads = part.heads
         self._send(
-            rank_line.Write(part.epoch, heads.start, heads.stop, engine_id, address, list(pairs))
+            rank_line.Write(
+                part.epoch, heads.start, heads.stop, engine_id, address, list(pairs), verify
+            )
         )
 
     def forget(self, part: KVSlice) -> None:
@@ -120,7 +128,7 @@ def _event_of(answer: rank_line.Answer) -> SliceEvent | None:
     match answer:
         case rank_line.Sent():
             part = KVSlice(answer.epoch, range(answer.first_head, answer.end_head))
-            return SliceSent(part, answer.block_ids, answer.checksum, answer.at)
+            return SliceSent(part, answer.block_ids, answer.checksum, answer.at, answer.route)
         case rank_line.Ended():
             part = KVSlice(answer.epoch, range(answer.first_head, answer.end_head))
             return SliceEnded(part, answer.reason)
@@ -133,7 +141,11 @@ def _answer_of(event: SliceEvent) -> rank_line.Answer:
     match event:
         case SliceSent(part=(epoch, heads)):
             return rank_line.Sent(
-                epoch, heads.start, heads.stop, event.block_ids, event.checksum, event.at
+                *(epoch, heads.start, heads.stop),
+                block_ids=event.block_ids,
+                checksum=event.checksum,
+                at=event.at,
+                route=event.route,
             )
         case SliceEnded(part=(epoch, heads)):
             return rank_line.Ended(epoch, heads.start, heads.stop, event.reason)
@@ -163,7 +175,9 @@ def _serve(line: socket.socket, memory: KVMemory) -> None:
 
 def _listen(line: socket.socket, listen: rank_line.Listen, memory: KVMemory) -> None:
     bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    settings = TcpSettings(verify=listen.verify, bandwidth=listen.bandwidth)
+    settings = TcpSettings(
+        verify=listen.verify, bandwidth=listen.bandwidth, transport=listen.transport
+    )
     address = listen.host, listen.port
     try:
         port = TcpPort(
@@ -199,14 +213,16 @@ def _pump(line: socket.socket, bell: int, port: TcpPort) -> None:
 
 def _apply(command: rank_line.Command, line: socket.socket, port: TcpPort) -> None:
     match command:
-        case rank_line.Open(epoch=epoch, block_ids=block_ids):
-            port.open(epoch, block_ids)
+        case rank_line.Open(epoch=epoch, block_ids=block_ids, verify=verify):
+            port.open(epoch, block_ids, verify=verify)
             rank_line.send(line, rank_line.Opened())
         case rank_line.Fence(epoch=epoch):
             port.fence(epoch)
         case rank_line.Write():
             part = KVSlice(command.epoch, range(command.first_head, command.end_head))
-            port.write(part, command.engine_id, command.address, command.pairs)
+            port.write(
+                part, command.engine_id, command.address, command.pairs, verify=command.verify
+            )
         case rank_line.Forget():
             port.forget(KVSlice(command.epoch, range(command.first_head, command.end_head)))
         case rank_line.Cancel():

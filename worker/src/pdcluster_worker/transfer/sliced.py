@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferEvent
+from pdcluster_worker.engine.ports import BlocksSent, Fenced, Route, SendEnded, TransferEvent
 from pdcluster_worker.transfer.kv_slice import KVSlice, SliceEnded, SlicePort, SliceSent, routes
 from pdcluster_worker.transfer.layout import combined
 
@@ -35,6 +35,7 @@ class _Sending:
 
     sources: blocks, in their order, of which the peer has not all heads; num_sent: those before.
     reason:  why it ends; set with the first slice that does.
+    route:   of its blocks; where that differs, one with a note.
     """
 
     peer: _Peer
@@ -42,6 +43,7 @@ class _Sending:
     sources: deque[int] = field(default_factory=deque)
     num_sent: int = 0
     reason: str | None = None
+    route: Route | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -69,13 +71,13 @@ class SlicedTransport:
         """TCP ports that peers connect to, in the order of their heads."""
         return [port.port for port in self._ports]
 
-    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
+    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
         """See ports.Transport; blocks must be written in this order.
 
         Raises ValueError on a block that another epoch has open.
         """
         for port in self._ports:
-            port.open(epoch, block_ids)
+            port.open(epoch, block_ids, verify=verify)
         self._open.add(epoch)
 
     def fence(self, epoch: bytes) -> None:
@@ -98,6 +100,8 @@ class SlicedTransport:
         engine_id: str,
         addresses: Sequence[str],
         pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
     ) -> None:
         """See ports.Transport; after the epoch has ended blocks are dropped unread: its `SendEnded`
         speaks for them too.
@@ -117,7 +121,7 @@ class SlicedTransport:
             return
         sending.sources.extend(source for source, _ in pairs)
         for one in sending.slices.values():
-            one.port.write(one.part, engine_id, one.address, pairs)
+            one.port.write(one.part, engine_id, one.address, pairs, verify=verify)
 
     def checksum(self, epoch: bytes) -> int | None:
         """See ports.Transport; complete once the last `BlocksSent` has come."""
@@ -189,6 +193,8 @@ class SlicedTransport:
         one = sending.slices[event.part.heads]
         one.num_sent += len(event.block_ids)
         one.checksum = event.checksum
+        if sending.route is None or event.route.note:
+            sending.route = event.route
         if sending.reason is not None:
             return
         num_new = min(other.num_sent for other in sending.slices.values()) - sending.num_sent
@@ -196,7 +202,9 @@ class SlicedTransport:
             sending.num_sent += num_new
             sent = tuple(sending.sources.popleft() for _ in range(num_new))
             self._events.append(
-                BlocksSent(event.part.epoch, sent, num_new * self._block_bytes, event.at)
+                BlocksSent(
+                    event.part.epoch, sent, num_new * self._block_bytes, event.at, sending.route
+                )
             )
 
     def _ended(self, event: SliceEnded) -> None:

@@ -1,5 +1,6 @@
-"""KV blocks over plain TCP, the transport between processes: this process's port, and those of
-the engine's other ranks.
+"""KV blocks over TCP and its carriers, the transport between processes.
+
+This process's port, and those of the engine's other ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +16,9 @@ DEFAULT_SETTINGS = TcpSettings()
 class TcpTransport(SlicedTransport):
     """`engine.ports.Transport`; listens from construction to `close`.
 
-    own: the port of this process.  Raises ConfigError if it cannot be bound.
+    own: the port of this process.  Raises ConfigError if it cannot be bound, or has not the
+         transport that is asked for.
     """
-
-    kind = "tcp"
 
     def __init__(
         self,

@@ -14,19 +14,33 @@ import math
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pdcluster_worker.engine.ports import KVMemory
+from pdcluster_worker.messages.requests import EPOCH_BYTES
 from pdcluster_worker.transfer import sockets, wire
-from pdcluster_worker.transfer.inbox import Inbox, IncomingSlice
+from pdcluster_worker.transfer.carrier import Carrier, agreed, copy
+from pdcluster_worker.transfer.fetching import Fetching
+from pdcluster_worker.transfer.inbox import DEAD_EPOCH, Inbox, IncomingSlice
 from pdcluster_worker.transfer.seats import PortLimits
 
 _SCRATCH_BYTES = 256 << 10
 _BROKE_OFF = "the peer closed within a frame"
 _ANOTHER = "another engine listens here"
 
-Message = TypeVar("Message", wire.KvHello, wire.Header)
+
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True, slots=True)
+class InboundSettings:
+    """Settings of all connections to a port.  carriers: by kind.  is_closing: of the port."""
+
+    limits: PortLimits
+    carriers: Mapping[str, Carrier]
+    is_closing: Callable[[], bool]
 
 
 class Inbound:
@@ -38,13 +52,15 @@ class Inbound:
         inbox: Inbox,
         memory: KVMemory,
         engine_id: str,
-        limits: PortLimits,
+        settings: InboundSettings,
     ) -> None:
         self._sock = sock
         self._inbox = inbox
         self._memory = memory
         self._engine_id = engine_id
-        self._limits = limits
+        self._limits = settings.limits
+        self._settings = settings
+        self._fetching: Fetching | None = None
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -66,10 +82,42 @@ class Inbound:
         if (objection := introduce()) is not None:
             self._sock.sendall(wire.encode_reply(wire.Reply(objection)))
             raise ConnectionRefusedError(objection)
-        self._sock.sendall(wire.encode_reply(wire.Reply()))
-        while (header := self._read(wire.decode_header, self._limits.idle_seconds)) is not None:
-            refusal = self._receive(header)
-            self._sock.sendall(wire.encode_ack(wire.Ack(header.epoch, refusal)))
+        carriers = self._settings.carriers
+        kind = agreed(hello.carriers, tuple(carriers))
+        if kind:
+            self._fetching = Fetching(carriers[kind], self._settings.is_closing)
+        self._sock.sendall(wire.encode_reply(wire.Reply(carrier=kind)))
+        try:
+            while (message := self._next_request()) is not None:
+                self._sock.sendall(self._answer(message))
+        finally:
+            if self._fetching is not None:
+                self._fetching.close()
+
+    def _next_request(self) -> wire.Request | None:
+        return self._read(wire.decode_request, self._limits.idle_seconds)
+
+    def _answer(self, message: wire.Request) -> bytes:
+        match message:
+            case wire.Attach():
+                return wire.encode_attached(self._attach(message))
+            case wire.Probe():
+                refusal = self._agreed_fetching.try_out(message)
+                return wire.encode_ack(wire.Ack(bytes(EPOCH_BYTES), refusal))
+            case wire.Header():
+                return wire.encode_ack(wire.Ack(message.epoch, self._receive(message)))
+        raise wire.WireError("unknown message")
+
+    def _attach(self, message: wire.Attach) -> wire.Attached:
+        if not self._inbox.is_open(message.epoch):
+            return wire.Attached(refusal=DEAD_EPOCH)
+        return self._agreed_fetching.attach(message.blob)
+
+    @property
+    def _agreed_fetching(self) -> Fetching:
+        if self._fetching is None:
+            raise wire.WireError("a carrier is used that was not agreed on")
+        return self._fetching
 
     def _receive(self, header: wire.Header) -> str | None:
         """Take one frame's payload, into its blocks or nowhere; returns why not if refused."""
@@ -81,23 +129,56 @@ class Inbound:
             )
         num_blocks = len(header.block_ids)
         if header.payload_bytes != num_blocks * block_bytes:
-            self._drain(header.payload_bytes)
+            self._drop(header)
             return (
                 f"a block has {block_bytes} bytes, not {header.payload_bytes} for {num_blocks} "
                 "blocks"
             )
         arriving = self._inbox.claim(header.epoch, header.heads, header.block_ids)
         if isinstance(arriving, str):
-            self._drain(header.payload_bytes)
+            self._drop(header)
             return arriving
+        if header.place is not None:
+            return self._receive_placed(header, header.place, arriving)
         remaining = header.payload_bytes
         for block_id in header.block_ids:
             landing = self._memory.landing(block_id, header.heads)
             remaining -= self._fill(arriving, landing)
             if not self._inbox.complete(arriving, block_id, landing):
                 self._drain(remaining)
-                return "dead epoch"
+                return DEAD_EPOCH
         return None
+
+    def _receive_placed(
+        self, header: wire.Header, place: int, arriving: IncomingSlice
+    ) -> str | None:
+        """Have the carrier bring the payload, then copy it into its blocks."""
+        fetching = self._agreed_fetching
+        slot = fetching.fetch(place, header.payload_bytes)
+        try:
+            start, size = 0, header.payload_bytes // len(header.block_ids)
+            for block_id in header.block_ids:
+                landing = self._memory.landing(block_id, header.heads)
+                if not self._inbox.enter(arriving):
+                    return DEAD_EPOCH
+                try:
+                    copy(slot, start, landing)
+                finally:
+                    self._inbox.leave(arriving)
+                if not self._inbox.complete(arriving, block_id, landing):
+                    return DEAD_EPOCH
+                start += size
+        finally:
+            fetching.give_back(slot)
+        return None
+
+    def _drop(self, header: wire.Header) -> None:
+        """Take a refused payload out of the way."""
+        if header.place is None:
+            self._drain(header.payload_bytes)
+        else:
+            fetching = self._agreed_fetching
+            fetching.give_back(fetching.fetch(header.place, header.payload_bytes))
 
     def _fill(self, arriving: IncomingSlice, block: memoryview) -> int:
         """Read one block's bytes into it, until its epoch is fenced; returns the bytes read."""

@@ -1,5 +1,8 @@
 """One connection to one peer: connect, introduce, send frames, read their acknowledgements.
 
+Where both ports have a carrier (`transfer.carrier`), it brings the payloads, once it has brought a
+probe; a frame that it cannot take, and all where it brought none, carry theirs themselves.
+
 Runs in a thread of its own (`transfer.tcp_sender`) and waits in `poll` alone:
 for the socket, a wake-up, the cap on bandwidth, or a deadline while the peer
 owes us something.  Frames are pipelined up to a window.  A frame's source
@@ -16,21 +19,25 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from pdcluster_worker.addresses import parse_address
-from pdcluster_worker.engine.ports import KVMemory
+from pdcluster_worker.engine.ports import KVMemory, Route
+from pdcluster_worker.errors import PeerError
 from pdcluster_worker.transfer import sockets, wire
+from pdcluster_worker.transfer.carriers import Carriers
 from pdcluster_worker.transfer.layout import head_crcs
 from pdcluster_worker.transfer.outbox import Frame, Outbox, PeerAddress
 from pdcluster_worker.transfer.pacing import TokenBucket
+from pdcluster_worker.transfer.placing import TCP, Placing
 
 WINDOW_FRAMES = 8
 """Frames that may be sent and not acknowledged: covers a round trip, bounds what a failure has to
 end.
 """
 
-Message = TypeVar("Message", wire.Reply, wire.Ack)
+Message = TypeVar("Message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class LinkSettings:
 
     bucket: TokenBucket
     frame_blocks: int
-    verify: bool
+    carriers: Carriers
     connect_seconds: float = 5.0
     stall_seconds: float = 30.0
     idle_seconds: float = 30.0
@@ -77,10 +84,12 @@ class Link:
         self._is_stopping = False
         self._inbound = b""
         self._frame: Frame | None = None
+        self._route = TCP
         self._views: list[memoryview] = []
-        self._unacked: deque[Frame] = deque()
+        self._unacked: deque[tuple[Frame, Route]] = deque()
         self._num_acked = 0
         self._clock = settings.clock
+        self._placing = Placing(peer, settings.carriers, settings.clock)
         self._progress_at = 0.0
         self._sent_at = 0.0
 
@@ -106,6 +115,9 @@ class Link:
             with self._connect() as sock:
                 self._introduce(sock)
                 self._pump(sock)
+        except (OSError, PeerError) as e:
+            self._placing.broke(sockets.describe(e))
+            raise
         finally:
             self._abandon()
 
@@ -146,14 +158,27 @@ class Link:
             raise OSError(code, os.strerror(code))
 
     def _introduce(self, sock: socket.socket) -> None:
-        deadline = self._clock() + self._settings.connect_seconds
-        self._sent_at = self._clock()
-        # far smaller than an empty socket's buffer
-        sock.sendall(wire.encode_hello(wire.KvHello(self.peer[0])))
-        while (reply := self._next(sock, wire.decode_reply)) is None:
-            self._await(sock, select.POLLIN, deadline)
+        offers = self._placing.offers
+        hello = wire.encode_hello(wire.KvHello(self.peer[0], offers))
+        reply = self._asked(sock, hello, wire.decode_reply)
         if reply.refusal is not None:
             raise wire.WireError(f"refused: {reply.refusal}")
+        self._placing.agree(offers, reply.carrier)
+
+    def _asked(
+        self, sock: socket.socket, question: bytes, decode: Callable[[bytes], Message | int]
+    ) -> Message:
+        """The answer to a message that opens a connection or its carrier."""
+        deadline = self._clock() + self._settings.connect_seconds
+        self._sent_at = self._clock()
+        while question:
+            try:
+                question = question[sock.send(question) :]
+            except BlockingIOError:
+                self._await(sock, select.POLLOUT, deadline)
+        while (answer := self._next(sock, decode)) is None:
+            self._await(sock, select.POLLIN, deadline)
+        return answer
 
     def _pump(self, sock: socket.socket) -> None:
         while True:
@@ -177,13 +202,16 @@ class Link:
         while self._frame is not None or len(self._unacked) < WINDOW_FRAMES:
             if self._frame is None:
                 pause = self._settings.bucket.delay(self._clock())
-                if pause or not self._take():
+                if pause or not self._take(sock):
                     return pause
             if not self._push(sock):
                 break
         return 0.0
 
-    def _take(self) -> bool:
+    def _take(self, sock: socket.socket) -> bool:
+        epoch = self._outbox.next_epoch(self.peer)
+        if self._placing.is_wanted and not self._unacked and epoch is not None:
+            self._placing.attach(epoch, partial(self._asked, sock))
         frame = self._outbox.take(self.peer, self._settings.frame_blocks)
         if frame is None:
             return False
@@ -191,8 +219,10 @@ class Link:
         epoch, heads = frame.send.part
         blocks = [self._memory.block(source, heads) for source in frame.sources]
         num_bytes = len(blocks) * len(heads) * self._memory.head_bytes
-        header = wire.encode_header(wire.Header(epoch, heads, frame.targets, num_bytes))
-        self._views = [memoryview(header), *blocks]
+        place = self._placing.place(blocks)
+        header = wire.encode_header(wire.Header(epoch, heads, frame.targets, num_bytes, place))
+        self._views = [memoryview(header), *(blocks if place is None else ())]
+        self._route = self._placing.route(place)
         self._progress_at = self._clock()
         self._settings.bucket.spend(num_bytes, self._progress_at)
         return True
@@ -210,8 +240,8 @@ class Link:
         return True
 
     def _finish_frame(self, frame: Frame) -> None:
-        crcs = self._crcs(frame) if self._settings.verify else ()
-        self._unacked.append(frame)
+        crcs = self._crcs(frame) if frame.send.verify else ()
+        self._unacked.append((frame, self._route))
         self._frame = None
         self._outbox.release(frame, crcs)
 
@@ -223,13 +253,14 @@ class Link:
 
     def _read_acks(self, sock: socket.socket) -> None:
         while (ack := self._next(sock, wire.decode_ack)) is not None:
-            if not self._unacked or self._unacked[0].send.part.epoch != ack.epoch:
+            if not self._unacked or self._unacked[0][0].send.part.epoch != ack.epoch:
                 raise wire.WireError("the peer acknowledged a frame that was not sent")
-            frame = self._unacked.popleft()
+            frame, route = self._unacked.popleft()
             self._progress_at = self._clock()
             self._num_acked += 1
+            self._placing.answered()
             if ack.refusal is None:
-                self._outbox.acknowledge(frame)
+                self._outbox.acknowledge(frame, route)
             else:
                 self._outbox.refuse(frame, ack.refusal)
 
@@ -305,6 +336,7 @@ class Link:
         frame, self._frame, self._views = self._frame, None, []
         self._unacked.clear()
         self._inbound = b""
+        self._placing.leave()
         if frame is not None:
             self._outbox.release(frame)
 

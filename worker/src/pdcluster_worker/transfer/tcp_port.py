@@ -1,4 +1,4 @@
-"""One rank's slices of KV blocks over plain TCP.
+"""One rank's slices of KV blocks over TCP, whose payloads a carrier may bring.
 
 Puts together the KV port (`tcp_receiver`), the connections to peers
 (`tcp_sender`) and the epoch rules of both sides (`inbox`, `outbox`).  No call
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer import wire
+from pdcluster_worker.transfer.carriers import TransportName, open_carriers
 from pdcluster_worker.transfer.events import EventQueue
 from pdcluster_worker.transfer.inbox import Inbox
 from pdcluster_worker.transfer.kv_slice import KVSlice, SliceEvent
@@ -20,7 +21,7 @@ from pdcluster_worker.transfer.outbox import Outbox
 from pdcluster_worker.transfer.pacing import TokenBucket
 from pdcluster_worker.transfer.seats import PortLimits
 from pdcluster_worker.transfer.tcp_link import LinkSettings
-from pdcluster_worker.transfer.tcp_receiver import TcpReceiver
+from pdcluster_worker.transfer.tcp_receiver import ReceiverSettings, TcpReceiver
 from pdcluster_worker.transfer.tcp_sender import TcpSender
 
 DEFAULT_LIMITS = PortLimits()
@@ -35,12 +36,14 @@ class TcpSettings:
     """Settings of a port and its connections.
 
     bandwidth: most bytes per second that all connections together send; 0 = no cap.
+    transport: that is asked for, see `transfer.carriers`.
     clock:     monotonic seconds, of the sending side: the engine's.
     limits:    what the KV port bears.
     """
 
     verify: bool = False
     bandwidth: int = 0
+    transport: TransportName = "tcp"
     connect_seconds: float = 5.0
     stall_seconds: float = 30.0
     clock: Callable[[], float] = time.monotonic
@@ -50,7 +53,7 @@ class TcpSettings:
 class TcpPort:
     """`kv_slice.SlicePort`; listens from construction to `close`.
 
-    Raises ConfigError if the port cannot be bound.
+    Raises ConfigError if the port cannot be bound, or this process has not the transport.
     """
 
     def __init__(
@@ -65,18 +68,29 @@ class TcpPort:
         self.heads = memory.heads
         self.block_bytes = memory.head_bytes * len(memory.heads)
         self._events = EventQueue(wake)
+        self._carriers = open_carriers(
+            settings.transport,
+            f"{engine_id}-{self.heads.start}",
+            wire.frame_bytes(self.block_bytes),
+        )
         self._inbox = Inbox(memory, settings.verify, self._events.put)
         self._outbox = Outbox(settings.verify, self._events.put, settings.clock)
         links = LinkSettings(
             bucket=TokenBucket(settings.bandwidth),
             frame_blocks=frame_blocks(self.block_bytes, settings.bandwidth),
-            verify=settings.verify,
+            carriers=self._carriers,
             connect_seconds=settings.connect_seconds,
             stall_seconds=settings.stall_seconds,
             clock=settings.clock,
         )
         self._sender = TcpSender(self._outbox, memory, links)
-        self._receiver = TcpReceiver(self._inbox, memory, engine_id, listen, settings.limits)
+        self._receiver = TcpReceiver(
+            self._inbox,
+            memory,
+            engine_id,
+            listen,
+            ReceiverSettings(settings.limits, self._carriers),
+        )
         self.port = self._receiver.port
 
     @property
@@ -84,22 +98,33 @@ class TcpPort:
         """Connections to the KV port that were closed because their bytes were not the protocol."""
         return self._receiver.num_bad_connections
 
-    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
+    @property
+    def transport(self) -> str:
+        """That it uses with peers which have it too."""
+        return self._carriers.asked or "tcp"
+
+    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
         """See kv_slice.SlicePort; blocks must be written in this order.
 
         Raises ValueError on a block that another epoch has open.
         """
-        self._inbox.open(epoch, block_ids)
+        self._inbox.open(epoch, block_ids, verify=verify)
 
     def fence(self, epoch: bytes) -> None:
         """See kv_slice.SlicePort; never waits for a peer: bytes that still arrive are read away."""
         self._inbox.fence(epoch)
 
     def write(
-        self, part: KVSlice, engine_id: str, address: str, pairs: Sequence[tuple[int, int]]
+        self,
+        part: KVSlice,
+        engine_id: str,
+        address: str,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
     ) -> None:
         """See kv_slice.SlicePort; address is "host:port", an IPv6 host in brackets."""
-        self._sender.write(part, (engine_id, address), pairs)
+        self._sender.write(part, (engine_id, address), pairs, verify=verify)
 
     def forget(self, part: KVSlice) -> None:
         """See kv_slice.SlicePort."""
@@ -119,6 +144,7 @@ class TcpPort:
         """See kv_slice.SlicePort; joins the threads, in a bounded time."""
         self._sender.close()
         self._receiver.close()
+        self._carriers.close()
 
 
 def frame_blocks(block_bytes: int, bandwidth: int) -> int:

@@ -9,15 +9,18 @@ import logging
 import socket
 import threading
 import time
+from dataclasses import dataclass
 
 from pdcluster_worker.addresses import join_address
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.machine.open_files import fitting
 from pdcluster_worker.transfer import sockets, wire
+from pdcluster_worker.transfer.carrier import CarrierError
+from pdcluster_worker.transfer.carriers import Carriers
 from pdcluster_worker.transfer.inbox import Inbox
 from pdcluster_worker.transfer.seats import PortLimits, Seats
-from pdcluster_worker.transfer.tcp_inbound import Inbound
+from pdcluster_worker.transfer.tcp_inbound import Inbound, InboundSettings
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,14 @@ JOIN_SECONDS = 5.0
 
 _ACCEPT_RETRY_SECONDS = 0.1
 _QUIET_SECONDS = 1.0  # between two lines in the log about refused connections
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverSettings:
+    """Settings of a KV port.  carriers: that peers may ask for."""
+
+    limits: PortLimits
+    carriers: Carriers
 
 
 class TcpReceiver:
@@ -39,8 +50,10 @@ class TcpReceiver:
         memory: KVMemory,
         engine_id: str,
         address: tuple[str, int],
-        limits: PortLimits,
+        settings: ReceiverSettings,
     ) -> None:
+        limits = settings.limits
+        self._carriers = settings.carriers.known
         self._inbox = inbox
         self._memory = memory
         self._engine_id = engine_id
@@ -116,7 +129,13 @@ class TcpReceiver:
     def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = join_address(*address)
         try:
-            inbound = Inbound(sock, self._inbox, self._memory, self._engine_id, self._limits)
+            inbound = Inbound(
+                sock,
+                self._inbox,
+                self._memory,
+                self._engine_id,
+                InboundSettings(self._limits, self._carriers, self._closing.is_set),
+            )
             inbound.serve(lambda: self._introduce(sock))
         except wire.WireError as e:
             with self._lock:
@@ -129,7 +148,7 @@ class TcpReceiver:
             )
         except ConnectionRefusedError as e:  # ours, after a hello
             self._say_refused(peer, str(e))
-        except OSError as e:
+        except (OSError, CarrierError) as e:
             if not self._closing.is_set():
                 logger.info("lost a KV connection peer=%s: %s", peer, sockets.describe(e))
         finally:

@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 
 from pdcluster_worker.engine.ports import KVMemory
+from pdcluster_worker.errors import PeerError
 from pdcluster_worker.transfer import sockets
 from pdcluster_worker.transfer.kv_slice import KVSlice
 from pdcluster_worker.transfer.outbox import Outbox, PeerAddress
 from pdcluster_worker.transfer.tcp_link import Link, LinkSettings, Stopped
-from pdcluster_worker.transfer.wire import WireError
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +33,12 @@ class TcpSender:
         self._lock = threading.Lock()
         self._links: dict[PeerAddress, tuple[Link, threading.Thread]] = {}
 
-    def write(self, part: KVSlice, peer: PeerAddress, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self, part: KVSlice, peer: PeerAddress, pairs: Sequence[tuple[int, int]], *, verify: bool
+    ) -> None:
         """Queue, and wake or start the peer's thread."""
         with self._lock:
-            self._outbox.write(part, peer, pairs)
+            self._outbox.write(part, peer, pairs, verify=verify)
             if not self._outbox.has_work(peer):
                 return
             if peer in self._links:
@@ -82,7 +84,7 @@ class TcpSender:
             reason = "closed"
         except Exception as e:
             reason = sockets.describe(e)
-            is_expected = isinstance(e, OSError | WireError | ValueError)
+            is_expected = isinstance(e, OSError | PeerError | ValueError)
             logger.warning(
                 "KV connection failed engine_id=%s address=%s: %s",
                 *link.peer,

@@ -17,13 +17,13 @@ from pdcluster_api.plan.autoscale.bounds import bounds_of, conflict
 from pdcluster_api.plan.autoscale.budget import Budget
 from pdcluster_api.plan.autoscale.capacity import at_the_edge, capacity_problems, left_alone
 from pdcluster_api.plan.autoscale.fit import fit
-from pdcluster_api.plan.autoscale.need import signals_of
 from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.pools import Pool, Vector, num_ready_left
 from pdcluster_api.plan.autoscale.ratio import measured_weights, table_weight
 from pdcluster_api.plan.autoscale.safety import Recommendation, Role, recommend
-from pdcluster_api.plan.autoscale.signals import Totals, fresh_rounds, read_pool, together
+from pdcluster_api.plan.autoscale.signals import signals_of
 from pdcluster_api.plan.autoscale.stabilization import is_same, stabilize, stabilize_advice
+from pdcluster_api.plan.autoscale.totals import Totals, fresh_rounds, read_pool, together
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolFacts, Windows
 from pdcluster_api.plan.observed.decision import Decision, Input
 from pdcluster_api.plan.observed.problem import Problem

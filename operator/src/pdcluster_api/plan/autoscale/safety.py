@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.need import Signal, being_worked_off, ceil_workers
+from pdcluster_api.plan.autoscale.signals import Signal, being_worked_off, ceil_workers
 from pdcluster_api.plan.autoscale.values import short
 from pdcluster_api.plan.observed.decision import Step
 

@@ -1,294 +1,253 @@
-"""Numbers of the roles from their windows: sums and means of the rounds that are fresh.
+"""The signals of a role: each number beside its thresholds, and the workers that it asks for.
 
-A gauge is the mean of the rounds of the last few intervals, so that one crowded
-instant moves little; the trend of a queue is a mean of rounds, too.  A worker with
-a number that cannot be (NaN, infinite, negative, absurd) counts as missing.  Missing
-workers are left out: sums are then too low, which `need` takes into account.  A
-worker that is not in the newest round is left out of all.  Of a draining worker
-only its part of the prefill queue counts.  The signals that are made of these numbers,
-each beside its thresholds, are in `need`.
+What is chosen here, where no planner that was followed says it: a role grows when any of
+its signals is over its scale-up threshold, and shrinks when all are under their
+scale-down thresholds; a queue is that of the whole role, not a part of it for each
+worker; utilization and KV usage are means over the workers.  Those two add up, so
+the need is their sum over the threshold.  A queue is in no proportion to workers:
+it asks for one worker more per threshold's worth of requests above the threshold,
+for one more in all while it falls, and for none when it falls so fast that it is
+soon under the threshold.  A backlog in seconds, or a latency, asks for as many
+times the workers as it is over its threshold.  All three ask for at most twice the
+workers that are settled.
+What a role does with its need is for `safety`.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, WorkerSample
+from pdcluster_api.plan.autoscale.rules import MAX_GROWTH, WORK_OFF_SECONDS
+from pdcluster_api.plan.autoscale.slo import decode_need, prefill_demand
+from pdcluster_api.plan.autoscale.totals import Totals, mean_latency
+from pdcluster_api.plan.autoscale.values import short
+from pdcluster_api.plan.observed.decision import Input
+from pdcluster_api.schema.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
+
+_MOST_TIMES = 16  # a threshold near 0 asks for no more times the workers in one decision
+_DUST = 1e-9  # what rounding may add to a number of workers
 
 
-@dataclass
-class Totals:
-    """Sums over workers, as means over rounds, of one pool or of several together.
+@dataclass(frozen=True)
+class Signal:
+    """One number beside its thresholds.
 
-    reporting, missing: ready workers with and without fresh numbers
-    failing:         those missing of which that is a fault; the others have yet to answer for the
-                     first time
-    settled:         reporting workers that were there `GRACE_ROUNDS` rounds ago; none before there
-                     are so many
-    utilization, kv_cache_usage: sums of ratios: 2.5 is what two and a half workers at 100 % would
-                     show; utilization is of GPUs (`has_gpu`), or the time in engine steps
-    peak_*:          the greatest mean ratio of one worker
-    *_change:        growth of the two queues per second, as far as the same workers hold them;
-                     negative = they fall
-    time_*:          (seconds, requests per second or 0 where unknown) of each worker that has one
-    Rates are per second; None = not known of any worker.
+    down:     None = it never asks for fewer workers, it only forbids it while it is over `up`
+    need:     workers at which it would be at its scale-up threshold
+    sum:      arithmetic of `need`, as text
+    peak:     of the busiest worker; the mean where workers have none of their own
+    is_load:  whether `need` holds at any value, or only over the threshold
+    is_share: whether it cannot be more than 1
+    falls:    of a queue, requests fewer in a second
     """
 
-    reporting: int = 0
-    missing: int = 0
-    failing: int = 0
-    settled: int = 0
-    num_requests_waiting: float = 0.0
-    prefill_queue_requests: float = 0.0
-    prefill_queue_tokens: float = 0.0
-    utilization: float = 0.0
-    kv_cache_usage: float = 0.0
-    peak_utilization: float = 0.0
-    peak_kv_cache_usage: float = 0.0
-    has_gpu: bool = False
-    num_requests_waiting_change: float = 0.0
-    prefill_queue_requests_change: float = 0.0
-    request_rate: float | None = None
-    prompt_token_rate: float | None = None
-    prefill_token_rate: float | None = None
-    prefill_busy_rate: float | None = None
-    generation_token_rate: float | None = None
-    time_to_first_token: list[tuple[float, float]] = field(default_factory=list)
-    time_per_output_token: list[tuple[float, float]] = field(default_factory=list)
+    name: str
+    value: float | None
+    up: float
+    down: float | None
+    need: float
+    sum: str
+    peak: float
+    is_load: bool = False
+    is_share: bool = False
+    falls: float = 0.0
 
-    @property
-    def workers(self) -> int:
-        """Ready workers; those without fresh numbers count as idle."""
-        return self.reporting + self.missing
-
-    @property
-    def prefill_speed(self) -> float | None:
-        """Prompt tokens per second that one worker prefills while it is busy; None =
-        not measured.
+    def is_over(self, tolerance: float = 0.0) -> bool:
+        """Over the scale-up threshold by more than the tolerance, which for a share
+        stays below 1.
         """
-        return _over(self.prefill_token_rate, self.prefill_busy_rate)
+        threshold = self.up * (1.0 + tolerance)
+        if self.is_share:
+            threshold = min(threshold, (self.up + 1.0) / 2.0)
+        return self.value is not None and self.value > threshold
+
+    def is_under(self, tolerance: float = 0.0) -> bool:
+        """At or under the scale-down threshold, less the tolerance; without one, when it is not
+        over.
+        """
+        if self.down is None or self.value is None:
+            return not self.is_over()
+        return self.value <= self.down * (1.0 - tolerance)
+
+    def worked_off_seconds(self) -> float:
+        """Time until a queue is under its threshold, as it falls now; infinite where it does not
+        fall.
+        """
+        return (
+            math.inf if self.falls <= 0.0 else max(0.0, (self.value or 0.0) - self.up) / self.falls
+        )
+
+    def said(self) -> str:
+        """`engine_busy_ratio 0.93 over 0.8`."""
+        word = "over" if self.is_over() else "under"
+        threshold = self.up if self.is_over() or self.down is None else self.down
+        return f"{self.name} {short(self.value)} {word} {short(threshold)}"
+
+    def input(self, role: str) -> Input:
+        """As a decision keeps it."""
+        return Input(
+            role, self.name, None if self.value is None else round(self.value, 4), round(self.up, 4)
+        )
 
 
-_MOST = 1e12  # of anything that a worker can count; more is no number of a worker
-_LEAST = 1e-9  # a rate below it is none
-# clocks of two scrapes differ a little; a ratio above it is something else, such as a percentage
-_MOST_RATIO = 1.5
+def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
+    """The signals of a role: those of prefill, or of decode and mixed.
 
-_RATES = (
-    "request_rate",
-    "prompt_token_rate",
-    "prefill_token_rate",
-    "prefill_busy_rate",
-    "generation_token_rate",
-)
-_SUMS = (
-    "num_requests_waiting",
-    "prefill_queue_requests",
-    "prefill_queue_tokens",
-    "utilization",
-    "kv_cache_usage",
-    "num_requests_waiting_change",
-    "prefill_queue_requests_change",
-)
+    ingress: totals of the workers that answer HTTP: `own`, unless the role is prefill
+    """
+    if own.workers == 0:
+        return ()
+    if role == "prefill":
+        return (
+            *_prefill(own, ingress, spec.prefill),
+            *_prefill_targets(own, ingress, spec.prefill),
+        )
+    return tuple(_decode(own, spec.decode))
 
 
-def fresh_rounds(window: Sequence[Sample], now: float, seconds: float) -> Sequence[Sample]:
-    """The rounds of the last `seconds` before `now`, the newest first."""
-    found = []
-    for sample in reversed(window):
-        if sample.at > now:
-            continue  # of another clock: a process before this one
-        if sample.at < now - seconds:
-            break
-        found.append(sample)
+def _prefill(own: Totals, ingress: Totals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
+    name = "gpu_utilization_ratio" if own.has_gpu else "engine_busy_ratio"
+    queue = (
+        own.prefill_queue_requests + ingress.prefill_queue_requests,
+        own.prefill_queue_requests_change + ingress.prefill_queue_requests_change,
+    )
+    found = [
+        _queue("prefill_queue_requests", queue, (thresholds.queue_up, thresholds.queue_down), own),
+        _share(
+            name,
+            (own.utilization, own.peak_utilization),
+            (thresholds.utilization_up, thresholds.utilization_down),
+            own.workers,
+        ),
+    ]
+    if thresholds.backlog_up_seconds is not None:
+        tokens, speed = own.prefill_queue_tokens + ingress.prefill_queue_tokens, own.prefill_speed
+        seconds = None if speed is None else tokens / (speed * own.workers)
+        found.append(
+            _latency("prefill_backlog_seconds", seconds, thresholds.backlog_up_seconds, own)
+        )
     return found
 
 
-def read_pool(facts: PoolFacts, window: Sequence[Sample], rounds: Sequence[Sample]) -> Totals:
-    """The totals of one pool; without a fresh round all its ready workers are missing.
+def _prefill_targets(
+    own: Totals, ingress: Totals, thresholds: PrefillScalingSpec
+) -> Sequence[Signal]:
+    if thresholds.ttft_seconds is None:
+        return ()
+    ttft = mean_latency(ingress.time_to_first_token)
+    found = [_latency("time_to_first_token_seconds", ttft, thresholds.ttft_seconds, own)]
+    demand = prefill_demand(own, ingress, ttft)
+    if demand is not None:
+        said = f"{short(demand)} workers' worth of prompts at {short(own.prefill_speed)} tokens/s"
+        number = own.workers
+        found.append(
+            Signal(
+                "prefill_demand_workers",
+                demand,
+                float(number),
+                None,
+                demand,
+                said,
+                demand / number,
+                is_load=True,
+            )
+        )
+    return found
 
-    rounds: the fresh ones of the window, the newest first
-    """
-    totals = Totals()
-    if not rounds:
-        totals.missing = totals.failing = facts.ready
-        return totals
-    sane = [
-        (sample.at, [worker for worker in sample.workers if _is_sane(worker)]) for sample in rounds
+
+def _decode(own: Totals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
+    workers = own.workers
+    found = [
+        _queue(
+            "num_requests_waiting",
+            (own.num_requests_waiting, own.num_requests_waiting_change),
+            (thresholds.queue_up, thresholds.queue_down),
+            own,
+        ),
+        _share(
+            "kv_cache_usage_ratio",
+            (own.kv_cache_usage, own.peak_kv_cache_usage),
+            (thresholds.kv_usage_up, thresholds.kv_usage_down),
+            workers,
+        ),
     ]
-    newest = [worker for worker in sane[0][1] if worker.pod not in facts.leaving]
-    totals.reporting = len(newest)
-    scraped = (*(worker.pod for worker in rounds[0].workers), *rounds[0].stale)
-    totals.failing = sum(pod not in facts.leaving for pod in scraped) - len(newest)
-    # A worker that has never answered is in no round.
-    totals.missing = max(totals.failing, facts.ready - totals.reporting)
-    totals.settled = _num_settled(newest, window, rounds[0])
-    here = {worker.pod for worker in newest}
-    there = [(at, [worker for worker in workers if worker.pod in here]) for at, workers in sane]
-    leaving = [[worker for worker in workers if worker.pod in facts.leaving] for _, workers in sane]
-    for (_, workers), drained in zip(there, leaving, strict=True):
-        for worker in workers:
-            _add(totals, worker, len(rounds))
-        for worker in (*workers, *drained):
-            totals.prefill_queue_requests += worker.prefill_queue_requests / len(rounds)
-            totals.prefill_queue_tokens += worker.prefill_queue_tokens / len(rounds)
-    all_workers = [worker for _, workers in there for worker in workers]
-    totals.peak_utilization = _peak((worker.pod, _utilization(worker)) for worker in all_workers)
-    totals.peak_kv_cache_usage = _peak(
-        (worker.pod, worker.kv_cache_usage_ratio) for worker in all_workers
-    )
-    _add_changes(totals, there, leaving)
-    _add_rates(totals, newest)
-    return totals
-
-
-def _peak(ratios: Iterable[tuple[str, float]]) -> float:
-    """The greatest mean of one worker.  ratios: by pod"""
-    found: dict[str, list[float]] = {}
-    for pod, ratio in ratios:
-        found.setdefault(pod, []).append(ratio)
-    return max((sum(each) / len(each) for each in found.values()), default=0.0)
-
-
-def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sample: Sample) -> int:
-    at = window.index(sample)
-    if at < rules.GRACE_ROUNDS:
-        return 0
-    before = {worker.pod for worker in window[at - rules.GRACE_ROUNDS].workers}
-    return sum(worker.pod in before for worker in newest)
-
-
-def _add_changes(
-    totals: Totals,
-    there: Sequence[tuple[float, list[WorkerSample]]],
-    leaving: Sequence[list[WorkerSample]],
-) -> None:
-    """Add the trends of queues of the newest round's workers; one that missed a round adds none.
-
-    there: (time, workers that stay) of each round, the newest first; leaving: those that drain
-    """
-    said: dict[str, list[tuple[float, WorkerSample]]] = {}
-    # more would show a turn too late
-    newer = zip(there[: rules.GRACE_ROUNDS + 1], leaving, strict=False)
-    for (at, workers), drained in newer:
-        for worker in (*workers, *drained):
-            said.setdefault(worker.pod, []).append((at, worker))
-    for worker in there[0][1]:
-        points = [(at, each.num_requests_waiting) for at, each in said[worker.pod]]
-        totals.num_requests_waiting_change += _trend(points)
-    for worker in (*there[0][1], *leaving[0]):
-        points = [(at, each.prefill_queue_requests) for at, each in said[worker.pod]]
-        totals.prefill_queue_requests_change += _trend(points)
-
-
-def _trend(points: Sequence[tuple[float, float]]) -> float:
-    """Growth of a number per second: mean of the newer (at, value) less that of the older; 0 =
-    unknown.
-
-    >>> _trend([(15.0, 1.0), (10.0, 3.0), (5.0, 5.0), (0.0, 7.0)])
-    -0.4
-    """
-    half = len(points) // 2
-    newer, older = points[:half], points[len(points) - half :]
-    seconds = sum(at for at, _ in newer) - sum(at for at, _ in older)
-    return (
-        (sum(value for _, value in newer) - sum(value for _, value in older)) / seconds
-        if seconds > 0.0
-        else 0.0
-    )
-
-
-def _utilization(worker: WorkerSample) -> float:
-    return (
-        worker.engine_busy_ratio
-        if worker.gpu_utilization_ratio is None
-        else worker.gpu_utilization_ratio
-    )
-
-
-def _is_sane(worker: WorkerSample) -> bool:
-    numbers = (
-        worker.num_requests_waiting,
-        worker.prefill_queue_requests,
-        worker.prefill_queue_tokens,
-        worker.kv_cache_usage_ratio,
-        worker.engine_busy_ratio,
-        worker.gpu_utilization_ratio or 0.0,
-    )
-    ratios = (
-        worker.kv_cache_usage_ratio,
-        worker.engine_busy_ratio,
-        worker.gpu_utilization_ratio or 0.0,
-    )
-    return sum(numbers) <= _MOST and min(numbers) >= 0.0 and max(ratios) <= _MOST_RATIO
-
-
-def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
-    totals.has_gpu |= worker.gpu_utilization_ratio is not None
-    totals.num_requests_waiting += worker.num_requests_waiting / num_rounds
-    totals.utilization += _utilization(worker) / num_rounds
-    totals.kv_cache_usage += worker.kv_cache_usage_ratio / num_rounds
-    weight = worker.request_rate if _is_known(worker.request_rate) else 0.0
-    if _is_known(worker.time_to_first_token_seconds):
-        totals.time_to_first_token.append(
-            (worker.time_to_first_token_seconds or 0.0, weight or 0.0)
+    if thresholds.tpot_seconds is not None:
+        tpot, target = mean_latency(own.time_per_output_token), thresholds.tpot_seconds
+        need = 0.0 if tpot is None else decode_need(workers, tpot, target)
+        said = _times(workers, tpot, target, need)
+        found.append(
+            Signal(
+                "time_per_output_token_seconds",
+                tpot,
+                target,
+                None,
+                need,
+                said,
+                tpot or 0.0,
+                is_load=True,
+            )
         )
-    if _is_known(worker.time_per_output_token_seconds):
-        totals.time_per_output_token.append(
-            (worker.time_per_output_token_seconds or 0.0, weight or 0.0)
-        )
+    return found
 
 
-def _add_rates(totals: Totals, workers: Sequence[WorkerSample]) -> None:
-    for name in _RATES:
-        known = [value for worker in workers if _is_known(value := getattr(worker, name))]
-        setattr(totals, name, sum(known) if known else None)
-
-
-def _is_known(value: float | None) -> bool:
-    return value is not None and 0.0 <= value <= _MOST
-
-
-def _over(amount: float | None, time: float | None) -> float | None:
-    return (
-        amount / time
-        if amount is not None and time is not None and amount > _LEAST and time > _LEAST
-        else None
+def _queue(
+    name: str, queue: tuple[float, float], thresholds: tuple[int, int], own: Totals
+) -> Signal:
+    """queue: requests, and how many more in a second."""
+    (requests, change), (up, down), settled = queue, thresholds, own.settled
+    need, said = settled + requests / up - 1.0, f"{settled} + {short(requests)} / {up} - 1"
+    if settled * MAX_GROWTH < need:
+        need, said = settled * MAX_GROWTH, f"{settled} x {MAX_GROWTH:g} at most"
+    if change < 0.0 and settled + 1.0 < need:
+        need, said = settled + 1.0, f"{settled} + 1, it falls by {short(-change)} a second"
+    return Signal(
+        name, requests, float(up), float(down), need, said, requests, falls=max(0.0, -change)
     )
 
 
-def together(parts: Iterable[Totals]) -> Totals:
-    """The totals of several pools as one."""
-    whole = Totals()
-    for part in parts:
-        whole.reporting += part.reporting
-        whole.missing += part.missing
-        whole.failing += part.failing
-        whole.settled += part.settled
-        whole.peak_utilization = max(whole.peak_utilization, part.peak_utilization)
-        whole.peak_kv_cache_usage = max(whole.peak_kv_cache_usage, part.peak_kv_cache_usage)
-        whole.has_gpu |= part.has_gpu
-        whole.time_to_first_token += part.time_to_first_token
-        whole.time_per_output_token += part.time_per_output_token
-        for name in _SUMS:
-            setattr(whole, name, getattr(whole, name) + getattr(part, name))
-        for name in _RATES:
-            known = [
-                value for value in (getattr(whole, name), getattr(part, name)) if value is not None
-            ]
-            setattr(whole, name, sum(known) if known else None)
-    return whole
+def _latency(name: str, seconds: float | None, target: float, own: Totals) -> Signal:
+    need = 0.0 if seconds is None else own.settled * min(seconds / target, MAX_GROWTH)
+    return Signal(
+        name,
+        seconds,
+        target,
+        None,
+        need,
+        _times(own.settled, seconds, target, need),
+        seconds or 0.0,
+    )
 
 
-def mean_latency(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """The mean of (seconds, weight), all alike where no weight is known; None = there are none.
+def _times(workers: int, seconds: float | None, target: float, need: float) -> str:
+    if need >= workers * MAX_GROWTH:
+        return f"{workers} x {MAX_GROWTH:g} at most"
+    return f"{workers} x {short(seconds)} / {short(target)}"
 
-    >>> mean_latency([(0.25, 3.0), (0.75, 1.0)])
-    0.375
+
+def _share(
+    name: str, measured: tuple[float, float], thresholds: tuple[float, float], workers: int
+) -> Signal:
+    """measured: the sum over the workers, and the greatest of one worker."""
+    total, peak = measured
+    up, down = thresholds
+    need, said = total / up, f"{workers} x {short(total / workers)} / {short(up)}"
+    if _MOST_TIMES * workers < need:
+        need, said = float(_MOST_TIMES * workers), f"{workers} x {_MOST_TIMES} at most"
+    return Signal(name, total / workers, up, down, need, said, peak, is_load=True, is_share=True)
+
+
+def being_worked_off(signals: Sequence[Signal], tolerance: float) -> Signal | None:
+    """Return a queue over its threshold that soon is under it: the signals show its end, not new
+    load.
     """
-    if not pairs:
-        return None
-    weight = sum(each for _, each in pairs)
-    if weight <= 0.0:
-        return sum(seconds for seconds, _ in pairs) / len(pairs)
-    return sum(seconds * each for seconds, each in pairs) / weight
+    queues = [signal for signal in signals if signal.falls > 0.0 and signal.is_over(tolerance)]
+    return next((queue for queue in queues if queue.worked_off_seconds() <= WORK_OFF_SECONDS), None)
+
+
+def ceil_workers(need: float) -> int:
+    """Whole workers, what rounding added to the number left out.
+
+    >>> ceil_workers(0.1 * 3 / 0.1), ceil_workers(3.01)
+    (3, 4)
+    """
+    return math.ceil(need - _DUST)

@@ -9,7 +9,7 @@ worker has, so that one at twice its target wants twice the workers.
 """
 
 from pdcluster_api.plan.autoscale.rules import MAX_GROWTH
-from pdcluster_api.plan.autoscale.signals import Totals
+from pdcluster_api.plan.autoscale.totals import Totals
 
 
 def prefill_need(token_rate: float, speed: float, correction: float) -> float:

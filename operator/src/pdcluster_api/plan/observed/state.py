@@ -9,6 +9,7 @@ from typing import Any
 
 from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.verification import Verifications
 from pdcluster_api.schema.workload import WorkloadId
 
 
@@ -123,6 +124,7 @@ class Disaggregation:
     long_prompts:     about how many prompts lately were worth a remote prefill; remote_ratio:
                       the share that got one
     bytes_per_second: about what its last KV transfer reached; 0 = it has sent none
+    transport_note:   why not the transport that engine.transport asks for; empty = it did
     """
 
     transport: str
@@ -131,6 +133,7 @@ class Disaggregation:
     long_prompts: int = 0
     remote_ratio: float | None = None
     bytes_per_second: int = 0
+    transport_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,8 @@ class Observed:
     decision:         decision of the autoscaler in this reconcile; None = no new numbers, or off
     worker_records:         worker records; None = not read yet
     budgets:          pods that each disruption budget leaves ready, by its name
+    verify_request:   value of the annotation pdcluster.io/verify; empty = none
+    verifications:    of KV transfers, since the operator began
     """
 
     generation: int
@@ -200,3 +205,5 @@ class Observed:
     worker_records: WorkerRecords | None = None
     decision: Decision | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)
+    verify_request: str = ""
+    verifications: Verifications = field(default_factory=Verifications)

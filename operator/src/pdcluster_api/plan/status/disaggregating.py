@@ -102,7 +102,7 @@ def digest(said: Mapping[str, Disaggregation]) -> object:
     refused = tuple((pod, each.refused, each.num_refused) for pod, each in sorted(said.items()))
     num_long, num_remote = _counts(said.values())
     share = None if not num_long else round(100 * num_remote / num_long / _STEP_PERCENT)
-    transports = frozenset(each.transport for each in said.values())
+    transports = frozenset((each.transport, each.transport_note) for each in said.values())
     rates = [each.bytes_per_second for each in said.values() if each.bytes_per_second]
     is_shown = num_remote > 0 or num_long >= FEW_PROMPTS
     return refused, share, is_shown, transports, len(str(int(median(rates)))) if rates else 0
@@ -166,9 +166,10 @@ def _of_pairs(pairs: Sequence[_Pair], num_refused: int) -> str:
 def _of_share(status: Status) -> str:
     rate = status.get("bytesPerSecond")
     at = f" at about {readable_rate(rate)}" if isinstance(rate, int) else ""
+    note = status.get("transportNote")
     return (
         f"about {status['remoteShare']} of long prompts are prefilled by prefill workers, over "
-        f"{status['transport']}{at}"
+        f"{status['transport']}{at}" + (f" ({note})" if note else "")
     )
 
 
@@ -213,6 +214,11 @@ def _status(
     transports = sorted(
         {each.transport for each in (*said.decode.values(), *said.prefill.values())}
     )
+    notes = [
+        f"{pod}: {each.transport_note}"
+        for pod, each in sorted({**said.prefill, **said.decode}.items())
+        if each.transport_note
+    ]
     rate = _rate(said, before)
     named = [
         {"decode": pair.decode, "prefill": pair.prefill, "reason": pair.reason}
@@ -220,6 +226,7 @@ def _status(
     ]
     return {
         **({"transport": ",".join(transports)} if transports else {}),
+        **({"transportNote": notes[0]} if notes else {}),
         **({} if share is None else {"remoteShare": share}),
         **({} if rate is None else {"bytesPerSecond": rate}),
         **({"numRefusedPairs": num_refused, "refusedPairs": named} if named else {}),

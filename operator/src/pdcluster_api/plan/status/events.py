@@ -29,7 +29,8 @@ def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Event, 
         *_ready(old, new),
         *_serving(old, new),
         *_accelerators(old, new),
-        *_disaggregating(old, new),
+        *_turned(old, new, words.DISAGGREGATING),
+        *_turned(old, new, words.KV_TRANSFER_VERIFIED),
     )
 
 
@@ -111,9 +112,9 @@ def _accelerators(old: Previous, new: Previous) -> Iterator[Event]:
         yield Event(condition["reason"], condition["message"], warning=True)
 
 
-def _disaggregating(old: Previous, new: Previous) -> Iterator[Event]:
+def _turned(old: Previous, new: Previous, kind: str) -> Iterator[Event]:
     """Event when it turns False, or its reason changes; and when it is True again."""
-    was, condition = old.condition(words.DISAGGREGATING), new.condition(words.DISAGGREGATING)
+    was, condition = old.condition(kind), new.condition(kind)
     if _turned_false(old, condition):
         yield Event(condition["reason"], condition["message"], warning=True)
     elif condition.get("status") == "True" and was.get("status") == "False":

@@ -5,12 +5,12 @@ from types import ModuleType
 
 import pytest
 
-from pdcluster_api.plan.autoscale import explain, need, ratio, signals, slo
+from pdcluster_api.plan.autoscale import explain, ratio, signals, slo, totals
 
 
 @pytest.mark.parametrize(
     "module",
-    [explain, need, ratio, signals, slo],
+    [explain, ratio, signals, slo, totals],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_examples_hold(module: ModuleType):

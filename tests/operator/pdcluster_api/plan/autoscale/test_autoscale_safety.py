@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.need import Signal
 from pdcluster_api.plan.autoscale.safety import Role, recommend, safe_workers
+from pdcluster_api.plan.autoscale.signals import Signal
 from pdcluster_api.plan.autoscale.values import Sample
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,

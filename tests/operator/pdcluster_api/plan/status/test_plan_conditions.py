@@ -54,6 +54,7 @@ def test_all_as_declared():
         words.PREFILL_READY: ("True", words.AS_DECLARED),
         words.DECODE_READY: ("True", words.AS_DECLARED),
         words.INGRESS_READY: ("True", words.AS_DECLARED),
+        words.KV_TRANSFER_VERIFIED: ("Unknown", words.NOT_VERIFIED),
     }
     assert words_of(status, words.READY)[2] == "prefill 1/1, decode 2/2"
 

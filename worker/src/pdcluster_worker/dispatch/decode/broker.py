@@ -32,6 +32,7 @@ class _Wait:
     priority: int
     hashes: Sequence[bytes]
     chosen: "asyncio.Future[Peer | None]"
+    only: Peer | None = None
     # None: not answered, False: queued there, True: granted
     asked: dict[Peer, bool | None] = field(default_factory=dict)
     overdue: bool = False
@@ -60,18 +61,23 @@ class CreditBroker:
         self._tie = random.Random()
 
     async def acquire(
-        self, request_id: str, tokens: int, priority: int, hashes: Sequence[bytes]
+        self,
+        request_id: str,
+        tokens: int,
+        priority: int,
+        hashes: Sequence[bytes],
+        *,
+        only: Peer | None = None,
     ) -> Peer | None:
         """Wait for a credit for `tokens`; None when no prefill worker is left to ask.
 
-        One that takes no request of that length is not asked.
+        One that takes no request of that length is not asked.  only: that may be asked; None = any.
 
         The request must be in the queue, and stays there: the caller takes it out.
         Cancelling gives everything back.
         """
-        wait = _Wait(
-            request_id, tokens, priority, hashes, asyncio.get_running_loop().create_future()
-        )
+        chosen: asyncio.Future[Peer | None] = asyncio.get_running_loop().create_future()
+        wait = _Wait(request_id, tokens, priority, hashes, chosen, only)
         self._waits[request_id] = wait
         try:
             self.ask()
@@ -96,7 +102,11 @@ class CreditBroker:
         ready = self._prefills()
         waits = (self._waits.get(request_id) for request_id in self._queue.heads(ASKING_HEADS))
         for wait in [wait for wait in waits if wait is not None and not wait.chosen.done()]:
-            peers = [peer for peer in ready if takes_length(peer.max_model_len, wait.tokens)]
+            peers = [
+                peer
+                for peer in ready
+                if wait.only in (None, peer) and takes_length(peer.max_model_len, wait.tokens)
+            ]
             if not peers:
                 self._choose(wait, None)
             for peer in peers:

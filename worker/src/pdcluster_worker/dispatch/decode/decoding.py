@@ -26,17 +26,22 @@ from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.moving import has_room, is_short_of_blocks
+from pdcluster_worker.streams import Mapped, Reader
 
 
 @dataclass(slots=True)
 class _Request:
-    """One request at its engine.  has_begun: it has its first token; has_ended: its last one."""
+    """One request at its engine.  has_begun: it has its first token; has_ended: its last one.
+
+    reader: of the tokens between them.
+    """
 
     spec: RequestSpec
     prefill: PrefillMode
     place: Place
     pace: Pace
     followed: Followed
+    reader: Reader[Token] | None = None
     has_begun: bool = False
     has_ended: bool = False
 
@@ -57,11 +62,13 @@ class DecodeDispatcher:
     ) -> None:
         self._worker = worker
         self._remote = remote
+        self._prefills = prefills
         self._decodes = decodes
         self._holder = holder
         self._offloading = Offloading(worker, prefills, decodes)
         self._quality = Quality(worker)
         self._num_decoding = 0  # past their first token
+        self._requests: dict[str, _Request] = {}
 
     @property
     def num_requests(self) -> int:
@@ -88,8 +95,16 @@ class DecodeDispatcher:
                         yield self._noted(request, generated)
                         generated = await anext(firsts, None)
                 while turn.has_started and not request.has_ended:
-                    yield self._noted(request, Generated(await request.place.mailbox.token()))
+                    token = await request.place.mailbox.token(request.reader)
+                    yield self._noted(request, Generated(token))
             terms = None if turn.has_started else self._quality.demoted(terms)
+
+    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
+        """Have a running request's later tokens taken by `reader`, but for those that it cannot
+        take and the last one, which its stream yields; an unknown id is a no-op.
+        """
+        if (request := self._requests.get(request_id)) is not None:
+            request.reader = Mapped(lambda token: self._noted(request, Generated(token)), reader)
 
     @contextmanager
     def _running(self, terms: Terms) -> Iterator[_Request]:
@@ -100,9 +115,12 @@ class DecodeDispatcher:
             place.mailbox.on_preempted = partial(self._short_of_blocks, place.mailbox, spec)
             pace = self._offloading.pace(spec.request_id, len(spec.prompt) + len(spec.output))
             request = _Request(spec, terms.prefill, place, pace, followed)
+            self._requests[spec.request_id] = request
             try:
                 yield request
             finally:
+                del self._requests[spec.request_id]
+                request.reader = None  # it holds the request: no cycle is left
                 if request.has_begun:
                     self._num_decoding -= 1
                 pace.ended()
@@ -148,13 +166,19 @@ class DecodeDispatcher:
                     yield generated
                     if generated.token.finish_reason is not None:
                         return
-        elif prefill == "remote" or (
-            prefill == "auto"
-            and self._offloading.goes(place, spec, hashes, self._num_decoding, pace)
+        elif (
+            (named := self._named(spec, prefill)) is not None
+            or prefill == "remote"
+            or (
+                prefill == "auto"
+                and self._offloading.goes(place, spec, hashes, self._num_decoding, pace)
+            )
         ):
             pace.sent("remote")
             async with aclosing(
-                self._remote.first_token(place, spec, hashes, forced=prefill == "remote")
+                self._remote.first_token(
+                    place, spec, hashes, forced=prefill == "remote", only=named
+                )
             ) as first:
                 async for generated in first:
                     started = True
@@ -168,6 +192,16 @@ class DecodeDispatcher:
             yield Generated(await self._first_step(place.mailbox))
         else:
             yield Generated(await place.mailbox.token(), "local")
+
+    def _named(self, spec: RequestSpec, prefill: PrefillMode) -> Peer | None:
+        """The prefill worker that the request names; None = none that is ready, or a local prefill
+        is asked for.
+        """
+        if not spec.prefiller or prefill == "local":
+            return None
+        found = [peer for peer in self._prefills() if peer.record.http_address == spec.prefiller]
+        note("prefiller", address=spec.prefiller, known=bool(found))
+        return found[0] if found else None
 
     async def _first_step(self, mailbox: RequestOutputs) -> Token:
         """The first token decoded here after a remote prefill, timed from the

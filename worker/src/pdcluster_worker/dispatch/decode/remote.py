@@ -9,13 +9,14 @@ Which requests come here is `dispatch.decode.decoding`'s choice.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 import msgspec
 
 from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.giving import give_prefix
 from pdcluster_worker.dispatch.decode.patience import NoProgressError, PrefillPatience, checked
 from pdcluster_worker.dispatch.engines.client import (
     ENGINE_STALLED,
@@ -30,8 +31,9 @@ from pdcluster_worker.journeys.journey import note
 from pdcluster_worker.journeys.lifetime import note_migration
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.messages.engine import (
+    Fetch,
+    FetchFailed,
     PrefillDone,
-    Receive,
     ReceiveDone,
     ReceiveFailed,
     ReceiveReady,
@@ -39,7 +41,7 @@ from pdcluster_worker.messages.engine import (
     Submit,
 )
 from pdcluster_worker.messages.peers import Generated
-from pdcluster_worker.messages.requests import RequestSpec, Target, Token
+from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.qos.slo import aged
 
@@ -70,7 +72,13 @@ class RemotePrefill:
         self._broker = broker
 
     async def first_token(
-        self, place: Place, spec: RequestSpec, hashes: list[bytes], *, forced: bool
+        self,
+        place: Place,
+        spec: RequestSpec,
+        hashes: list[bytes],
+        *,
+        forced: bool,
+        only: Peer | None = None,
     ) -> AsyncGenerator[Generated, None]:
         """The first token, if a prefill worker made it; afterwards the engine here goes on, from
         its KV or by itself.
@@ -78,10 +86,10 @@ class RemotePrefill:
         Yields nothing when the prefill will be local after all.  Raises RequestError 503 when that
         happens although the client forced `remote`.
 
-        hashes: of the full blocks of its tokens.
+        hashes: of the full blocks of its tokens.  only: the prefill worker; None = the best.
         """
         start = asyncio.get_running_loop().time()
-        reserved = await self._reserve(place, spec, hashes)
+        reserved = await self._reserve(place, spec, hashes, only)
         if reserved is None:
             if forced:
                 raise RequestError(
@@ -123,6 +131,8 @@ class RemotePrefill:
         done = False
         outcome = "cancelled"  # unless the code below gets further
         try:
+            if reserved.has_credit:
+                await self._give_prefix(place, reserved, spec)
             async with aclosing(self._replies(place, reserved, spec)) as replies:
                 while (reply := await self._next(place, replies, reserved.peer)) is not None:
                     if isinstance(reply, PrefillDone):
@@ -132,11 +142,14 @@ class RemotePrefill:
                     first = msgspec.structs.replace(
                         reply, queue_seconds=(reply.queue_seconds or 0.0) + reserved.waited_seconds
                     )
+                    self._note_pace(reserved, spec, reply)
                     if first.finish_reason is not None:  # it moves no KV: this is all
                         done, outcome = True, "ok"
                     yield Generated(first, "remote")
             if not done:
                 raise PeerError("the call ended before the KV was acknowledged")
+            if first is None:
+                yield Generated(await self._fetched(place, reserved), "remote")
             outcome = "ok"
         except (EngineDiedError, EngineStalledError):
             raise  # of this worker: nothing is left to prefill with
@@ -158,6 +171,10 @@ class RemotePrefill:
         finally:
             self._count(reserved, spec.request_id, outcome)
 
+    def _note_pace(self, reserved: _Reserved, spec: RequestSpec, first: Token) -> None:
+        num_tokens = len(spec.prompt) + len(spec.output) - first.cached_tokens
+        self._worker.prefill_rates.add(reserved.peer.key, num_tokens, first.prefill_seconds or 0.0)
+
     def _count(self, reserved: _Reserved, request_id: str, outcome: str) -> None:
         metrics = self._worker.metrics
         if not reserved.has_credit:
@@ -172,16 +189,14 @@ class RemotePrefill:
     def _replies(
         self, place: Place, reserved: _Reserved, spec: RequestSpec
     ) -> AsyncGenerator[Reply, None]:
-        blocks = reserved.blocks
-        engine = place.engine
-        target = Target(
-            blocks.epoch,
-            engine.facts.engine_id,
-            engine.kv_addresses,
-            blocks.cached_tokens,
-            blocks.block_ids,
-        )
+        target = place.target(reserved.blocks)
         return reserved.peer.prefill(aged(spec, reserved.waited_seconds), target)
+
+    async def _give_prefix(self, place: Place, reserved: _Reserved, spec: RequestSpec) -> None:
+        """Give the prefill worker KV that it lacks; one that makes no progress goes without."""
+        with suppress(NoProgressError):
+            async with checked(self._check_of(place, reserved.peer), self._period):
+                await give_prefix(self._worker, place, reserved.peer, spec, reserved.blocks)
 
     async def _next(
         self, place: Place, replies: AsyncGenerator[Reply, None], peer: Peer
@@ -191,14 +206,18 @@ class RemotePrefill:
         Raises NoProgressError when the peer makes no progress, EngineDiedError or
         EngineStalledError when our engine fails.
         """
+        async with checked(self._check_of(place, peer), self._period):
+            return await anext(replies, None)
+
+    def _check_of(self, place: Place, peer: Peer) -> Callable[[], None]:
+        """A check of both sides from now on."""
         patience = PrefillPatience(asyncio.get_running_loop().time, lambda: peer.load)
 
         def check() -> None:
             place.check()
             patience.check(self._worker.policy.stall_seconds)
 
-        async with checked(check, self._period):
-            return await anext(replies, None)
+        return check
 
     def _period(self) -> float:
         return period_seconds(self._worker.policy.stall_seconds)
@@ -206,10 +225,14 @@ class RemotePrefill:
     def _finish(
         self, place: Place, reserved: _Reserved, first: Token | None, done: PrefillDone
     ) -> None:
+        if done.handle:
+            place.send(Fetch(place.mailbox.request_id, reserved.blocks.epoch, done.handle))
+            return
         if first is None:
             raise PeerError("the KV came without a first token")
         metrics = self._worker.metrics
         self._worker.pair_rates.add(reserved.peer.key, done.num_bytes, done.busy_seconds)
+        self._worker.note_transport(done.transport, done.transport_note)
         metrics.kv_transfer_seconds.observe(done.seconds)
         metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
         note_migration(done)
@@ -217,8 +240,27 @@ class RemotePrefill:
             ReceiveDone(place.mailbox.request_id, reserved.blocks.epoch, first, done.checksum)
         )
 
+    async def _fetched(self, place: Place, reserved: _Reserved) -> Token:
+        """The first token, made here from KV that the engine fetches.
+
+        Raises PeerError when it does not come.
+        """
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        async with checked(place.check, self._period):
+            output = await place.mailbox.get()
+        if isinstance(output, FetchFailed):
+            raise PeerError(f"the KV did not come: {output.reason}")
+        if not isinstance(output, Token):
+            raise RequestError(f"the engine answered {type(output).__name__} to Fetch", status=500)
+        seconds = clock() - start
+        self._worker.metrics.kv_transfer_seconds.observe(seconds)
+        self._worker.metrics.ttft_phase_seconds.labels("transfer").observe(seconds)
+        waited = (output.queue_seconds or 0.0) + reserved.waited_seconds
+        return msgspec.structs.replace(output, queue_seconds=waited)
+
     async def _reserve(
-        self, place: Place, spec: RequestSpec, hashes: list[bytes]
+        self, place: Place, spec: RequestSpec, hashes: list[bytes], only: Peer | None
     ) -> _Reserved | None:
         """A credit first, then blocks, so that a waiting request holds none; None when no prefill
         worker is left.
@@ -232,7 +274,7 @@ class RemotePrefill:
             async with checked(place.check, self._period):
                 while (
                     peer := await self._broker.acquire(
-                        spec.request_id, num_tokens, spec.priority, hashes
+                        spec.request_id, num_tokens, spec.priority, hashes, only=only
                     )
                 ) is not None:
                     blocks = await self._receive(place, aged(spec, clock() - start), peer)
@@ -260,15 +302,10 @@ class RemotePrefill:
         """
         answer = None
         try:
-            place.send(Receive(spec))
-            answer = await place.mailbox.get()
+            answer = await place.receive(spec)
         finally:
             if granting is not None and not isinstance(answer, ReceiveReady):
                 granting.release(spec.request_id)
-        if not isinstance(answer, ReceiveReady | ReceiveRefused):
-            raise RequestError(
-                f"the engine answered {type(answer).__name__} to Receive", status=500
-            )
         return answer
 
 

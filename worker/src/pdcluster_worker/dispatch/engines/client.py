@@ -11,10 +11,11 @@ business.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.journeys import trace_context
 from pdcluster_worker.machine.native_dtype import DType
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
@@ -29,6 +30,7 @@ from pdcluster_worker.messages.engine import (
 )
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.peers.parts import run_until_first_ends
+from pdcluster_worker.streams import Reader
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,9 @@ RequestOutput = (
     | messages.ReceiveReady
     | messages.ReceiveRefused
     | messages.PrefillDone
+    | messages.Received
     | messages.PrefillFailed
+    | messages.FetchFailed
 )
 
 
@@ -89,6 +93,7 @@ class RequestOutputs:
 
     num_tokens, num_preemptions: so far.
     on_preempted: asked at each preemption for the error, if any, that is to end the request.
+    trace: headers of the trace that the task which opened it is in.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -97,8 +102,10 @@ class RequestOutputs:
         self.num_preemptions = 0
         self.on_preempted: Callable[[], RequestError | None] = lambda: None
         self.ended = False  # the engine holds nothing of this request any more
-        self._items: deque[RequestOutput | RequestError] = deque()
-        self._arrival: asyncio.Future[None] | None = None  # what the one reader waits for
+        self.trace = trace_context.current()
+        self._items: deque[RequestOutput | Exception] = deque()
+        self._arrival: asyncio.Future[None] | None = None  # what waits for the next one
+        self._reader: Reader[Token] | None = None  # takes tokens meanwhile
 
     def put(self, item: RequestOutput | messages.Preempted | RequestError) -> None:
         """Deliver; `ended` follows from what the item says."""
@@ -108,36 +115,59 @@ class RequestOutputs:
         if isinstance(item, Token):
             self.num_tokens += 1
             self.ended = item.finish_reason is not None
+            if self._hand_over(item):
+                return
         elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
             # An engine that has stalled, or is short of blocks, holds the request, and would
             # continue it.
             self.ended = not isinstance(item, EngineStalledError | ShortOfBlocksError)
+        self._append(item)
+
+    def _append(self, item: RequestOutput | Exception) -> None:
         self._items.append(item)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+    def _hand_over(self, token: Token) -> bool:
+        """Give a token to the reader; False where it must be waited for as any other output."""
+        reader = self._reader
+        if reader is None or self.ended or self._items:
+            return False
+        try:
+            if not reader.is_open:
+                return False
+            reader.take(token)
+        except Exception as e:  # this request's own, and no other's
+            self._append(e)
+        return True
 
     def _preempted(self) -> None:
         self.num_preemptions += 1
         if (error := self.on_preempted()) is not None:
             self.put(error)
 
-    async def get(self) -> RequestOutput:
-        """Wait for the next output.
+    async def get(self, reader: Reader[Token] | None = None) -> RequestOutput:
+        """Wait for the next output.  reader: gets tokens that come meanwhile and end nothing, as
+        long as it takes them; one that it does not take is the next output.
 
         Raises RequestError when the request failed in the engine, EngineDiedError or
-        EngineStalledError when the engine did.
+        EngineStalledError when the engine did, and what the reader raised.
         """
-        while not self._items:
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
+        self._reader = reader
+        try:
+            while not self._items:
+                self._arrival = asyncio.get_running_loop().create_future()
+                await self._arrival
+        finally:
+            self._reader = None
         item = self._items.popleft()
-        if isinstance(item, RequestError):
+        if isinstance(item, Exception):
             raise item
         return item
 
-    async def token(self) -> Token:
-        """Wait for the next output, which must be a token."""
-        item = await self.get()
+    async def token(self, reader: Reader[Token] | None = None) -> Token:
+        """Wait for the next output, which must be a token.  reader: see `get`."""
+        item = await self.get(reader)
         if not isinstance(item, Token):
             raise RequestError(
                 f"the engine answered {type(item).__name__} where a token was due", status=500
@@ -146,13 +176,14 @@ class RequestOutputs:
 
 
 class EngineClient:
-    """One engine process, seen from the server process.
+    """One engine, seen from the server process.
 
+    socket:        to its process; None = its owner moves the messages, by `inputs` and `deliver`.
     died, stalled: why it does not serve; None while it does.
     has_ended:     its process is gone, and its last words may still be on the way.
     """
 
-    def __init__(self, socket: FrameSocket) -> None:
+    def __init__(self, socket: FrameSocket | None = None) -> None:
         self.died: str | None = None
         self.stalled: str | None = None
         self.has_ended = False
@@ -222,6 +253,11 @@ class EngineClient:
         """
         return len(self._unknown)
 
+    def trace(self, request_id: str) -> Mapping[str, str]:
+        """Headers of the trace of an open request; empty without one."""
+        mailbox = self._mailboxes.get(request_id)
+        return {} if mailbox is None else mailbox.trace
+
     def knows(self, request_id: str) -> bool:
         """Return whether a reader waits for the outputs of that request."""
         return request_id in self._mailboxes
@@ -284,20 +320,26 @@ class EngineClient:
 
     async def run(self) -> None:
         """Move messages both ways until cancelled."""
-        await run_until_first_ends(self._send_all(), self._receive_all())
+        assert self._socket is not None, "the owner of the client moves its messages"
+        await run_until_first_ends(self._send_all(self._socket), self._receive_all(self._socket))
 
-    async def _send_all(self) -> None:
+    async def inputs(self) -> list[EngineInput]:
+        """Wait for messages to the engine, and take all of them."""
+        batch = [await self._outgoing.get()]
+        while not self._outgoing.empty():
+            batch.append(self._outgoing.get_nowait())
+        return batch
+
+    async def _send_all(self, socket: FrameSocket) -> None:
         while True:
-            batch = [await self._outgoing.get()]
-            while not self._outgoing.empty():
-                batch.append(self._outgoing.get_nowait())
-            await self._socket.send(messages.encode(batch))
+            await socket.send(messages.encode(await self.inputs()))
 
-    async def _receive_all(self) -> None:
+    async def _receive_all(self, socket: FrameSocket) -> None:
         while True:
-            self._deliver(messages.decode_outputs(await self._socket.recv()))
+            self.deliver(messages.decode_outputs(await socket.recv()))
 
-    def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
+    def deliver(self, outputs: Sequence[EngineOutput]) -> None:
+        """Hand on what the engine said."""
         for output in outputs:
             # the numbers and blocks of one that was killed are given up already
             if self.died is None:

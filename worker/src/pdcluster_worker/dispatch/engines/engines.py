@@ -26,7 +26,11 @@ from pdcluster_worker.messages.engine import (
     EngineInput,
     EngineReady,
     EngineStats,
+    Receive,
+    ReceiveReady,
+    ReceiveRefused,
 )
+from pdcluster_worker.messages.requests import RequestSpec, Target
 from pdcluster_worker.peers.records import EngineRecord, EngineState
 from pdcluster_worker.routing.event_order import Arrival, EventOrder
 from pdcluster_worker.routing.prefix_index import PrefixIndex
@@ -97,6 +101,27 @@ class Place:
     def check(self) -> None:
         """Raise EngineDiedError or EngineStalledError when the engine does not serve."""
         self.engine.client.check()
+
+    async def receive(self, spec: RequestSpec) -> ReceiveReady | ReceiveRefused:
+        """Ask the engine for blocks that a peer may write.  Raises RequestError."""
+        self.send(Receive(spec))
+        answer = await self.mailbox.get()
+        if not isinstance(answer, ReceiveReady | ReceiveRefused):
+            raise RequestError(
+                f"the engine answered {type(answer).__name__} to Receive", status=500
+            )
+        return answer
+
+    def target(self, blocks: ReceiveReady) -> Target:
+        """Target of the peer that writes these blocks."""
+        engine = self.engine
+        return Target(
+            blocks.epoch,
+            engine.facts.engine_id,
+            engine.kv_addresses,
+            blocks.cached_tokens,
+            blocks.block_ids,
+        )
 
     def close(self) -> None:
         """Stop listening; the engine forgets a request that it still holds."""

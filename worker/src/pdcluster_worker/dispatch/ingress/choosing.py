@@ -12,8 +12,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from heapq import nsmallest
+from dataclasses import dataclass, replace
 from operator import is_, itemgetter
 
 from pdcluster_worker.config.policy import PolicyConfig
@@ -166,7 +165,11 @@ class Choosing:
             routed.hashes = self._worker.hashes(spec)
         hashes = (routed.hashes or []) if policy.policy in PREFIX_POLICIES else []
         candidates = self._candidates(policy, peers, may_run_here, hashes, now)
-        decision = self._decide(policy, spec, routed.hints, candidates)
+        hints = routed.hints
+        if spec.prefiller and may_run_here and not hints.worker:
+            # the endpoint picker that named the prefill worker has chosen this one too
+            hints = replace(hints, worker=self._pod)
+        decision = self._decide(policy, spec, hints, candidates)
         if decision is None:
             return None
         chosen = next(c for c in candidates if c.key == decision.key)
@@ -263,21 +266,16 @@ class Choosing:
     ) -> list[DecodeCandidate]:
         matches, recent = self._matches(policy, hashes, now)
         self._failed = {key: at for key, at in self._failed.items() if now - at < TAINT_SECONDS}
-        noted = {*matches, *recent, *self._failed}
-        candidates = []
-        for key, peer in peers.items():
-            load = peer.load
-            report = self._reports.get(key)
-            if report is None or report.load is not load:
-                report = self._reports[key] = _Report.of(key, load)
-            charges = self._load.potential(key, load, report.charges)
-            if charges is report.charges and key not in noted:
-                candidates.append(report.candidate)
-                continue
+        self._renew_reports(peers)
+        found = {key: self._reports[key].candidate for key in peers}
+        for key in {*matches, *recent, *self._failed, *self._load.workers()} & peers.keys():
+            report = self._reports[key]
+            charges = self._load.potential(key, report.load, report.charges)
             taint = policy.failure_taint if key in self._failed else 1.0
-            candidates.append(
-                _candidate(key, charges, load, matches.get(key, 0), key in recent, taint=taint)
+            found[key] = _candidate(
+                key, charges, report.load, matches.get(key, 0), key in recent, taint=taint
             )
+        candidates = list(found.values())
         if may_run_here:
             load = self._worker.load()
             charges = self._load.potential(
@@ -290,6 +288,13 @@ class Choosing:
                 _candidate(self._pod, charges, load, matched, self._pod in recent, is_self=True)
             )
         return candidates
+
+    def _renew_reports(self, peers: dict[str, Peer]) -> None:
+        """Note the loads that have been reported since the last request, of a few workers."""
+        reports = self._reports
+        for key, peer in peers.items():
+            if key not in reports or reports[key].load is not peer.load:
+                reports[key] = _Report.of(key, peer.load)
 
     def _matches(
         self, policy: DecodeScorePolicy, hashes: Sequence[bytes], now: float
@@ -350,7 +355,7 @@ class Choosing:
 
 
 def _note(decision: Decision, chosen: DecodeCandidate) -> None:
-    lowest = nsmallest(_NOTED_COSTS, decision.costs.items(), key=itemgetter(1))
+    lowest = sorted(decision.costs.items(), key=itemgetter(1))[:_NOTED_COSTS]
     note(
         "decode_worker",
         worker=decision.key or "here",

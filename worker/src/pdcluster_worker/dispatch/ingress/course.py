@@ -87,7 +87,7 @@ class Course:
         spec = self.spec
         if self.num_legs:
             leg = leg_id(spec.request_id, self.num_legs)
-            spec = replace(self.so_far(), request_id=leg, kv_holder=self.kv_holder)
+            spec = replace(self.so_far(), request_id=leg, kv_holder=self.kv_holder, prefiller="")
             self.kv_holder = ""
         self.num_legs += 1
         is_later = self.has_begun and self.prefill == "remote"

@@ -21,7 +21,7 @@ from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.slo import aged
-from pdcluster_worker.streams import Stream
+from pdcluster_worker.streams import Reader, Stream
 
 
 class Ingress:
@@ -46,6 +46,7 @@ class Ingress:
         self._racing = Racing(worker, here, decodes)
         self._legs = Legs(worker, here, decodes, self._choosing)
         self._choices: dict[str, Choices] = {}
+        self._lone: dict[str, ChoiceRun] = {}
 
     async def generate(
         self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
@@ -74,6 +75,7 @@ class Ingress:
                 finally:
                     for spec in specs:  # first: the closing may be cut off
                         self._choices.pop(spec.request_id, None)
+                        self._lone.pop(spec.request_id, None)
                     await tokens.aclose()
 
     def _run(
@@ -93,6 +95,7 @@ class Ingress:
         ]
         runs = {course.spec.request_id: ChoiceRun(self._legs, course, route) for course in courses}
         if len(runs) == 1:
+            self._lone |= runs
             return runs.popitem()[1]
         choices = Choices(runs)
         self._choices.update(dict.fromkeys(runs, choices))
@@ -104,6 +107,11 @@ class Ingress:
         """
         if (choices := self._choices.get(request_id)) is not None:
             choices.abort(request_id)
+
+    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
+        """See `server.generation.backend.Backend.follow`."""
+        if (run := self._lone.get(request_id)) is not None:
+            run.follow(reader)
 
     def on_change(self) -> None:
         """A peer's state changed: what runs on one that drains goes on elsewhere."""

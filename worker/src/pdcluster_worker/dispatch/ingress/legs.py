@@ -26,7 +26,7 @@ from pdcluster_worker.journeys.journey import note
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.moving import MoveOutcome, MoveReason, has_room, may_move
-from pdcluster_worker.streams import Stream
+from pdcluster_worker.streams import Mapped, Reader, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,10 @@ class Legs:
         self._decodes = decodes
         self._choosing = choosing
         self._at_peers: set[Leg] = set()
+
+    def follow(self, course: Course, reader: Reader[Generated]) -> None:
+        """Have a first leg's tokens on this worker taken by `reader`, and kept in its course."""
+        self._here.follow(course.spec.request_id, Mapped(course.take, reader))
 
     def on_change(self) -> None:
         """Call off what runs on workers that drain, as far as others take it."""
@@ -233,6 +237,13 @@ class ChoiceRun(AsyncIterator[Generated]):
         """End the leg that runs."""
         if self._leg is not None:
             await self._leg.aclose()
+
+    def follow(self, reader: Reader[Generated]) -> None:
+        """Have tokens taken by `reader` while the choice is where it began, alone and on this
+        worker; others come from the stream as before.
+        """
+        if self._race is None and self._where is None and self._course.num_legs == 1:
+            self._legs.follow(self._course, reader)
 
     def _begin(self, where: Peer | None) -> None:
         route = self._route

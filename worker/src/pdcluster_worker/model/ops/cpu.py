@@ -17,7 +17,6 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     NormArguments,
     PlanArguments,
     RotationArguments,
-    WeightsArguments,
     declare,
     head_norm_arguments,
     model_arguments,
@@ -27,6 +26,7 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     shared_rows,
 )
 from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
+from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
 from pdcluster_worker.model.ops.operations import (
     ALONE,
     Activation,
@@ -34,36 +34,14 @@ from pdcluster_worker.model.ops.operations import (
     Forward,
     Group,
     HeadNorms,
+    Layers,
     Norm,
     Rotation,
 )
+from pdcluster_worker.model.ops.packed_weights import PackedStack, PackedWeights
 from pdcluster_worker.model.sampling.sample_kernel import kernel_choosing
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Choosing
 from pdcluster_worker.model.step_plan import StepPlan
-
-_STEP_BYTES = 64
-"""Rows of x are read in pieces of this many bytes."""
-
-
-class PackedWeights:
-    """Weights of one product, packed.  arguments: their address; the tensors are kept because it
-    points at them.
-    """
-
-    __slots__ = ("address", "arguments", "bias", "columns", "depth", "dtype", "missing", "tiles")
-
-    def __init__(self, tiles: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool) -> None:
-        self.tiles = tiles
-        self.columns, self.depth = weight.shape
-        self.missing = -self.depth % (_STEP_BYTES // weight.dtype.itemsize)
-        self.bias = None if bias is None else bias.float().contiguous()
-        self.dtype = torch.float32 if wide else weight.dtype
-        bias_address = None if self.bias is None else self.bias.data_ptr()
-        sizes = self.columns, self.depth + self.missing, int(wide)
-        self.arguments = WeightsArguments(
-            tiles.data_ptr(), bias_address, KINDS[weight.dtype], *sizes
-        )
-        self.address = ctypes.addressof(self.arguments)
 
 
 class CpuOperations:
@@ -83,10 +61,11 @@ class CpuOperations:
         self._library = library = kernels.library
         declare(library)
         self._add_rms_norm, self._gate_mul = library.add_rms_norm, library.gate_mul
-        self._rope_store, self._attend, self._product = (
+        self._rope_store, self._attend, self._product, self._run_layers = (
             library.rope_store,
             library.attend,
             library.product,
+            library.layers,
         )
         self.choosing = choosing_of(kernels)
         self._cache = cache
@@ -100,6 +79,8 @@ class CpuOperations:
         self._rotation: Rotation | None = None
         self._rotation_arguments = RotationArguments()
         self._head_norms: dict[int, tuple[HeadNorms, ctypes.Array[NormArguments]]] = {}
+        self._layers: Layers | None = None
+        self._stack: PackedStack | None = None
 
     def place(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
@@ -119,6 +100,16 @@ class CpuOperations:
         tiles = self._pages.take(self._library.packed_bytes(kind, columns, depth))
         self._library.pack(kind, weight.data_ptr(), tiles.data_ptr(), columns, depth)
         return PackedWeights(tiles, weight, bias, wide=wide)
+
+    def rows_of(self, packed: PackedWeights, rows: Tensor) -> Tensor:
+        """See `Operations`."""
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < packed.columns:
+            raise IndexError(f"a row of weights that have {packed.columns}")
+        out = torch.empty((len(rows), packed.depth), dtype=self._cache.dtype)
+        self._library.unpack(
+            packed.address, rows.data_ptr(), out.data_ptr(), len(rows), packed.depth
+        )
+        return out
 
     def linear(self, x: Tensor, packed: PackedWeights) -> Tensor:
         """See `Operations`."""
@@ -157,8 +148,7 @@ class CpuOperations:
     ) -> None:
         """See `Operations`."""
         plan_at = self._address_of(plan)
-        if rotation is not self._rotation or rotation is None:
-            self._rotation, self._rotation_arguments = rotation, rotation_arguments(rotation)
+        self._take_rotation(rotation)
         norms_at = None if norms is None else self._norms_address(norms)
         self._rope_store(
             self._model_at,
@@ -180,11 +170,32 @@ class CpuOperations:
             layer,
             window or 0,
         ):
-            raise MemoryError(
-                "no memory for the attention of this step: lower max_batched_tokens or the context "
-                "length"
-            )
+            raise _out_of_memory()
         return out
+
+    def run_layers(
+        self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
+    ) -> None:
+        """See `Operations`: all layers by one call, whose threads part once.
+
+        Not over several ranks, and not where a product's depth is no whole number of
+        pieces of a row.  Raises MemoryError as `attend` does.
+        """
+        stack = self._stack_of(layers)
+        if stack is None:
+            layer_by_layer(self, hidden, plan, layers, rotation)
+            return
+        self._take_rotation(rotation)
+        memory = torch.empty((len(hidden), stack.row_elements), dtype=hidden.dtype)
+        if self._run_layers(
+            self._model_at,
+            self._address_of(plan),
+            stack.address,
+            hidden.data_ptr(),
+            memory.data_ptr(),
+            ctypes.addressof(self._rotation_arguments),
+        ):
+            raise _out_of_memory()
 
     def reduce(self, x: Tensor) -> Tensor:
         """See `Operations`."""
@@ -199,11 +210,29 @@ class CpuOperations:
             self._plan, self._plan_arguments = plan, plan_arguments(plan)
         return ctypes.addressof(self._plan_arguments)
 
+    def _take_rotation(self, rotation: Rotation | None) -> None:
+        if rotation is not self._rotation or rotation is None:
+            self._rotation, self._rotation_arguments = rotation, rotation_arguments(rotation)
+
+    def _stack_of(self, layers: Layers) -> PackedStack | None:
+        """Arguments of these layers, made once; None where they run one by one."""
+        if self._layers is not layers:
+            self._layers = layers
+            runs_whole = self._group is ALONE and PackedStack.takes(layers)
+            self._stack = PackedStack(layers, self._norms_address) if runs_whole else None
+        return self._stack
+
     def _norms_address(self, norms: HeadNorms) -> int:
         known = self._head_norms.get(id(norms))
         if known is None:
             known = self._head_norms[id(norms)] = norms, head_norm_arguments(norms)
         return ctypes.addressof(known[1])
+
+
+def _out_of_memory() -> MemoryError:
+    return MemoryError(
+        "no memory for the attention of this step: lower max_batched_tokens or the context length"
+    )
 
 
 def choosing_of(kernels: Kernels) -> Choosing:

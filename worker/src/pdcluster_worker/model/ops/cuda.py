@@ -17,6 +17,7 @@ from pdcluster_worker.model.ops.attention_sizes import power_of_two
 from pdcluster_worker.model.ops.cpu import host_choosing
 from pdcluster_worker.model.ops.flashinfer_attention import make_attention
 from pdcluster_worker.model.ops.graphs import Graphs
+from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
 from pdcluster_worker.model.ops.operations import (
     ALONE,
     Activation,
@@ -24,6 +25,7 @@ from pdcluster_worker.model.ops.operations import (
     Forward,
     Group,
     HeadNorms,
+    Layers,
     Norm,
     Rotation,
 )
@@ -88,6 +90,10 @@ class CudaOperations:
         """Move the weights to the device; they keep their form and dtype."""
         device = self._cache.device
         return Product(weight.to(device), None if bias is None else bias.to(device), wide)
+
+    def rows_of(self, packed: Product, rows: Tensor) -> Tensor:
+        """See `Operations`."""
+        return packed.weight.index_select(0, rows)
 
     def linear(self, x: Tensor, packed: Product) -> Tensor:
         """See `Operations`."""
@@ -167,6 +173,12 @@ class CudaOperations:
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """See `Operations`."""
         return self._attention.attend(qkv, plan, layer, window)
+
+    def run_layers(
+        self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
+    ) -> None:
+        """See `Operations`."""
+        layer_by_layer(self, hidden, plan, layers, rotation)
 
     def reduce(self, x: Tensor) -> Tensor:
         """See `Operations`."""

@@ -76,6 +76,26 @@ class WeightsArguments(ctypes.Structure):
     ]
 
 
+class LayerArguments(ctypes.Structure):
+    """layer_of."""
+
+    _fields_: ClassVar = [
+        ("attention_norm", NormArguments),
+        ("mlp_norm", NormArguments),
+        *((name, c_void_p) for name in ("qkv", "out", "gate_up", "down", "head_norms")),
+        *((name, c_int64) for name in ("rotates", "window")),
+    ]
+
+
+class StackArguments(ctypes.Structure):
+    """stack_of."""
+
+    _fields_: ClassVar = [
+        ("layers", c_void_p),
+        *((name, c_int64) for name in ("count", "width", "wide", "half", "is_silu")),
+    ]
+
+
 def model_arguments(cache: Tensor, shape: AttentionShape) -> ModelArguments:
     """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous from the layers on."""
     _, kv_heads, _, _, block_size, dim = cache.shape
@@ -137,14 +157,16 @@ def declare(library: ctypes.CDLL) -> None:
         "gate_mul": [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64],
         "rope_store": [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
         "attend": [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64],
+        "layers": [c_void_p] * 6,
         "product": [c_void_p, c_void_p, c_void_p, c_int64],
         "packed_bytes": [c_int64, c_int64, c_int64],
         "pack": [c_int64, c_void_p, c_void_p, c_int64, c_int64],
+        "unpack": [c_void_p, c_void_p, c_void_p, c_int64, c_int64],
     }
     for name, types in arguments.items():
         function = getattr(library, name)
         function.argtypes = types
-        function.restype = c_int64 if name in ("attend", "packed_bytes") else None
+        function.restype = c_int64 if name in ("attend", "layers", "packed_bytes") else None
 
 
 def shared_rows(library: ctypes.CDLL, name: str) -> RowFunction:

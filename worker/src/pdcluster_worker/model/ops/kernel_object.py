@@ -52,11 +52,13 @@ _FUNCTIONS = (
         "start",
         "pack",
         "packed_bytes",
+        "unpack",
         "product",
         "add_rms_norm",
         "gate_mul",
         "rope_store",
         "attend",
+        "layers",
     ),
     *("sample_rows", "rank_rows", "share_rows", "sources"),
 )

@@ -10,7 +10,7 @@ width, Hq and Hkv query and KV heads, D the head size, qkv `[T, (Hq + 2 * Hkv) *
 queries, then keys, then values.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -75,6 +75,32 @@ class HeadNorms:
     key: Norm
 
 
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Packed weights of one layer.
+
+    rotates: its queries and keys carry their position.  window: tokens that a row sees; None = all.
+    """
+
+    attention_norm: Norm
+    qkv: Packed
+    head_norms: HeadNorms | None
+    out: Packed
+    mlp_norm: Norm
+    gate_up: Packed
+    down: Packed
+    rotates: bool = True
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The layers of a stage, one after another; the first stores in the cache's first layer."""
+
+    each: Sequence[Layer]
+    activation: Activation
+
+
 class Group(Protocol):
     """The ranks that share each layer's products, as one of them sees it."""
 
@@ -137,6 +163,15 @@ class Operations(Protocol):
         """
         ...
 
+    def rows_of(self, packed: Packed, rows: Tensor) -> Tensor:
+        """These rows [T] int64 of weights [N, K] as they were before they were packed: [T, K], of
+        the model's dtype.
+
+        So a head that is tied serves as the embedding too.  Raises IndexError for a row that the
+        weights do not have, where the host knows the rows.
+        """
+        ...
+
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
         """x [T, K] times packed weights: [T, N], of x's dtype, or float32 where they are wide."""
         ...
@@ -176,6 +211,14 @@ class Operations(Protocol):
         window: a row sees this many tokens, at least 1, its own the last; None = all before it.
         No slot beyond a row's own position or before its window is read into its result, whatever
         is there (NaN too); nor are the ids of blocks that lie before the windows of all its rows.
+        """
+        ...
+
+    def run_layers(
+        self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
+    ) -> None:
+        """Add what the layers compute to `hidden` [T, W] in place: the operations above, one after
+        another (`ops.layer_by_layer`), or a faster form of them that gives the same bits.
         """
         ...
 

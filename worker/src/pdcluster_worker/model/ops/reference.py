@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
 from pdcluster_worker.model.ops.operations import (
     ALONE,
     Activation,
@@ -15,6 +16,7 @@ from pdcluster_worker.model.ops.operations import (
     Forward,
     Group,
     HeadNorms,
+    Layers,
     Norm,
     Rotation,
 )
@@ -58,6 +60,10 @@ class Reference:
             if wide
             else Weights(weight, bias)
         )
+
+    def rows_of(self, packed: Weights, rows: Tensor) -> Tensor:
+        """See `Operations`."""
+        return packed.weight.index_select(0, rows).to(self._cache.dtype)
 
     def linear(self, x: Tensor, packed: Weights) -> Tensor:
         """torch's own product."""
@@ -148,6 +154,12 @@ class Reference:
             enable_gqa=self._shape.num_heads != self._shape.num_kv_heads,
         )
         return out[0].transpose(0, 1)
+
+    def run_layers(
+        self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
+    ) -> None:
+        """See `Operations`."""
+        layer_by_layer(self, hidden, plan, layers, rotation)
 
     def reduce(self, x: Tensor) -> Tensor:
         """See `Operations`."""

@@ -55,6 +55,11 @@ def answer_constraint(
     return _constraint(_after_reasoning(answer, reasoning))
 
 
+def holds_calls(asked: Constraint | None, use: ToolUse, parser: ParserName | None) -> bool:
+    """Return whether the constraint allows no call in another form than the model's own."""
+    return use.mode == "auto" and parser in _MARKED and _free(asked, use, parser) is not None
+
+
 def _free(
     asked: Constraint | None, use: ToolUse, parser: ParserName | None
 ) -> Constraint | Format | None:

@@ -11,6 +11,7 @@ from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.streams import Reader
 
 
 class WorkerView(Protocol):
@@ -69,5 +70,13 @@ class Backend(WorkerView, Protocol):
 
         Unknown and ended ids are a no-op.  The last choice of a prompt ends by `aclose()` of its
         stream.
+        """
+        ...
+
+    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
+        """Have the later tokens of a prompt's lone choice taken by `reader`.
+
+        While its stream is waited for, and as far as this worker can: all others, the last one and
+        errors come from the stream as before.
         """
         ...

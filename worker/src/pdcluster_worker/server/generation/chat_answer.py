@@ -87,9 +87,14 @@ def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> R
 
 
 def rules_for(
-    request: Conversation, use: ToolUse, parsers: ModelParsers, reasoning: Reasoning
+    request: Conversation,
+    use: ToolUse,
+    parsers: ModelParsers,
+    reasoning: Reasoning,
+    *,
+    holds_calls: bool,
 ) -> AnswerRules:
-    """Rules to read the answer."""
+    """Rules to read the answer.  holds_calls: calls have their form and are not cut."""
     form = FORMS[parsers.tools] if parsers.tools is not None and use.mode == "auto" else None
     new_id = _mistral_id if parsers.tools == "mistral" else _call_id
     if form is None and not use.is_forced and parsers.reasoning is None:
@@ -99,7 +104,7 @@ def rules_for(
         thinking = None if parsers.reasoning is None else ThinkTags(reasoning.start)
         calls: CallParser | None = _forced(use, new_id) if use.is_forced else None
         if form is not None:
-            calls = form.parser(use.tools, Numbering(new_id, use.most))
+            calls = form.parser(use.tools, Numbering(new_id, use.most), is_constrained=holds_calls)
         markers = frozenset() if form is None else form.markers
         return ReasonedAnswer(
             thinking, calls, markers=markers, shows_reasoning=request.include_reasoning is not False

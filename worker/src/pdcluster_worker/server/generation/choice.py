@@ -62,8 +62,7 @@ class Choice:
     def feed(self, token: Token) -> Delta:
         """Take the next token; `finish_reason` is set when it was the last."""
         is_first = self.num_tokens == 0
-        if is_first:
-            self.cached_tokens = token.cached_tokens
+        self.cached_tokens = max(self.cached_tokens, token.cached_tokens)
         self.num_tokens += 1
         self.num_reasoning_tokens += self._parser.is_reasoning
         scored = () if token.logprob is None else ((token, self._offset),)

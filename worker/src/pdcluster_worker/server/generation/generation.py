@@ -35,7 +35,7 @@ from pdcluster_worker.server.generation.usage import (
 )
 from pdcluster_worker.server.text.events import Delta, NewParser, PlainText
 from pdcluster_worker.server.text.tokenizer import Tokenizer
-from pdcluster_worker.streams import Merged, Stream
+from pdcluster_worker.streams import Mapped, Merged, Reader, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +158,14 @@ class Generation:
         finally:
             made = sum(choice.num_tokens for choice in self._choices)
             serving.tenants.end(tenant, wanted, made, serving.clock() - start)
+
+    def follow(self, reader: Reader[Delta]) -> None:
+        """Have later deltas taken by `reader` while `deltas` is waited for, where no stop string
+        may end the lone choice; all others, the last one and errors come from `deltas`.
+        """
+        if self.num_choices == 1 and not self._plan.rules.stop:
+            request_id = self._specs[0].request_id
+            self._serving.backend.follow(request_id, Mapped(self._delta, reader))
 
     def _delta(self, generated: Generated) -> Delta | None:
         """Add a token to its choice; None where it was made before the engine knew of the stop

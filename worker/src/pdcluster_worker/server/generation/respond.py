@@ -135,6 +135,8 @@ def respond(
         response_id=response_id,
         priority=priority,
         cache_salt=salt,
+        tenant=context.tenant,
+        prefiller=context.prefiller,
     )
     num_tokens = sum(len(prompt) for prompt in prompts)
     logger.info(

@@ -19,7 +19,9 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.generation import Generation
 from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.http.body_door import BODY_DOOR
 from pdcluster_worker.server.text.events import Delta
+from pdcluster_worker.streams import Mapped, Reader
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,8 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or stop when the client leaves."""
-        answer = self._stream(send) if self._streams else self._whole(scope, receive, send)
+        door: Reader[bytes] | None = scope.get("state", {}).get(BODY_DOOR)
+        answer = self._stream(send, door) if self._streams else self._whole(scope, receive, send)
         if not await _unless_disconnected(receive, answer):
             logger.info("client gone request=%s", self._request_id)
 
@@ -87,7 +90,7 @@ class GenerationResponse(Response):
         body = self._writer.whole(choices, self._generation.usage())
         await Response(body, headers=self._answer_headers("application/json"))(scope, receive, send)
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, door: Reader[bytes] | None) -> None:
         writer = self._writer
         async with aclosing(self._generation.deltas()) as deltas:
             first = await anext(deltas)
@@ -104,6 +107,11 @@ class GenerationResponse(Response):
             try:
                 await _send(send, writer.begin(self._generation.usage()))
                 await _send(send, writer.of(first))
+                if door is not None:
+                    # an empty part would be the body's end
+                    events: Mapped[Delta, bytes]
+                    events = Mapped(lambda delta: writer.of(delta) or None, door)
+                    self._generation.follow(events)
                 async for delta in deltas:
                     await _send(send, writer.of(delta))
                 end = writer.end(self._generation.usage())
@@ -159,8 +167,7 @@ async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, Non
         return False
     finally:
         gone.remove_done_callback(leave)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+        gone.cancel()  # it ends by itself: to wait for that would hold up the next request
     return True
 
 

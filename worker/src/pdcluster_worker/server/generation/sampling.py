@@ -61,6 +61,8 @@ def specs_for(
     response_id: str,
     priority: int = 0,
     cache_salt: bytes = b"",
+    tenant: str = "",
+    prefiller: str = "",
 ) -> list[list[RequestSpec]]:
     """One list of n choices for each prompt; choice i (over all prompts) samples with seed + i."""
     _check_relations(request)
@@ -90,6 +92,8 @@ def specs_for(
                     ),
                     priority=priority,
                     cache_salt=cache_salt,
+                    tenant=tenant,
+                    prefiller=prefiller,
                     ttft_slo_seconds=_seconds(asked.ttft_slo_ms),
                     tpot_slo_seconds=_seconds(asked.tpot_slo_ms),
                     deadline_seconds=_seconds(asked.deadline_ms),

@@ -67,10 +67,19 @@ class Authorization:
 def presented_key(scope: Scope) -> str | None:
     """The key that the client sent; None = it sent none."""
     headers = Headers(scope=scope)
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key_in(headers.get("authorization", ""), headers.get(_KEY_HEADER, ""))
+
+
+def key_in(authorization: str, api_key: str) -> str | None:
+    """The key in the values of these two headers, "" for one that did not come.
+
+    >>> key_in("Bearer a", "b"), key_in("Basic a", "b"), key_in("", "")
+    ('a', 'b', None)
+    """
+    scheme, _, key = authorization.partition(" ")
     if scheme.lower() == _SCHEME and key.strip():
         return key.strip()
-    return headers.get(_KEY_HEADER, "").strip() or None
+    return api_key.strip() or None
 
 
 def is_api(path: str) -> bool:

@@ -7,6 +7,7 @@ answered as soon as that is known, by its announced length where it has one.
 
 import asyncio
 from collections.abc import Callable
+from functools import cache
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -97,7 +98,8 @@ class BodyLimit:
                         return _too_many()
                     body.take(chunk, is_whole=not message.get("more_body", False))
                     self._num_held_bytes += len(chunk)
-                    deadline.reschedule(start + limits.body_deadline(body.num_bytes))
+                    if not body.is_whole:
+                        deadline.reschedule(start + limits.body_deadline(body.num_bytes))
         except TimeoutError:
             return _too_slow(clock() - start)
         return None
@@ -137,11 +139,22 @@ class _Body:
 
 
 def taken_by(app: FastAPI) -> Callable[[Scope], bool]:
-    """Decides if a request goes to a route that reads a body; routes may still be added."""
+    """Decides if a request goes to a route that reads a body; routes may be added until the first
+    request.
+    """
+
+    @cache
+    def routes() -> tuple[frozenset[tuple[str, str]], list[APIRoute]]:
+        taking = [route for route in app.routes if isinstance(route, APIRoute) and route.body_field]
+        return frozenset(
+            (name, route.path) for route in taking for name in route.methods or ()
+        ), taking
 
     def takes_body(scope: Scope) -> bool:
-        routes = [route for route in app.routes if isinstance(route, APIRoute) and route.body_field]
-        return any(route.matches(scope)[0] is Match.FULL for route in routes)
+        named, taking = routes()
+        return (scope["method"], scope["path"]) in named or any(
+            route.matches(scope)[0] is Match.FULL for route in taking
+        )
 
     return takes_body
 

@@ -32,9 +32,12 @@ class BodyRoute(APIRoute):
     ) -> None:
         super().__init__(path, endpoint, **options)
         self._answer = endpoint
-        self.app = self._serve
+        self.app = self.serve
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for this route.  Raises what the endpoint raises, and for a body that
+        it does not take RequestValidationError or HTTPException 400.
+        """
         request = Request(scope, receive, send)
         response = await self._answer(self._checked(await _read(request)), request)
         await response(scope, receive, send)

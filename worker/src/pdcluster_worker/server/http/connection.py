@@ -11,6 +11,7 @@ import logging
 
 from pdcluster_worker.server.http import unsent
 from pdcluster_worker.server.http.answer_head import AnswerHead
+from pdcluster_worker.server.http.body_door import BODY_DOOR, BodyDoor
 from pdcluster_worker.server.http.incoming import Incoming
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Connection(Incoming):
         super().on_headers_complete()
         if self.cycle is not before and self.scope["method"] == "POST":
             AnswerHead(self.cycle, self.loop)
+            self.scope["state"][BODY_DOOR] = BodyDoor(self.cycle)
 
     def pause_writing(self) -> None:
         """The socket takes no more: look again in send_seconds."""

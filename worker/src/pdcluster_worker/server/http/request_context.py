@@ -1,7 +1,8 @@
 """Pure ASGI: gives every HTTP request an id and an arrival time, and turns a bug into a 500.
 
 A request that may generate has a journey from here on (`journeys.journey`), in
-the trace whose W3C context its headers name.  One with the header
+the trace whose W3C context its headers name.  The prefill worker that an endpoint picker
+has chosen is that of the header `x-prefiller-host-port`.  One with the header
 `x-pdcluster-route` is answered with that header: why it went where it went.
 
 The id is ours and unguessable; it is the `x-request-id` of the answer and part
@@ -31,12 +32,24 @@ logger = logging.getLogger(__name__)
 ROUTE_HEADER = "x-pdcluster-route"
 """Header of a request that asks for the same one in the answer, with any value but these."""
 
+PREFILLER_HEADER = "x-prefiller-host-port"
+"""Header with the host:port of the prefill worker that is to prefill the prompt; of several, which
+a picker may send in several lines or in one with commas, the first counts.
+"""
+
 _NO = ("", "0", "false")
 _KEY = "pdcluster.context"
 _LABEL_CHARACTERS = 64
-_LABEL, _ROUTE, _PARENT, _STATE = _HEADERS = tuple(
+_ADDRESS_CHARACTERS = 260
+_LABEL, _ROUTE, _PREFILLER, _PARENT, _STATE = _HEADERS = tuple(
     name.encode()
-    for name in ("x-request-id", ROUTE_HEADER, trace_context.HEADER, trace_context.STATE_HEADER)
+    for name in (
+        "x-request-id",
+        ROUTE_HEADER,
+        PREFILLER_HEADER,
+        trace_context.HEADER,
+        trace_context.STATE_HEADER,
+    )
 )
 
 
@@ -49,6 +62,7 @@ class RequestContext:
     label:           the client's id, "" when it sent none.
     key_digest:      SHA-256 of the API key that it presented, b"" where no key is asked for.
     tenant:          the name of the file that holds that key, "" where no key is asked for.
+    prefiller:       host:port of the prefill worker that it names, "" when it names none.
     """
 
     request_id: str
@@ -56,6 +70,7 @@ class RequestContext:
     label: str
     key_digest: bytes = b""
     tenant: str = ""
+    prefiller: str = ""
 
 
 def context_of(request: Request) -> RequestContext:
@@ -103,7 +118,10 @@ class RequestContextMiddleware:
             return
         headers = _read(scope)
         label = headers.get(_LABEL, "")[:_LABEL_CHARACTERS]
-        context = scope[_KEY] = RequestContext(uuid.uuid4().hex, self._clock(), label)
+        prefiller = headers.get(_PREFILLER, "").partition(",")[0].strip()[:_ADDRESS_CHARACTERS]
+        context = scope[_KEY] = RequestContext(
+            uuid.uuid4().hex, self._clock(), label, prefiller=prefiller
+        )
         if scope["method"] != "POST" or not may_generate(scope["path"]):
             await self._answer(scope, receive, send, context)
             return

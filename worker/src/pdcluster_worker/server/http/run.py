@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Protocol, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -56,6 +57,24 @@ class _Server(uvicorn.Server):
         yield
 
 
+class Answering(Protocol):
+    """A connection of whatever protocol; see `Connection`."""
+
+    @property
+    def is_answering(self) -> bool:
+        """See `Connection`."""
+        ...
+
+    @property
+    def name(self) -> str | None:
+        """See `Connection`."""
+        ...
+
+
+Front = Callable[[type[Connection]], type[asyncio.Protocol]]
+"""Returns the protocol of new connections, which may hand them to one of this type."""
+
+
 class HttpServer:
     """A listening server.  `port` is the one bound; `finished` ends when it has stopped for
     whatever reason.
@@ -91,13 +110,9 @@ class HttpServer:
         }
         return frozenset(answering) | await self._unsent.connections()
 
-    def _answering(self) -> list[Connection]:
-        connections = self._server.server_state.connections
-        return [
-            connection
-            for connection in connections
-            if isinstance(connection, Connection) and connection.is_answering
-        ]
+    def _answering(self) -> list[Answering]:
+        connections = cast(set[Answering], self._server.server_state.connections)
+        return [connection for connection in connections if connection.is_answering]
 
     async def has_finished(self, timeout_seconds: float) -> bool:
         """After `refuse`: wait that long at most for the last open request; whether
@@ -115,12 +130,22 @@ class HttpServer:
             await asyncio.wait({self.finished}, timeout=_POLL_SECONDS)
 
 
-async def serve(app: ASGIApp, host: str, port: int, limits: LimitsNow = HttpLimits) -> HttpServer:
-    """Bind and serve.  Raises ConfigError when the address cannot be had."""
+async def serve(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    limits: LimitsNow = HttpLimits,
+    front: Front | None = None,
+) -> HttpServer:
+    """Bind and serve.  Raises ConfigError when the address cannot be had.
+
+    front: what takes connections in place of ours, which it gets.
+    """
     bound = _bind(host, port)
+    connections = _connections(limits)
     config = uvicorn.Config(
         app,
-        http=_connections(limits),
+        http=connections if front is None else front(connections),
         log_config=None,
         access_log=False,
         lifespan="off",

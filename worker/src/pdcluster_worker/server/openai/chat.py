@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.server.generation.answer_format import answer_constraint
+from pdcluster_worker.server.generation.answer_format import answer_constraint, holds_calls
 from pdcluster_worker.server.generation.chat_answer import (
     AnswerRules,
     check_tools,
@@ -95,7 +95,10 @@ async def prepare(serving: Serving, request: ChatRequest) -> Prepared:
     )
     reasoning = reasoning_of(request, parsers, prompt.text)
     wanted = _wanted(request, answer_constraint(asked, use, parsers.tools, reasoning))
-    return Prepared(prompt.token_ids, wanted, rules_for(request, use, parsers, reasoning))
+    # A stop string may cut a call off, whose text is shown then.
+    holds = holds_calls(asked, use, parsers.tools) and not request.stop
+    rules = rules_for(request, use, parsers, reasoning, holds_calls=holds)
+    return Prepared(prompt.token_ids, wanted, rules)
 
 
 def _wanted(request: ChatRequest, constraint: Constraint | None) -> Wanted:

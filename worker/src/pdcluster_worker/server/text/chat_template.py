@@ -179,9 +179,12 @@ def _cut_at_mark(text: str) -> str:
 
 def _compiled(source: str) -> jinja2.Template:
     try:
-        return _environment().from_string(source)
+        template = _environment().from_string(source)
     except jinja2.TemplateSyntaxError as e:
         raise ModelError(f"chat template, line {e.lineno}: {e.message}") from e
+    # They are copied for each rendering, and Jinja's chain of maps is slow to copy.
+    template.globals = dict(template.globals)
+    return template
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -7,54 +7,19 @@ certain as soon as it is there, arguments come in pieces.  A choice that ends
 too early (by length, or by a stop string) leaves a call without its end.
 """
 
-import json
 import re
 from collections.abc import Sequence
 
-from pdcluster_worker.server.text.events import (
-    ArgumentsDelta,
-    Part,
-    TextDelta,
-    ToolCallBegin,
-    ToolCallEnd,
-)
+from pdcluster_worker.server.text.events import ArgumentsDelta, Part, TextDelta, ToolCallEnd
 from pdcluster_worker.server.tools.calls import Tools, object_of
 from pdcluster_worker.server.tools.scanning import Numbering
+from pdcluster_worker.server.tools.written import WrittenCall, WrittenForm
 
-_HEAD = re.compile(
-    r'\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\{)'
+_FORM = WrittenForm(
+    re.compile(r'\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\{)'),
+    re.compile(r"\s*\}"),
 )
-_TAIL = re.compile(r"\s*\}")
 _END = re.compile(r"\s*\]\s*")
-
-
-class JsonDepth:
-    """Follows one JSON object to its last brace."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def end_in(self, text: str) -> int | None:
-        """The length of what of the text is still the object's; None where all of it is, and the
-        object goes on.
-        """
-        for place, character in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = character == "\\"
-                self._in_string = character != '"'
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    return place + 1
-        return None
 
 
 class RequiredCalls:
@@ -64,8 +29,7 @@ class RequiredCalls:
         self._tools = tools
         self._numbering = numbering
         self._text = ""
-        self._open: ToolCallBegin | None = None
-        self._depth: JsonDepth | None = None  # of the arguments, while they come
+        self._open: WrittenCall | None = None
 
     def feed(self, text: str) -> Sequence[Part]:
         """Take more text."""
@@ -88,41 +52,23 @@ class RequiredCalls:
         )
         return [TextDelta(rest)] if is_shown else []
 
-    def _next(self) -> list[Part] | None:
-        if self._depth is not None:
-            return self._arguments(self._depth)
+    def _next(self) -> Sequence[Part] | None:
         if self._open is not None:
-            return self._closed(self._open)
-        head = _HEAD.match(self._text)
-        name = _name_in(head[1]) if head is not None else None
-        if head is None or name not in self._tools:
+            return self._written(self._open)
+        head = _FORM.name_in(self._text, self._tools)
+        if head is None:
             return None
-        self._text = self._text[head.end() :]
-        self._open, self._depth = self._numbering.begin(str(name)), JsonDepth()
-        return [] if self._open is None else [self._open]
+        name, length = head
+        self._text = self._text[length:]
+        begin = self._numbering.begin(name)
+        self._open = WrittenCall(_FORM, begin)
+        return [] if begin is None else [begin]
 
-    def _arguments(self, depth: JsonDepth) -> list[Part] | None:
-        if not self._text or self._open is None:
-            return None
-        end = depth.end_in(self._text)
-        piece, self._text = self._text[:end], "" if end is None else self._text[end:]
-        if end is not None:
-            self._depth = None
-        return [ArgumentsDelta(self._open.call, piece)]
-
-    def _closed(self, opened: ToolCallBegin) -> list[Part] | None:
-        tail = _TAIL.match(self._text)
-        if tail is None:
-            return None
-        self._text, self._open = self._text[tail.end() :], None
-        return [ToolCallEnd(opened.call)]
-
-
-def _name_in(text: str) -> str | None:
-    try:
-        return str(json.loads(text))
-    except ValueError:
-        return None
+    def _written(self, call: WrittenCall) -> Sequence[Part] | None:
+        parts, self._text, is_over = call.take(self._text)
+        if is_over:
+            self._open = None
+        return parts if parts or is_over else None
 
 
 def _may_be_call(text: str) -> bool:

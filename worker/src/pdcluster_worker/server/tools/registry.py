@@ -1,5 +1,6 @@
 """The parsers of calls by name, and which of them a model's chat template asks for."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -11,6 +12,7 @@ from pdcluster_worker.server.tools.json_calls import read_hermes, read_llama, re
 from pdcluster_worker.server.tools.pythonic import read_pythonic
 from pdcluster_worker.server.tools.qwen_coder import read_qwen_coder
 from pdcluster_worker.server.tools.scanning import LeadingCalls, MarkedCalls, Marks, Numbering
+from pdcluster_worker.server.tools.written import WrittenForm
 
 ParserName = Literal["hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"]
 
@@ -34,24 +36,37 @@ class Form:
     marks:   around a call, anywhere in the text; none = calls are the whole answer, which begins
              with one of `leads`.
     markers: control tokens among these.
+    written: form of a call that the engine's constraint holds, where its arguments are JSON text.
     """
 
     read: Reader
     marks: tuple[Marks, ...] = ()
     leads: tuple[str, ...] = ()
     markers: frozenset[str] = frozenset()
+    written: WrittenForm | None = None
 
-    def parser(self, tools: Tools, numbering: Numbering) -> CallParser:
-        """A new parser of this form."""
+    def parser(
+        self, tools: Tools, numbering: Numbering, *, is_constrained: bool = False
+    ) -> CallParser:
+        """A new parser of this form.  is_constrained: no call can have another."""
         if self.marks:
-            return MarkedCalls(self.marks, self.read, tools, numbering)
+            written = self.written if is_constrained else None
+            return MarkedCalls(self.marks, self.read, tools, numbering, written=written)
         return LeadingCalls(self.leads, self.read, tools, numbering)
 
 
 _TOOL_CALL = Marks("<tool_call>", "</tool_call>")
 
 FORMS: dict[ParserName, Form] = {
-    "hermes": Form(read_hermes, (_TOOL_CALL,), markers=frozenset({"<tool_call>", "</tool_call>"})),
+    "hermes": Form(
+        read_hermes,
+        (_TOOL_CALL,),
+        markers=frozenset({"<tool_call>", "</tool_call>"}),
+        written=WrittenForm(
+            re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)'),
+            re.compile(r"\s*\}\s*</tool_call>"),
+        ),
+    ),
     "qwen3_coder": Form(
         read_qwen_coder,
         (_TOOL_CALL, Marks("<function=", "</function>")),

@@ -3,7 +3,8 @@
 `MarkedCalls` looks for calls between marks, anywhere in the text; `LeadingCalls`
 for an answer that begins like a call, and then is calls from end to end.  A call
 is given out once it is whole and could be read: what only looked like one comes
-out as text, so nothing has to be taken back.  White space next to a call is
+out as text, so nothing has to be taken back.  One whose form the engine's constraint
+holds is given out as it is written (`written`).  White space next to a call is
 dropped, and text that may become a mark is held back.
 """
 
@@ -20,6 +21,7 @@ from pdcluster_worker.server.text.events import (
 )
 from pdcluster_worker.server.text.held_text import TrailingSpace, held_back
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Call, Reader, Tools
+from pdcluster_worker.server.tools.written import WrittenCall, WrittenForm
 
 NewId = Callable[[], str]
 
@@ -62,10 +64,20 @@ class Marks:
 
 
 class MarkedCalls:
-    """Calls between marks.  marks: tried in this order where two begin at one place."""
+    """Calls between marks.
+
+    marks: tried in this order where two begin at one place.
+    written: form that every call is certain to have; None = the model may write anything.
+    """
 
     def __init__(
-        self, marks: Sequence[Marks], read: Reader, tools: Tools, numbering: Numbering
+        self,
+        marks: Sequence[Marks],
+        read: Reader,
+        tools: Tools,
+        numbering: Numbering,
+        *,
+        written: WrittenForm | None = None,
     ) -> None:
         self._marks = marks
         self._read = read
@@ -75,6 +87,8 @@ class MarkedCalls:
         self._text = ""
         self._inside: Marks | None = None
         self._space = TrailingSpace()  # dropped if a call follows
+        self._written = written
+        self._open: WrittenCall | None = None
 
     def feed(self, text: str) -> Sequence[Part]:
         """Take more text."""
@@ -89,6 +103,8 @@ class MarkedCalls:
         if self._inside is None:
             rest, self._text = self._text, ""
             return [*self._shown(rest), *self._leftover_space()]
+        if self._open is not None:
+            return self._leftover_space()
         body, self._text = self._text, ""
         return [*self._closed(body, ""), *self._leftover_space()]
 
@@ -96,12 +112,29 @@ class MarkedCalls:
         """Parts that the held text is certain to be; None when more is needed."""
         if self._inside is None:
             return self._outside()
+        if self._open is not None:
+            return self._in_pieces(self._open)
+        if self._written is not None and (head := self._written.name_in(self._text, self._tools)):
+            return self._begun(self._written, *head)
         close = self._inside.close or self._inside.open
         body, mark, rest = self._text.partition(close)
         if not mark and len(self._text) <= MAX_CALL_CHARACTERS:
             return None
         self._text = rest if self._inside.close else mark + rest
         return self._closed(body, mark if self._inside.close else "")
+
+    def _begun(self, form: WrittenForm, name: str, length: int) -> list[Part]:
+        self._text = self._text[length:]
+        begin = self._numbering.begin(name)
+        self._open = WrittenCall(form, begin)
+        self._space = TrailingSpace(drops=True)  # right after a call
+        return [] if begin is None else [begin]
+
+    def _in_pieces(self, call: WrittenCall) -> list[Part] | None:
+        parts, self._text, is_over = call.take(self._text)
+        if is_over:
+            self._open = self._inside = None
+        return [*parts] if parts or is_over else None
 
     def _outside(self) -> list[Part] | None:
         places = [

@@ -40,17 +40,8 @@ typedef struct {
     int64_t head, first, count, skip;
 } part_of;
 
-/* Asks for the blocks of a part, then of the next one, well before they are packed. */
-typedef struct {
-    const int32_t *table;
-    int64_t head, blocks, left; /* blocks to come; bytes of this one to come */
-    const char *at;
-    part_of next; /* none where its count is 0 */
-} stream;
-
 /* A thread's own memory. */
 typedef struct {
-    stream ahead;
     char *part, *queries, *weights; /* packed keys and values; packed queries; packed weights of a part */
     float *scores;
     state_of now, sum;
@@ -156,30 +147,6 @@ static INLINE void next_block(walk *k) {
     k->key = unit(k->w->m, k->p->table[k->block], k->p->head, k->w->layer);
 }
 
-static INLINE void aim(const attend_work *w, stream *f, part_of p) {
-    const int64_t size = w->m->block_size;
-    const int64_t first = p.first + p.skip;
-    f->table = p.table + first / size;
-    f->blocks = (first % size + p.count - p.skip + size - 1) / size;
-    f->head = p.head;
-    f->left = 0;
-    f->next.count = 0;
-}
-
-/* Ask for some more lines, each block from its start to its end, as the CPU's own prefetching likes it. */
-static INLINE void fetch(const attend_work *w, stream *f, int64_t lines) {
-    for (; lines > 0; lines--, f->at += 64, f->left -= 64) {
-        if (f->left <= 0) {
-            if (f->blocks == 0 && f->next.count) aim(w, f, f->next);
-            if (f->blocks == 0) return;
-            f->at = unit(w->m, *f->table++, f->head, w->layer);
-            f->left = 2 * w->m->block_size * w->m->dim * bytes_of((kind)w->m->t);
-            f->blocks--;
-        }
-        __builtin_prefetch(f->at, 0, 2);
-    }
-}
-
 /* 16 lanes of V^T words: bfloat16 words are pairs of tokens.  Tokens without a row are 0. */
 static INLINE w16 value_word(const kind t, const int is_full, const char *const *rows, int i, int64_t dim, int64_t left) {
     if (t == F32) return is_full || rows[i] ? (w16)load(F32, rows[i], dim, left) : (w16){0};
@@ -193,17 +160,14 @@ static INLINE w16 not_finite(const kind t, w16 word) {
 }
 
 /* Turn the values of one step's keys, rows[i] NULL beyond the last, into columns from `turned` on. */
-static INLINE void turn_values(const kind t, const int is_full, const int is_whole, const attend_work *w, stream *f, const char *const *rows, int64_t dims, char *turned, w16 *bad) {
+static INLINE void turn_values(const kind t, const int is_full, const int is_whole, const char *const *rows, int64_t dims, char *turned, w16 *bad) {
     for (int64_t dim = 0; dim < dims; dim += LANES) {
         w16 words[LANES];
         for (int i = 0; i < LANES; i++) words[i] = value_word(t, is_full, rows, i, dim, is_whole ? LANES : dims - dim);
         if (bad)
             for (int i = 0; i < LANES; i++) *bad |= not_finite(t, words[i]);
         transpose(words);
-        for (int64_t i = 0; i < LANES; i++) {
-            memcpy(turned + (dim + i) * PART * bytes_of(t), &words[i], 64);
-            fetch(w, f, 1);
-        }
+        for (int64_t i = 0; i < LANES; i++) memcpy(turned + (dim + i) * PART * bytes_of(t), &words[i], 64);
     }
 }
 
@@ -216,7 +180,7 @@ static INLINE void copy_key(const int is_whole, const char *key, int64_t bytes, 
     }
 }
 
-static INLINE void pack_keys(const kind t, const int is_whole, const attend_work *w, stream *f, const part_of *p, char *packed, w16 *bad) {
+static INLINE void pack_keys(const kind t, const int is_whole, const attend_work *w, const part_of *p, char *packed, w16 *bad) {
     const sizes_of *z = &w->size;
     const int64_t dims = w->m->dim, bytes = dims * bytes_of(t), values = w->m->block_size * bytes, step = 64 / bytes_of(t);
     walk here = walk_from(w, p);
@@ -229,23 +193,22 @@ static INLINE void pack_keys(const kind t, const int is_whole, const attend_work
                 continue;
             }
             if (here.left == 0) next_block(&here);
-            fetch(w, f, bytes / 64);
             copy_key(is_whole, here.key, bytes, packed + (at + i) * z->depth);
             rows[i] = here.key + values;
             here.left--;
             here.key += bytes;
         }
         char *turned = packed + PART * z->depth + at * bytes_of(t);
-        if (is_whole && count == step && at >= p->skip) turn_values(t, 1, 1, w, f, rows, dims, turned, bad);
-        else turn_values(t, 0, 0, w, f, rows, dims, turned, bad);
+        if (is_whole && count == step && at >= p->skip) turn_values(t, 1, 1, rows, dims, turned, bad);
+        else turn_values(t, 0, 0, rows, dims, turned, bad);
     }
 }
 
 /* Copy a part's keys [PART][depth] and turn its values [padded][PART]; returns whether a value is not finite, if asked. */
-static INLINE int pack_part(const kind t, const int is_asked, const attend_work *w, stream *f, const part_of *p, char *packed) {
+static INLINE int pack_part(const kind t, const int is_asked, const attend_work *w, const part_of *p, char *packed) {
     w16 bad = {0};
-    if (w->m->dim * bytes_of(t) % 64 == 0) pack_keys(t, 1, w, f, p, packed, is_asked ? &bad : NULL);
-    else pack_keys(t, 0, w, f, p, packed, is_asked ? &bad : NULL);
+    if (w->m->dim * bytes_of(t) % 64 == 0) pack_keys(t, 1, w, p, packed, is_asked ? &bad : NULL);
+    else pack_keys(t, 0, w, p, packed, is_asked ? &bad : NULL);
     uint32_t lanes[LANES], any = 0;
     memcpy(lanes, &bad, 64);
     for (int i = 0; i < LANES; i++) any |= lanes[i];
@@ -360,7 +323,7 @@ static INLINE void attend_part(const kind t, const attend_work *w, desk *d, tile
     const sizes_of *z = &w->size;
     const int64_t panels = tile.lanes > LANES ? 2 : 1, step = 64 / bytes_of(t), count = round_up(p.count, step);
     const int64_t start = w->plan->contexts[tile.s] - w->plan->lengths[tile.s];
-    const panels_of queries = {d->queries, panels, 2 * TILE, z->steps, NULL, 0}, weights = {d->weights, panels, 2 * TILE, count / step, NULL, 0};
+    const panels_of queries = {d->queries, panels, 2 * TILE, z->steps}, weights = {d->weights, panels, 2 * TILE, count / step};
     multiply(t, &d->tiles, packed, z->depth, count, queries, d->scores, WIDE);
     sight see = {.all_end = least(p.count, start + 1 + tile.lane / z->group - p.first)};
     /* The last row's window starts last. */
@@ -413,22 +376,34 @@ static void attend_region(void *data) {
     else attend_all(BF16, w);
 }
 
+/* Lay out the memory of a step's attention by so many threads with this window (0 = all keys) and list its parts; returns 0, or 1 where
+ * memory is out. */
+static int64_t lay_out(attend_work *w, int64_t window, int64_t threads) {
+    w->window = window > 0 && window < NO_WINDOW ? window : NO_WINDOW;
+    int64_t records;
+    w->num_items = list_items(w, NULL, &records);
+    const int64_t packed = chunk_parts(w), desks = threads * w->size.thread_bytes, record_bytes = records * w->size.state_bytes;
+    char *memory = kept(KEPT_ATTENTION, desks + record_bytes + packed * (w->size.part_bytes + 64) + w->num_items * sizeof(item));
+    if (!memory) return 1;
+    w->desks = memory;
+    w->records = memory + desks;
+    w->packed = w->records + record_bytes;
+    w->items = (item *)(w->packed + packed * w->size.part_bytes);
+    w->is_bad = (uint8_t *)(w->items + w->num_items);
+    list_items(w, w->items, &records);
+    return 0;
+}
+
+static attend_work attention_of(const model_of *model, const plan_of *plan, const void *qkv, void *out) {
+    return (attend_work){.m = model, .plan = plan, .qkv = qkv, .out = out, .num_decodes = plan->num_decodes, .size = sizes(model)};
+}
+
 /* out [rows, heads * dim] of qkv [rows, (heads + 2 * kv_heads) * dim], whose keys and values are stored already.
  * window: keys that a row sees, its own the last; 0 = all of them. Returns 0, or 1 where memory is out. */
 int64_t attend(const model_of *model, const plan_of *plan, const void *qkv, void *out, int64_t layer, int64_t window) {
-    attend_work w = {.m = model, .plan = plan, .qkv = qkv, .out = out, .layer = layer, .num_decodes = plan->num_decodes, .size = sizes(model)};
-    w.window = window > 0 && window < NO_WINDOW ? window : NO_WINDOW;
-    int64_t records;
-    w.num_items = list_items(&w, NULL, &records);
-    const int64_t packed = chunk_parts(&w), desks = most_threads() * w.size.thread_bytes, record_bytes = records * w.size.state_bytes;
-    char *memory = kept(desks + record_bytes + packed * (w.size.part_bytes + 64) + w.num_items * sizeof(item));
-    if (!memory) return 1;
-    w.desks = memory;
-    w.records = memory + desks;
-    w.packed = w.records + record_bytes;
-    w.items = (item *)(w.packed + packed * w.size.part_bytes);
-    w.is_bad = (uint8_t *)(w.items + w.num_items);
-    list_items(&w, w.items, &records);
+    attend_work w = attention_of(model, plan, qkv, out);
+    w.layer = layer;
+    if (lay_out(&w, window, most_threads())) return 1;
     run(attend_region, &w, 1);
     return 0;
 }

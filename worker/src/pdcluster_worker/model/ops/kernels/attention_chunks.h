@@ -68,15 +68,13 @@ static INLINE void attend_tile(const kind t, attend_work *w, desk *d, tile_of ti
     finish_tile(t, w, tile, d->sum);
 }
 
-static INLINE void pack_unit(const kind t, attend_work *w, stream *f, int64_t s, int64_t head, int64_t part, int64_t at) {
+static INLINE void pack_unit(const kind t, attend_work *w, int64_t s, int64_t head, int64_t part, int64_t at) {
     const int64_t context = w->plan->contexts[s], start = context - w->plan->lengths[s];
     const part_of p = make_part(table_of(w, s), head, first_part(w, s) + part, seen_from(w, start), context);
     char *packed = w->packed + at * w->size.part_bytes;
-    aim(w, f, p);
-    fetch(w, f, 128);
     /* Without a window every row sees what is before the chunk. */
-    if (p.first + p.count <= start + 1 && seen_from(w, context - 1) <= p.first) w->is_bad[at] = (uint8_t)pack_part(t, 0, w, f, &p, packed);
-    else w->is_bad[at] = (uint8_t)pack_part(t, 1, w, f, &p, packed);
+    if (p.first + p.count <= start + 1 && seen_from(w, context - 1) <= p.first) w->is_bad[at] = (uint8_t)pack_part(t, 0, w, &p, packed);
+    else w->is_bad[at] = (uint8_t)pack_part(t, 1, w, &p, packed);
     if (w->is_bad[at]) clear_bad(t, w, packed);
 }
 
@@ -86,7 +84,7 @@ static INLINE void attend_round(const kind t, attend_work *w, desk *d, place me,
     int64_t mine = atomic_fetch_add(&w->next[2], 1), seen = 0;
     for (int64_t u = unit; u < end; u++) {
         const int64_t s = w->num_decodes + u / heads, parts = parts_of(w, s);
-        for (; mine < seen + parts; mine = atomic_fetch_add(&w->next[2], 1)) pack_unit(t, w, &d->ahead, s, u % heads, mine - seen, mine);
+        for (; mine < seen + parts; mine = atomic_fetch_add(&w->next[2], 1)) pack_unit(t, w, s, u % heads, mine - seen, mine);
         seen += parts;
     }
     wait_for_all(me);

@@ -84,7 +84,6 @@ static INLINE void pack_tile_queries(const kind t, const attend_work *w, query_t
 static INLINE void score_part(const kind t, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, int64_t fours) {
     const scratch own = scratch_of(w, d);
     for (int64_t at = from; at < end; at += RUN) {
-        fetch(w, &d->ahead, w->size.depth / 4);
         const char *keys = run_at(t, w, p, at, 0, own.copies);
         float *quads = d->scores + at * FOUR;
 #if defined(__AMX_BF16__)
@@ -172,7 +171,6 @@ static INLINE void value_tiles(const int halves, const attend_work *w, desk *d, 
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t at = from; at < end; at += 2 * RUN) {
-        fetch(w, &d->ahead, depth / 2);
         const char *first = run_at(BF16, w, p, at, offset, own.copies), *second = run_at(BF16, w, p, at + RUN, offset, own.copies + RUN * depth);
         weave(halves, first + dims, second + dims, depth, own.woven);
         add_tiles(halves, own.woven, d->weights + at / 32 * TILE);
@@ -192,7 +190,6 @@ static INLINE void value_vectors(const kind t, const int queries, const int vect
     const int64_t offset = w->m->block_size * w->m->dim * bytes_of(t);
     v16 sums[4][4] = {{{0}}};
     for (int64_t at = from; at < end; at += RUN) {
-        fetch(w, &d->ahead, w->size.depth / 4);
         const char *values = run_at(t, w, p, at, offset, own.copies) + dim * bytes_of(t);
         add_run(t, queries, vectors, values, w->size.depth, d->weights + at * (PAIRED(t) ? 8 : 16), sums);
     }
@@ -295,17 +292,7 @@ static INLINE void merge_parts(const kind t, attend_work *w, item i) {
 }
 
 static INLINE void attend_decodes(const kind t, attend_work *w, desk *d, place me) {
-    int64_t now = atomic_fetch_add(&w->next[0], 1);
-    if (now < w->num_items) {
-        aim(w, &d->ahead, part_at(w, w->items[now]));
-        fetch(w, &d->ahead, PART * w->size.depth / 64);
-    }
-    while (now < w->num_items) {
-        const int64_t next = atomic_fetch_add(&w->next[0], 1);
-        if (next < w->num_items) d->ahead.next = part_at(w, w->items[next]);
-        decode_part(t, w, d, w->items[now]);
-        now = next;
-    }
+    for (int64_t now; (now = atomic_fetch_add(&w->next[0], 1)) < w->num_items;) decode_part(t, w, d, w->items[now]);
     wait_for_all(me);
     int64_t first, last;
     share(me, w->num_items, &first, &last);

@@ -4,9 +4,7 @@
 #include <unistd.h>
 #endif
 
-#include "attention.h"
-#include "product.h"
-#include "rows.h"
+#include "layers.h"
 
 /* Digest of the sources that this was compiled from: Python's side refuses an object of others (ops/kernel_object.py). */
 uint64_t sources(void) {

@@ -12,19 +12,11 @@
 
 #define TILE 1024 /* bytes of a panel in one step */
 
-/* B: `panels` (1 or 2) panels whose tiles lie `stride` bytes apart from step to step.
- * ahead, lines: memory to ask for on the way, that many lines in a step. */
+/* B: `panels` (1 or 2) panels whose tiles lie `stride` bytes apart from step to step. */
 typedef struct {
     const char *tiles;
     int64_t panels, stride, steps;
-    const char *ahead;
-    int64_t lines;
 } panels_of;
-
-static INLINE const char *ask(const char *ahead, int64_t lines) {
-    for (int64_t line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead);
-    return ahead;
-}
 
 #if defined(__AMX_BF16__)
 typedef struct {
@@ -57,7 +49,6 @@ static INLINE void amx_block(const int two_rows, const int two_panels, const cha
     if (two_rows) _tile_zero(2);
     if (two_rows && two_panels) _tile_zero(3);
     for (int64_t k = 0; k < b.steps; k++, a += a_step, tile += b.stride) {
-        b.ahead = ask(b.ahead, b.lines);
         _tile_loadd(6, tile, 64);
         _tile_loadd(4, a, a_stride);
         _tile_dpbf16ps(0, 4, 6);
@@ -120,7 +111,6 @@ static INLINE void vector_block(const kind t, const int rows, const int panels, 
     v16 sums[MOST_ROWS][MOST_PANELS] = {{{0}}};
     const char *tile = b.tiles;
     for (int64_t k = 0; k < b.steps; k++, a += 64, tile += b.stride) {
-        b.ahead = ask(b.ahead, b.lines);
         for (int word = 0; word < 16; word++) {
             w16 columns[MOST_PANELS];
             for (int p = 0; p < panels; p++) memcpy(&columns[p], tile + p * TILE + word * 64, 64);
@@ -140,7 +130,7 @@ static INLINE void vector_panels(const kind t, const int panels, const char *a, 
     int64_t done = 0;
 #define BLOCKS(n) \
     for (; n <= MOST_ROWS && rows - done >= n; done += n) \
-        vector_block(t, n, panels, a + done * a_stride, a_stride, b, c + done * c_stride, c_stride), b.lines = 0
+        vector_block(t, n, panels, a + done * a_stride, a_stride, b, c + done * c_stride, c_stride)
     BLOCKS(MOST_ROWS);
     BLOCKS(8);
     BLOCKS(4);

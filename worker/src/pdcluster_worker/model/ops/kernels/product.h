@@ -6,7 +6,6 @@
 #include "threads.h"
 
 #define PAIR 32       /* columns that are packed side by side */
-#define SOON 8192     /* bytes of weights between what is asked for and what is used */
 #define ROW_BLOCK 256 /* rows of x that stay in a core's cache while weights pass by */
 
 /* Weights [columns, depth] as [pairs][steps][2 panels][TILE]; bias: [columns] float32 or NULL. */
@@ -37,7 +36,7 @@ static INLINE void finish_rows(const kind out_kind, const weights_of *w, const f
 #if defined(__AMX_BF16__)
 /* Copy rows so that each tile of A is one piece of memory: [blocks of 32 rows][steps][32 rows of 64 bytes]. */
 static const char *gather_rows(const char *x, int64_t stride, int64_t rows, int64_t steps) {
-    char *to = kept(round_up(rows, PAIR) * steps * 64);
+    char *to = kept(KEPT_ROWS, round_up(rows, PAIR) * steps * 64);
     if (to)
         for (int64_t r = 0; r < rows; r++)
             for (int64_t k = 0; k < steps; k++) memcpy(to + ((r / PAIR * steps + k) * PAIR + r % PAIR) * 64, x + r * stride + k * 64, 64);
@@ -57,12 +56,7 @@ static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, in
         if (t == BF16 && last_row - block > PAIR) gathered = gather_rows(w->x + block * x_stride, x_stride, least(ROW_BLOCK, last_row - block), steps);
 #endif
         for (int64_t p = pair; p < last_pair; p++) {
-            panels_of b = {of->tiles + p * steps * 2 * TILE, 2, 2 * TILE, steps, NULL, 0};
-            /* With few blocks of rows the first one reads the weights as they come; many share the asking for the next pair. */
-            const int64_t blocks = (least(ROW_BLOCK, last_row - block) + PAIR - 1) / PAIR;
-            const int is_few = blocks <= 4;
-            b.ahead = b.tiles + (is_few ? SOON : steps * 2 * TILE);
-            b.lines = is_few ? 2 * TILE / 64 : (2 * TILE / 64 + blocks - 1) / blocks;
+            const panels_of b = {of->tiles + p * steps * 2 * TILE, 2, 2 * TILE, steps};
             for (int64_t r = block; r < least(block + ROW_BLOCK, last_row); r += PAIR) {
                 const int64_t rows = least(least(PAIR, block + ROW_BLOCK - r), last_row - r);
 #if defined(__AMX_BF16__)
@@ -70,8 +64,6 @@ static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, in
                 else
 #endif
                     multiply(t, &tiles, w->x + r * x_stride, x_stride, rows, b, sums, PAIR);
-                if (is_few) b.lines = 0;
-                b.ahead += b.lines * steps * 64;
                 if (of->is_wide) finish_rows(F32, of, sums, w->out + r * out_stride, rows, p * PAIR);
                 else finish_rows(t, of, sums, w->out + r * out_stride, rows, p * PAIR);
             }
@@ -133,6 +125,31 @@ int64_t packed_bytes(int64_t t, int64_t columns, int64_t depth) {
 void pack(int64_t t, const void *weight, void *tiles, int64_t columns, int64_t depth) {
     pack_work w = {(kind)t, weight, tiles, columns, depth};
     run(pack_region, &w, columns * depth > LARGE);
+}
+
+typedef struct {
+    const weights_of *weights;
+    const int64_t *rows;
+    char *out;
+    int64_t count, depth;
+} unpack_work;
+
+static void unpack_region(void *data) {
+    const unpack_work *w = data;
+    const int64_t bytes = w->depth * bytes_of((kind)w->weights->t), steps = steps_of((kind)w->weights->t, w->depth);
+    int64_t first, last;
+    share(my_place(), w->count, &first, &last);
+    for (int64_t i = first; i < last; i++) {
+        const int64_t row = w->rows[i];
+        const char *column = w->weights->tiles + (row / PAIR * steps * 2 + row % PAIR / LANES) * TILE + row % LANES * 4;
+        for (int64_t at = 0; at < bytes; at += 4) memcpy(w->out + i * bytes + at, column + at / 64 * 2 * TILE + at % 64 * 16, least(4, bytes - at));
+    }
+}
+
+/* out [count, depth]: these rows of weights that were packed, as they were before. */
+void unpack(const weights_of *weights, const int64_t *rows, char *out, int64_t count, int64_t depth) {
+    unpack_work w = {weights, rows, out, count, depth};
+    run(unpack_region, &w, count * depth > LARGE);
 }
 
 #endif

@@ -41,7 +41,7 @@ static INLINE void norm_rows(const kind t, norm_work *w) {
                 const int64_t n = w->width - i;
                 store(t, hidden, i, n, load(t, hidden, i, n) + load(t, (const char *)w->x + start, i, n));
             }
-        norm_row(t, hidden, (char *)w->out + start, w->width, w->norm);
+        if (w->out) norm_row(t, hidden, (char *)w->out + start, w->width, w->norm);
     }
 }
 

@@ -47,17 +47,20 @@ static inline void share(place me, int64_t total, int64_t *first, int64_t *last)
     *last = total * (me.number + 1) / me.count;
 }
 
-/* Memory of the calling thread that grows to the largest step and is kept. */
-static char *kept(int64_t bytes) {
-    static _Thread_local char *memory;
-    static _Thread_local int64_t size;
-    if (bytes > size) {
-        free(memory);
-        size = (bytes + bytes / 4 + (2 << 20) - 1) >> 21 << 21;
-        memory = aligned_alloc(2 << 20, size);
-        if (!memory) size = 0;
+/* Users of `kept`: one's memory holds while another takes its own. */
+enum { KEPT_ROWS, KEPT_ATTENTION, KEPT_USERS };
+
+/* Memory of the calling thread that grows to the user's largest step and is kept. */
+static char *kept(int user, int64_t bytes) {
+    static _Thread_local char *memory[KEPT_USERS];
+    static _Thread_local int64_t size[KEPT_USERS];
+    if (bytes > size[user]) {
+        free(memory[user]);
+        size[user] = (bytes + bytes / 4 + (2 << 20) - 1) >> 21 << 21;
+        memory[user] = aligned_alloc(2 << 20, size[user]);
+        if (!memory[user]) size[user] = 0;
     }
-    return memory;
+    return memory[user];
 }
 
 #endif

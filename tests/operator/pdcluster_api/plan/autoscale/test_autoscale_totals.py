@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.autoscale.signals import Totals, fresh_rounds, read_pool, together
+from pdcluster_api.plan.autoscale.totals import Totals, fresh_rounds, read_pool, together
 from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, WorkerSample
 from tests.operator.pdcluster_api.plan.autoscale.worlds import IDLE, NOW
 

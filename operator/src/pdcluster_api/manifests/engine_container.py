@@ -1,0 +1,103 @@
+"""The container of a stock engine, beside that of our server process in a worker's pod.
+
+A native sidecar, so that it outlives the server process: what a stopped worker
+still streams needs its engine (docs/design/stock-engine.md).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdcluster_api.manifests.engine_config import ENGINE_FOLDER, LOGGING_FILE
+from pdcluster_api.manifests.objects import HTTP_PORT, Manifest
+from pdcluster_api.manifests.security import container_security
+from pdcluster_api.manifests.vllm import IN_CONTAINER, vllm_command, vllm_environment
+from pdcluster_api.schema.engine import EngineSpec
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.sections import PoolSpec
+
+ENGINE_CONTAINER = "engine"
+SHARED_MEMORY = "8Gi"
+"""A bound, not a reservation: ranks of one engine exchange tensors in it."""
+
+_SCRATCH = "engine-tmp"
+_HOME = {
+    # a user without an entry in the image's /etc/passwd, and without a home that it may write to
+    "HOME": "/tmp",
+    "USER": "pdcluster",
+}
+_LOGGING = {"VLLM_LOGGING_CONFIG_PATH": f"{ENGINE_FOLDER}/{LOGGING_FILE}"}
+_PERIOD_SECONDS, _FAILURES = 10, 2
+_STALLED = f"""\
+import sys, urllib.error, urllib.request
+direct = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+try:
+    direct.open("http://127.0.0.1:{HTTP_PORT}/engine/health", timeout=5)
+except urllib.error.HTTPError as e:
+    if e.code == 503:
+        sys.exit(e.read(500).decode(errors="replace"))
+except OSError:
+    pass
+"""
+"""Ends with status 1 where the server process says that the engine is stalled, and only there: a
+server process that does not answer is no reason to lose an engine.
+"""
+
+
+def engine_container(
+    cluster: PDCluster,
+    pool: PoolSpec,
+    engine: EngineSpec,
+    model_path: str,
+    *,
+    resources: dict[str, Any],
+    mounts: tuple[Manifest, ...],
+) -> Manifest:
+    """The sidecar of workers of a role.
+
+    engine:    of that role, a stock one
+    resources: of the role, its accelerators included
+    mounts:    of the model
+    """
+    environment = {**_HOME, **_LOGGING, **vllm_environment(pool, engine, IN_CONTAINER)}
+    return {
+        "name": ENGINE_CONTAINER,
+        "image": engine.image,
+        "imagePullPolicy": cluster.spec.image.pull_policy,
+        "restartPolicy": "Always",
+        "command": vllm_command(cluster, pool, engine, model_path, IN_CONTAINER),
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            # the API server leaves an empty value out
+            *(
+                {"name": name, **({"value": value} if value else {})}
+                for name, value in environment.items()
+            ),
+        ],
+        "resources": resources,
+        "securityContext": container_security(),
+        "volumeMounts": [
+            {"name": _SCRATCH, "mountPath": "/tmp"},
+            {"name": "engine", "mountPath": ENGINE_FOLDER, "readOnly": True},
+            *mounts,
+            {"name": "shared-memory", "mountPath": "/dev/shm"},
+        ],
+        "livenessProbe": {
+            "exec": {"command": ["python3", "-c", _STALLED]},
+            "periodSeconds": _PERIOD_SECONDS,
+            "timeoutSeconds": 10,
+            "failureThreshold": _FAILURES,
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def engine_volumes() -> list[Manifest]:
+    """Volumes that only the sidecar needs."""
+    return [{"name": _SCRATCH, "emptyDir": {}}]
+
+
+def has_engine_container(record: Mapping[str, Any]) -> bool:
+    """Return whether the pods of a workload's snapshot have a stock engine."""
+    workload = record.get("data", {}).get("statefulSet", {})
+    pod = workload.get("spec", {}).get("template", {}).get("spec", {})
+    return any(each.get("name") == ENGINE_CONTAINER for each in pod.get("initContainers") or ())

@@ -1,0 +1,176 @@
+"""vLLM's command line and environment, for a container of a pod and for a process of `pdctl up`
+alike.
+
+Pure.  What PDCluster sets comes after the user's own flags, since the last of two counts.
+"""
+
+import json
+from dataclasses import dataclass
+
+from pdcluster_api.schema.accelerators import NO_ACCELERATOR
+from pdcluster_api.schema.engine import EngineSpec
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.sections import PoolSpec
+
+DEFAULT_COMMAND = ("vllm", "serve")
+LOOPBACK = "127.0.0.1"
+MAX_LOGPROBS = 21
+"""One more than a client may ask for: the chosen token is asked for as well."""
+
+TERMINATION_LOG = "/dev/termination-log"
+"""The end of this file becomes the message of the container's end."""
+
+_FLAGS = {
+    "max_model_len": "--max-model-len",
+    "max_sequences": "--max-num-seqs",
+    "max_batched_tokens": "--max-num-batched-tokens",
+    "block_size": "--block-size",
+    "num_blocks": "--num-gpu-blocks-override",
+    "device_memory_share": "--gpu-memory-utilization",
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+}
+"""Fields that are passed on where they are given; vLLM's own defaults follow the device."""
+
+
+@dataclass(frozen=True)
+class StockSite:
+    """Listeners of a stock engine.
+
+    http, kv_events: of this worker's server process alone, on loopback
+    side_channel:    where engines of other workers ask for KV blocks, at `address`
+    is_process:      started by the worker's server process; otherwise in a container of its own
+    """
+
+    address: str = LOOPBACK
+    http: int = 8100
+    kv_events: int = 8101
+    side_channel: int = 8200
+    is_process: bool = False
+
+
+IN_CONTAINER = StockSite(address="$(POD_IP)")
+"""Listeners in a pod, whose address the kubelet puts in."""
+
+
+def vllm_command(
+    cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, model_path: str, site: StockSite
+) -> list[str]:
+    """The whole command line.  engine: of the role of the pool."""
+    model = cluster.spec.model
+    ours = {
+        **_given(engine),
+        "--dtype": model.dtype,
+        "--served-model-name": model.name,
+        "--host": LOOPBACK,
+        "--port": site.http,
+        "--scheduling-policy": "priority",
+        "--generation-config": "vllm",  # what a request leaves out is neutral, as in our engine
+        "--max-logprobs": MAX_LOGPROBS,
+        "--kv-events-config": _json(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=f"tcp://{LOOPBACK}:{site.kv_events}",
+            topic="",
+        ),
+    }
+    on_cpu = pool.gpu == NO_ACCELERATOR
+    if on_cpu or "kv_cache_memory" in engine.model_fields_set:
+        # by default vLLM takes nearly all memory of a machine without an accelerator
+        ours["--kv-cache-memory-bytes"] = engine.kv_cache_memory
+    if cluster.spec.roles.mixed is None:
+        buffers = {"kv_buffer_device": "cpu"} if on_cpu else {}
+        ours["--kv-transfer-config"] = _json(
+            kv_connector="NixlConnector",
+            kv_role="kv_both",
+            kv_load_failure_policy="fail",
+            **buffers,
+        )
+    return [
+        *(engine.command or DEFAULT_COMMAND),
+        model_path,
+        *(engine.args or ()),
+        *_caching(engine),
+        "--enable-scale-out",
+        "--enable-prompt-tokens-details",
+        "--disable-uvicorn-access-log",
+        *(text for flag, value in ours.items() for text in (flag, str(value))),
+    ]
+
+
+def vllm_environment(pool: PoolSpec, engine: EngineSpec, site: StockSite) -> dict[str, str]:
+    """Environment variables over those that the image or the machine has."""
+    on_cpu = {"VLLM_TARGET_DEVICE": "cpu"} if pool.gpu == NO_ACCELERATOR else {}
+    threads = {}
+    if engine.threads:
+        threads["OMP_NUM_THREADS"] = str(engine.threads)
+        if on_cpu:
+            # its own choice of cores is the same in every process of a machine
+            threads["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        **on_cpu,
+        **threads,
+        **{each.name: each.value for each in engine.env or ()},
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": site.address,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(site.side_channel),
+    }
+
+
+def vllm_logging(engine: EngineSpec) -> str:
+    """vLLM's logging configuration, in JSON: errors go to the container's message too.
+
+    One of its processes logs why it cannot start, and another one's long traceback, which ends the
+    log, hides that.
+    """
+    variables = {each.name: each.value for each in engine.env or ()}
+    level = variables.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+    handlers = {
+        "vllm": {
+            "class": "logging.StreamHandler",
+            "formatter": "vllm",
+            "stream": "ext://sys.stdout",
+        },
+        "message": {
+            "class": "logging.FileHandler",
+            "formatter": "message",
+            "level": "ERROR",
+            "filename": TERMINATION_LOG,
+        },
+    }
+    formatters = {
+        "vllm": {
+            "class": "vllm.logging_utils.NewLineFormatter",
+            "datefmt": "%m-%d %H:%M:%S",
+            "format": "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",
+        },
+        "message": {"format": "%(message)s"},
+    }
+    logger = {"handlers": list(handlers), "level": level, "propagate": False}
+    return _json(
+        version=1,
+        disable_existing_loggers=False,
+        formatters=formatters,
+        handlers=handlers,
+        loggers={"vllm": logger},
+    )
+
+
+def _given(engine: EngineSpec) -> dict[str, object]:
+    return {
+        flag: value
+        for name, flag in _FLAGS.items()
+        if name in engine.model_fields_set and (value := getattr(engine, name)) is not None
+    }
+
+
+def _caching(engine: EngineSpec) -> list[str]:
+    """By default vLLM decides by the kind of model."""
+    if "prefix_caching" not in engine.model_fields_set:
+        return []
+    return ["--enable-prefix-caching" if engine.prefix_caching else "--no-enable-prefix-caching"]
+
+
+def _json(**content: object) -> str:
+    return json.dumps(content, separators=(",", ":"))

@@ -1,0 +1,294 @@
+"""Numbers of the roles from their windows: sums and means of the rounds that are fresh.
+
+A gauge is the mean of the rounds of the last few intervals, so that one crowded
+instant moves little; the trend of a queue is a mean of rounds, too.  A worker with
+a number that cannot be (NaN, infinite, negative, absurd) counts as missing.  Missing
+workers are left out: sums are then too low, which `signals` takes into account.  A
+worker that is not in the newest round is left out of all.  Of a draining worker
+only its part of the prefill queue counts.  The signals that are made of these numbers,
+each beside its thresholds, are in `signals`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, WorkerSample
+
+
+@dataclass
+class Totals:
+    """Sums over workers, as means over rounds, of one pool or of several together.
+
+    reporting, missing: ready workers with and without fresh numbers
+    failing:         those missing of which that is a fault; the others have yet to answer for the
+                     first time
+    settled:         reporting workers that were there `GRACE_ROUNDS` rounds ago; none before there
+                     are so many
+    utilization, kv_cache_usage: sums of ratios: 2.5 is what two and a half workers at 100 % would
+                     show; utilization is of GPUs (`has_gpu`), or the time in engine steps
+    peak_*:          the greatest mean ratio of one worker
+    *_change:        growth of the two queues per second, as far as the same workers hold them;
+                     negative = they fall
+    time_*:          (seconds, requests per second or 0 where unknown) of each worker that has one
+    Rates are per second; None = not known of any worker.
+    """
+
+    reporting: int = 0
+    missing: int = 0
+    failing: int = 0
+    settled: int = 0
+    num_requests_waiting: float = 0.0
+    prefill_queue_requests: float = 0.0
+    prefill_queue_tokens: float = 0.0
+    utilization: float = 0.0
+    kv_cache_usage: float = 0.0
+    peak_utilization: float = 0.0
+    peak_kv_cache_usage: float = 0.0
+    has_gpu: bool = False
+    num_requests_waiting_change: float = 0.0
+    prefill_queue_requests_change: float = 0.0
+    request_rate: float | None = None
+    prompt_token_rate: float | None = None
+    prefill_token_rate: float | None = None
+    prefill_busy_rate: float | None = None
+    generation_token_rate: float | None = None
+    time_to_first_token: list[tuple[float, float]] = field(default_factory=list)
+    time_per_output_token: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def workers(self) -> int:
+        """Ready workers; those without fresh numbers count as idle."""
+        return self.reporting + self.missing
+
+    @property
+    def prefill_speed(self) -> float | None:
+        """Prompt tokens per second that one worker prefills while it is busy; None =
+        not measured.
+        """
+        return _over(self.prefill_token_rate, self.prefill_busy_rate)
+
+
+_MOST = 1e12  # of anything that a worker can count; more is no number of a worker
+_LEAST = 1e-9  # a rate below it is none
+# clocks of two scrapes differ a little; a ratio above it is something else, such as a percentage
+_MOST_RATIO = 1.5
+
+_RATES = (
+    "request_rate",
+    "prompt_token_rate",
+    "prefill_token_rate",
+    "prefill_busy_rate",
+    "generation_token_rate",
+)
+_SUMS = (
+    "num_requests_waiting",
+    "prefill_queue_requests",
+    "prefill_queue_tokens",
+    "utilization",
+    "kv_cache_usage",
+    "num_requests_waiting_change",
+    "prefill_queue_requests_change",
+)
+
+
+def fresh_rounds(window: Sequence[Sample], now: float, seconds: float) -> Sequence[Sample]:
+    """The rounds of the last `seconds` before `now`, the newest first."""
+    found = []
+    for sample in reversed(window):
+        if sample.at > now:
+            continue  # of another clock: a process before this one
+        if sample.at < now - seconds:
+            break
+        found.append(sample)
+    return found
+
+
+def read_pool(facts: PoolFacts, window: Sequence[Sample], rounds: Sequence[Sample]) -> Totals:
+    """The totals of one pool; without a fresh round all its ready workers are missing.
+
+    rounds: the fresh ones of the window, the newest first
+    """
+    totals = Totals()
+    if not rounds:
+        totals.missing = totals.failing = facts.ready
+        return totals
+    sane = [
+        (sample.at, [worker for worker in sample.workers if _is_sane(worker)]) for sample in rounds
+    ]
+    newest = [worker for worker in sane[0][1] if worker.pod not in facts.leaving]
+    totals.reporting = len(newest)
+    scraped = (*(worker.pod for worker in rounds[0].workers), *rounds[0].stale)
+    totals.failing = sum(pod not in facts.leaving for pod in scraped) - len(newest)
+    # A worker that has never answered is in no round.
+    totals.missing = max(totals.failing, facts.ready - totals.reporting)
+    totals.settled = _num_settled(newest, window, rounds[0])
+    here = {worker.pod for worker in newest}
+    there = [(at, [worker for worker in workers if worker.pod in here]) for at, workers in sane]
+    leaving = [[worker for worker in workers if worker.pod in facts.leaving] for _, workers in sane]
+    for (_, workers), drained in zip(there, leaving, strict=True):
+        for worker in workers:
+            _add(totals, worker, len(rounds))
+        for worker in (*workers, *drained):
+            totals.prefill_queue_requests += worker.prefill_queue_requests / len(rounds)
+            totals.prefill_queue_tokens += worker.prefill_queue_tokens / len(rounds)
+    all_workers = [worker for _, workers in there for worker in workers]
+    totals.peak_utilization = _peak((worker.pod, _utilization(worker)) for worker in all_workers)
+    totals.peak_kv_cache_usage = _peak(
+        (worker.pod, worker.kv_cache_usage_ratio) for worker in all_workers
+    )
+    _add_changes(totals, there, leaving)
+    _add_rates(totals, newest)
+    return totals
+
+
+def _peak(ratios: Iterable[tuple[str, float]]) -> float:
+    """The greatest mean of one worker.  ratios: by pod"""
+    found: dict[str, list[float]] = {}
+    for pod, ratio in ratios:
+        found.setdefault(pod, []).append(ratio)
+    return max((sum(each) / len(each) for each in found.values()), default=0.0)
+
+
+def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sample: Sample) -> int:
+    at = window.index(sample)
+    if at < rules.GRACE_ROUNDS:
+        return 0
+    before = {worker.pod for worker in window[at - rules.GRACE_ROUNDS].workers}
+    return sum(worker.pod in before for worker in newest)
+
+
+def _add_changes(
+    totals: Totals,
+    there: Sequence[tuple[float, list[WorkerSample]]],
+    leaving: Sequence[list[WorkerSample]],
+) -> None:
+    """Add the trends of queues of the newest round's workers; one that missed a round adds none.
+
+    there: (time, workers that stay) of each round, the newest first; leaving: those that drain
+    """
+    said: dict[str, list[tuple[float, WorkerSample]]] = {}
+    # more would show a turn too late
+    newer = zip(there[: rules.GRACE_ROUNDS + 1], leaving, strict=False)
+    for (at, workers), drained in newer:
+        for worker in (*workers, *drained):
+            said.setdefault(worker.pod, []).append((at, worker))
+    for worker in there[0][1]:
+        points = [(at, each.num_requests_waiting) for at, each in said[worker.pod]]
+        totals.num_requests_waiting_change += _trend(points)
+    for worker in (*there[0][1], *leaving[0]):
+        points = [(at, each.prefill_queue_requests) for at, each in said[worker.pod]]
+        totals.prefill_queue_requests_change += _trend(points)
+
+
+def _trend(points: Sequence[tuple[float, float]]) -> float:
+    """Growth of a number per second: mean of the newer (at, value) less that of the older; 0 =
+    unknown.
+
+    >>> _trend([(15.0, 1.0), (10.0, 3.0), (5.0, 5.0), (0.0, 7.0)])
+    -0.4
+    """
+    half = len(points) // 2
+    newer, older = points[:half], points[len(points) - half :]
+    seconds = sum(at for at, _ in newer) - sum(at for at, _ in older)
+    return (
+        (sum(value for _, value in newer) - sum(value for _, value in older)) / seconds
+        if seconds > 0.0
+        else 0.0
+    )
+
+
+def _utilization(worker: WorkerSample) -> float:
+    return (
+        worker.engine_busy_ratio
+        if worker.gpu_utilization_ratio is None
+        else worker.gpu_utilization_ratio
+    )
+
+
+def _is_sane(worker: WorkerSample) -> bool:
+    numbers = (
+        worker.num_requests_waiting,
+        worker.prefill_queue_requests,
+        worker.prefill_queue_tokens,
+        worker.kv_cache_usage_ratio,
+        worker.engine_busy_ratio,
+        worker.gpu_utilization_ratio or 0.0,
+    )
+    ratios = (
+        worker.kv_cache_usage_ratio,
+        worker.engine_busy_ratio,
+        worker.gpu_utilization_ratio or 0.0,
+    )
+    return sum(numbers) <= _MOST and min(numbers) >= 0.0 and max(ratios) <= _MOST_RATIO
+
+
+def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
+    totals.has_gpu |= worker.gpu_utilization_ratio is not None
+    totals.num_requests_waiting += worker.num_requests_waiting / num_rounds
+    totals.utilization += _utilization(worker) / num_rounds
+    totals.kv_cache_usage += worker.kv_cache_usage_ratio / num_rounds
+    weight = worker.request_rate if _is_known(worker.request_rate) else 0.0
+    if _is_known(worker.time_to_first_token_seconds):
+        totals.time_to_first_token.append(
+            (worker.time_to_first_token_seconds or 0.0, weight or 0.0)
+        )
+    if _is_known(worker.time_per_output_token_seconds):
+        totals.time_per_output_token.append(
+            (worker.time_per_output_token_seconds or 0.0, weight or 0.0)
+        )
+
+
+def _add_rates(totals: Totals, workers: Sequence[WorkerSample]) -> None:
+    for name in _RATES:
+        known = [value for worker in workers if _is_known(value := getattr(worker, name))]
+        setattr(totals, name, sum(known) if known else None)
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and 0.0 <= value <= _MOST
+
+
+def _over(amount: float | None, time: float | None) -> float | None:
+    return (
+        amount / time
+        if amount is not None and time is not None and amount > _LEAST and time > _LEAST
+        else None
+    )
+
+
+def together(parts: Iterable[Totals]) -> Totals:
+    """The totals of several pools as one."""
+    whole = Totals()
+    for part in parts:
+        whole.reporting += part.reporting
+        whole.missing += part.missing
+        whole.failing += part.failing
+        whole.settled += part.settled
+        whole.peak_utilization = max(whole.peak_utilization, part.peak_utilization)
+        whole.peak_kv_cache_usage = max(whole.peak_kv_cache_usage, part.peak_kv_cache_usage)
+        whole.has_gpu |= part.has_gpu
+        whole.time_to_first_token += part.time_to_first_token
+        whole.time_per_output_token += part.time_per_output_token
+        for name in _SUMS:
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+        for name in _RATES:
+            known = [
+                value for value in (getattr(whole, name), getattr(part, name)) if value is not None
+            ]
+            setattr(whole, name, sum(known) if known else None)
+    return whole
+
+
+def mean_latency(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """The mean of (seconds, weight), all alike where no weight is known; None = there are none.
+
+    >>> mean_latency([(0.25, 3.0), (0.75, 1.0)])
+    0.375
+    """
+    if not pairs:
+        return None
+    weight = sum(each for _, each in pairs)
+    if weight <= 0.0:
+        return sum(seconds for seconds, _ in pairs) / len(pairs)
+    return sum(seconds * each for seconds, each in pairs) / weight

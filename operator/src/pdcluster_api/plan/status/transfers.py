@@ -1,0 +1,259 @@
+"""The condition KVTransferVerified, `status.transfers`, and the pairs of pools to verify now.
+
+Pure, and the status is its memory: an operator that restarts verifies nothing again within the
+hour.  Pairs are those of the revision that serves; another revision begins with none.  Ready does
+not follow from it: a transfer that fails costs a prefill on the decode worker, and is no wrong
+answer.  The floor of placement is compared here, so that another floor needs no verification.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pdcluster_api.backoff import Backoff
+from pdcluster_api.plan.observed.pools import PREFILL
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import WorkloadState
+from pdcluster_api.plan.observed.verification import Verification
+from pdcluster_api.plan.result import DueVerification
+from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.plan.status.disaggregating import readable_rate
+from pdcluster_api.plan.status.verified_pairs import VerifiedPair, read_pairs
+from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema.workload import PoolPair
+
+FIELD = "transfers"
+PERIOD_SECONDS = 3600.0
+"""Between two verifications of a pair that passes."""
+
+RETRY = Backoff(first=60.0, most=PERIOD_SECONDS)
+"""Between two of a pair that does not pass."""
+
+MAX_PAIRS = 64
+"""Pairs that are verified: eight pools of each role."""
+
+_NAMED = 4
+GIGA = 1_000_000_000
+
+_REASONS = {
+    "pair_refused": words.PAIR_REFUSED,
+    "not_connected": words.TRANSFER_FAILED,
+    "transfer_failed": words.TRANSFER_FAILED,
+    "damaged": words.BLOCKS_DAMAGED,
+    "not_used": words.TRANSFER_NOT_USED,
+    "tokens_differ": words.TOKENS_DIFFER,
+}
+FAULTS = tuple(_REASONS)
+"""Faults as workers call them."""
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of pools of the revision that serves.
+
+    workers: ready decode workers by pair; a pair is there too while no worker of a pool is ready
+    """
+
+    revision: str
+    workers: Mapping[PoolPair, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, revision: str, workloads: Sequence[WorkloadState]) -> "Pairs":
+        """Those of the workloads of one revision."""
+        there = [state for state in workloads if not state.gone]
+        prefill = {state.id.pool: state for state in there if state.id.role == PREFILL}
+        decode = {state.id.pool: state for state in there if state.id.role == "decode"}
+        found = {
+            PoolPair(source, sink): _ready(decode[sink]) if prefill[source].ready else ()
+            for source in sorted(prefill)
+            for sink in sorted(decode)
+        }
+        return cls(revision, dict(list(found.items())[:MAX_PAIRS]))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Settings by which transfers are judged, and verified.
+
+    floor:   placement.minTransferGBps; None = any rate will do
+    request: value of the annotation pdcluster.io/verify; empty = none
+    now:     RFC 3339
+    """
+
+    floor: float | None
+    request: str
+    now: str
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """condition: None = of mixed workers.  requeue_after_seconds: until the next pair is due."""
+
+    condition: Condition | None = None
+    status: Status | None = None
+    due: tuple[DueVerification, ...] = ()
+    requeue_after_seconds: float | None = None
+
+    @property
+    def fields(self) -> Status:
+        """The part of the whole status."""
+        return {FIELD: self.status} if self.status else {}
+
+
+def transfers(
+    pairs: Pairs,
+    previous: Previous,
+    ended: Mapping[PoolPair, Verification],
+    waits: Mapping[PoolPair, str],
+    asked: Asked,
+) -> Transfers:
+    """The condition and its figures.  ended, waits: see `Verifications`."""
+    before = read_pairs(previous.mapping(FIELD), pairs.revision)
+    known = {
+        pair: _newer(before.get(pair), ended.get(pair), pairs, asked) for pair in pairs.workers
+    }
+    found = {pair: each for pair, each in known.items() if each is not None}
+    due, seconds = [], []
+    for pair, workers in pairs.workers.items():
+        left = _seconds_left(found.get(pair), asked)
+        if not workers:
+            continue
+        if left > 0:
+            seconds.append(left)
+        else:
+            is_asked_for = _is_asked_for(found.get(pair), asked)
+            due.append(DueVerification(pair, pairs.revision, workers, asked.request, is_asked_for))
+    return Transfers(
+        _condition(pairs, found, waits, asked, previous.condition(words.KV_TRANSFER_VERIFIED)),
+        {
+            "revision": pairs.revision,
+            "pairs": [found[pair].as_status(pair) for pair in sorted(found)],
+        }
+        if found
+        else None,
+        tuple(due),
+        min(seconds, default=None),
+    )
+
+
+def is_slow(verified: Verification, floor: float | None) -> bool:
+    """Return whether KV moved, and slower than the floor; a rate that was not measured is not."""
+    if floor is None or verified.fault is not None or not verified.bytes_per_second:
+        return False
+    return verified.bytes_per_second < floor * GIGA
+
+
+def problem_of(verified: Verification, floor: float | None) -> tuple[str, str] | None:
+    """(reason, message) of a pair that does not pass; None = it does."""
+    if verified.fault is not None:
+        return _REASONS.get(verified.fault, words.TRANSFER_FAILED), verified.message
+    if not is_slow(verified, floor):
+        return None
+    rate = readable_rate(verified.bytes_per_second)
+    return words.TRANSFER_SLOW, (
+        f"KV moved at {rate} over {verified.transport}, less than placement.minTransferGBps of "
+        f"{floor:g}: see whether the transport is the one that you meant, and the network between "
+        f"{verified.prefill_worker} and {verified.decode_worker}"
+    )
+
+
+def figures_of(verified: Verification) -> str:
+    """Figures of KV that moved, for a user."""
+    at = f" at {readable_rate(verified.bytes_per_second)}" if verified.bytes_per_second else ""
+    size = f"{readable_rate(verified.num_bytes).removesuffix('/s')} " if verified.num_bytes else ""
+    equal = "checksums and " if verified.has_checksum else ""
+    return f"{size}over {verified.transport}{at}, {equal}{verified.num_tokens} tokens equal"
+
+
+def _ready(state: WorkloadState) -> tuple[str, ...]:
+    return tuple(pod.name for pod in state.pods if pod.ready and not pod.terminating)
+
+
+def _newer(
+    before: VerifiedPair | None, ended: Verification | None, pairs: Pairs, asked: Asked
+) -> VerifiedPair | None:
+    """State of a pair: as in the last status, or a verification that has ended since."""
+    if ended is None or ended.revision != pairs.revision:
+        return before
+    if before is not None and _is_known(ended, before.verification, asked.now):
+        return before
+    passes = problem_of(ended, asked.floor) is None
+    num_failures = 0 if passes else 1 + (before.num_failures if before else 0)
+    return VerifiedPair(ended, num_failures)
+
+
+def _is_known(ended: Verification, last: Verification, now: str) -> bool:
+    """Return whether the status has it, or a later one.
+
+    One that is later than now was written before the clock was set back: were it to count, pairs
+    would be verified again and again.
+    """
+    is_same = (ended.at, ended.request) == (last.at, last.request)
+    return is_same or ended.at < last.at <= now
+
+
+def _is_asked_for(found: VerifiedPair | None, asked: Asked) -> bool:
+    return bool(asked.request) and (found is None or found.verification.request != asked.request)
+
+
+def _seconds_left(found: VerifiedPair | None, asked: Asked) -> float:
+    """Seconds until a pair is due; 0 = now."""
+    if found is None or _is_asked_for(found, asked):
+        return 0.0
+    passes = problem_of(found.verification, asked.floor) is None
+    wait = PERIOD_SECONDS if passes else RETRY.after(max(1, found.num_failures))
+    age = datetime.fromisoformat(asked.now) - datetime.fromisoformat(found.verification.at)
+    # a clock that was set back must not hold it up
+    return max(0.0, wait - abs(age.total_seconds()))
+
+
+def _condition(
+    pairs: Pairs,
+    found: Mapping[PoolPair, VerifiedPair],
+    waits: Mapping[PoolPair, str],
+    asked: Asked,
+    before: Mapping[str, Any],
+) -> Condition:
+    kind = words.KV_TRANSFER_VERIFIED
+    problems = {
+        pair: problem
+        for pair, each in found.items()
+        if (problem := problem_of(each.verification, asked.floor)) is not None
+    }
+    if problems:
+        pair, (reason, message) = next(iter(sorted(problems.items())))
+        more = f" (and {len(problems) - 1} more pairs of pools)" if len(problems) > 1 else ""
+        return Condition(
+            kind, is_true=False, reason=reason, message=f"{_named(pair)}{more}: {message}"
+        )
+    open_pairs = [pair for pair, workers in pairs.workers.items() if workers and pair not in found]
+    if found and not open_pairs:
+        return Condition(kind, is_true=True, reason=words.KV_MOVED, message=_moved(found))
+    if open_pairs:
+        text = _not_yet(open_pairs[0], waits, str(before.get("message", "")))
+    else:
+        text = "no pair of pools has a ready prefill worker and a ready decode worker"
+    return Condition(kind, is_true=False, reason=words.NOT_VERIFIED, message=text, is_unknown=True)
+
+
+def _not_yet(pair: PoolPair, waits: Mapping[PoolPair, str], before: str) -> str:
+    """Name what a pair waits for; as it was until that is known again, after a restart too."""
+    begun = f"{_named(pair)} is not verified yet: "
+    if pair not in waits and before.startswith(begun):
+        return before
+    return begun + waits.get(pair, "it is verified as soon as both have no request")
+
+
+def _moved(found: Mapping[PoolPair, VerifiedPair]) -> str:
+    told = [
+        f"{_named(pair)}: {figures_of(each.verification)}" for pair, each in sorted(found.items())
+    ]
+    more = len(told) - _NAMED
+    return "; ".join([*told[:_NAMED], *([f"and {more} more pairs"] if more > 0 else [])])
+
+
+def _named(pair: PoolPair) -> str:
+    return f"prefill pool {pair.prefill} to decode pool {pair.decode}"

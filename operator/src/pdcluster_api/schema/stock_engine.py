@@ -1,0 +1,192 @@
+"""A stock engine in place of our own: the fields, flags and variables of the user, and those that
+PDCluster sets.
+
+The CRD's rules say the same to the API server (`tests/contract` compares the patterns).
+`manifests.vllm` renders what is allowed here.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+from pydantic import AfterValidator, Field
+
+from pdcluster_api.schema.rules import rule
+from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.values import VariableName
+
+if TYPE_CHECKING:
+    from pdcluster_api.schema.engine import EngineSpec
+
+VLLM: Final = "vllm"
+
+STOCK_ALONE = ("image", "command", "args", "env")
+"""Fields of `engine` that only a stock engine has."""
+
+OURS_ALONE = (
+    "device",
+    "dataParallelSize",
+    "transport",
+    "transferBandwidth",
+    "verifyTransfers",
+    "fenceTimeoutSeconds",
+    "batchInvariant",
+    "scheduler",
+    "schedulingPolicy",
+    "longPrefillTokenThreshold",
+    "chunkedPrefill",
+    "tbtSloMilliseconds",
+    "chunkSchedule",
+    "admissionWatermark",
+    "prefillDelayer",
+    "speculation",
+)
+"""Those that only our own engine has: they would have no effect on a stock engine."""
+
+FIELD_OF_FLAG = {
+    "max-model-len": "maxModelLen",
+    "max-num-seqs": "maxSequences",
+    "max-num-batched-tokens": "maxBatchedTokens",
+    "block-size": "blockSize",
+    "enable-prefix-caching": "prefixCaching",
+    "no-enable-prefix-caching": "prefixCaching",
+    "kv-cache-memory-bytes": "kvCacheMemory",
+    "gpu-memory-utilization": "deviceMemoryShare",
+    "num-gpu-blocks-override": "numBlocks",
+    "tensor-parallel-size": "tensorParallelSize",
+    "tp": "tensorParallelSize",
+    "pipeline-parallel-size": "pipelineParallelSize",
+    "pp": "pipelineParallelSize",
+}
+"""vLLM's flags that a field of `engine` is rendered to, without dashes."""
+
+_OWNED = (
+    "host",
+    "port",
+    "uds",
+    "grpc[a-z-]*",
+    "model",
+    "model-tag",
+    "served-model-name",
+    "dtype",
+    "generation-config",
+    "config",
+    "api-key",
+    "ssl-[a-z-]+",
+    "root-path",
+    "headless",
+    "api-server-count",
+    "asc",
+    "nnodes",
+    "n",
+    "node-rank",
+    "r",
+    "master-[a-z]+",
+    "data-parallel-[a-z-]+",
+    "dp[a-z]?",
+    "kv-transfer-config",
+    "kv-events-config",
+    "scheduling-policy",
+    "stream-interval",
+    "max-logprobs",
+    "disable-uvicorn-access-log",
+    "tokens-only",
+    "enable-scale-out",
+    "enable-prompt-tokens-details",
+    "disable-log-stats",
+)
+
+OWNED_FLAGS = f"^--?({'|'.join(_OWNED)})([=.]|$)"
+"""A flag that PDCluster sets itself, or that would hide the engine from it."""
+
+DATA_PARALLEL_FLAGS = "^--?(data-parallel-[a-z-]+|dp[a-z]?)([=.]|$)"
+"""Those of them for several engines in one server, whose events and KV have an address each."""
+
+FLAGS_OF_FIELDS = f"^--?({'|'.join(FIELD_OF_FLAG)})([=.]|$)"
+"""A flag that a field of `engine` stands for."""
+
+OWNED_VARIABLES = (
+    "^(POD_IP|VLLM_(NIXL_SIDE_CHANNEL_[A-Z]+|HOST_IP|PORT|API_KEY|DP_[A-Z_]+|CPU_KVCACHE_SPACE))$"
+)
+"""A variable likewise; of the last one the field is kvCacheMemory."""
+
+MAX_ARGUMENTS, MAX_ARGUMENT = 64, 2048
+MAX_VARIABLES, MAX_VARIABLE = 64, 4096
+
+
+class EngineFault(NamedTuple):
+    """A field that is not for this type of engine.  field: below `engine`."""
+
+    field: str
+    reason: str
+    fix: str
+
+
+def engine_faults(kind: str, engine: "EngineSpec") -> Iterator[EngineFault]:
+    """Fields of one section `engine` that are not for an engine of a type."""
+    given = {
+        str(type(engine).model_fields[name].alias)
+        for name in engine.model_fields_set
+        if getattr(engine, name) is not None
+    }
+    if kind != VLLM:
+        for field in STOCK_ALONE:
+            if field in given:
+                yield EngineFault(
+                    field, f"is for a stock engine, not {kind}", "leave it out, or set type: vllm"
+                )
+        return
+    for field in OURS_ALONE:
+        if field not in given:
+            continue
+        if field == "dataParallelSize":
+            fix = "leave it out, and give the pool more replicas"
+            yield EngineFault(field, "is not for vllm, of which a worker has one engine", fix)
+        else:
+            fix = "leave it out, or give vLLM's own flag in engine.args"
+            yield EngineFault(field, "is not for vllm, which has no such setting", fix)
+
+
+def check_argument(value: str) -> str:
+    """Refuse a flag that is set elsewhere; flags may be written with underscores, as vLLM reads
+    them.  A line break behind one, as of a YAML block, is ignored.
+    """
+    flag = value.partition("=")[0].partition(".")[0].rstrip().replace("_", "-")
+    if re.search(DATA_PARALLEL_FLAGS, flag):
+        raise rule(
+            f"{flag} is not for a worker, which has one engine",
+            "remove it, and give the pool more replicas",
+        )
+    if re.search(OWNED_FLAGS, flag):
+        raise rule(f"{flag} is set by PDCluster", "remove it")
+    if re.search(FLAGS_OF_FIELDS, flag):
+        field = FIELD_OF_FLAG[flag.lstrip("-")]
+        raise rule(f"{flag} is the field {field} of engine", f"set engine.{field} in its place")
+    return value
+
+
+def check_variable(name: str) -> str:
+    """Refuse a variable that is set elsewhere."""
+    if re.search(OWNED_VARIABLES, name) is None:
+        return name
+    is_field = name == "VLLM_CPU_KVCACHE_SPACE"
+    fix = "set engine.kvCacheMemory in its place" if is_field else "remove it"
+    raise rule(f"{name} is set by PDCluster", fix)
+
+
+class EnvSpec(Section):
+    """One environment variable of a stock engine."""
+
+    name: Annotated[VariableName, AfterValidator(check_variable)]
+    value: Annotated[str, Field(max_length=MAX_VARIABLE)]
+
+
+def check_variables(variables: tuple[EnvSpec, ...]) -> tuple[EnvSpec, ...]:
+    """Refuse a variable that is given twice."""
+    repeated = [
+        name for name, count in Counter(each.name for each in variables).items() if count > 1
+    ]
+    if repeated:
+        raise rule(f"{repeated[0]} is given twice", "remove one of them")
+    return variables

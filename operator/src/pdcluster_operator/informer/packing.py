@@ -1,0 +1,55 @@
+"""Bodies as compressed JSON, and the examples by which they get small.
+
+Objects of a kind say almost the same: other names, other uids.  So the first few of each kind are
+kept as examples, a dictionary in the sense of zlib, and every later one takes a fifth of what it
+takes without.  Of a Secret no example is kept, since that would outlive it.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdcluster_api.apiserver.body import Body
+
+NUM_EXAMPLES = 4
+"""Examples of a kind: a PDCluster has up to four children of one, each of another form."""
+
+MAX_BYTES = 32_768
+"""Bytes of a dictionary that zlib looks at: its window."""
+
+_LEVEL = 1
+_WITHOUT = frozenset({"Secret"})
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One body.  examples: with which it was packed"""
+
+    content: bytes
+    examples: bytes
+
+    def body(self) -> Body:
+        """The body again."""
+        unpacking = zlib.decompressobj(zdict=self.examples)
+        body: Body = json.loads(unpacking.decompress(self.content))
+        return body
+
+
+@dataclass
+class Packing:
+    """Packs bodies.  _examples: of each kind, and their number"""
+
+    _examples: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+
+    def pack(self, kind: str, body: Mapping[str, Any]) -> Packed:
+        """Pack a body of a kind."""
+        text = json.dumps(body, separators=(",", ":")).encode()
+        examples, number = self._examples.get(kind, (b"", 0))
+        packing = zlib.compressobj(_LEVEL, zdict=examples)
+        packed = Packed(packing.compress(text) + packing.flush(), examples)
+        if number < NUM_EXAMPLES and kind not in _WITHOUT:
+            # the end of a dictionary is what is found at the least distance
+            self._examples[kind] = (examples + text)[-MAX_BYTES:], number + 1
+        return packed

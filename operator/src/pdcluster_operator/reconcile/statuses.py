@@ -1,0 +1,123 @@
+"""Write the status of a PDCluster and those of its scalers, each only where it differs."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import (
+    ClusterError,
+    ConflictError,
+    UnavailableError,
+    failure_of,
+)
+from pdcluster_api.apiserver.kinds import POOL_SCALER, Kind
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_operator.informer.cache import Cache, name_of
+from pdcluster_operator.reconcile.session import Session
+from pdcluster_operator.writes.status import write_status
+
+logger = logging.getLogger(__name__)
+_OF_A_WRITE = frozenset({"resourceVersion", "managedFields"})
+"""Metadata that every write changes."""
+
+
+@dataclass(frozen=True)
+class Scalers:
+    """Result of the scalers' statuses.
+
+    wrote:    one was written, or tried to be
+    failures: refused writes
+    conflict: of a scaler that changed meanwhile
+    """
+
+    wrote: bool = False
+    failures: tuple[Failure, ...] = ()
+    conflict: ConflictError | None = None
+
+
+@dataclass(frozen=True)
+class Statuses:
+    """Writes statuses, and puts the answers into the cache."""
+
+    client: ApiClient
+    cache: Cache
+
+    async def write(
+        self, session: Session, kind: Kind, body: Mapping[str, Any], status: Mapping[str, Any]
+    ) -> bool:
+        """Write a status that differs; returns whether it did.
+
+        Raises ConflictError when the object changed meanwhile.
+        """
+        if status == (body.get("status") or {}):
+            return False
+        metadata = body["metadata"]
+        written = await write_status(self.client, kind, body, status)
+        if written is not None:
+            is_new = self.cache.put(kind.name, written) is not None
+            # the answer came before the event
+            if is_new and written["metadata"].get("generation") != metadata.get("generation"):
+                session.has_learnt = True
+            return True
+        session.has_learnt = True
+        found = await self.client.find(kind, metadata["namespace"], metadata["name"])
+        if found is None:  # the watch has not delivered that yet
+            self.cache.forget(name_of(kind.name, body))
+            return True
+        self.cache.put(kind.name, found)
+        raise ConflictError(f"{kind} {metadata['name']} is another one now, or is being changed")
+
+    async def write_scalers(self, live: Live, session: Session, plan: ClusterPlan) -> Scalers:
+        """The status of the scalers that exist; one that was just made follows."""
+        wrote, refused, conflict = False, list[Failure](), None
+        bodies = {
+            (body["spec"]["role"], body["spec"]["pool"]): body
+            for body in live.own(POOL_SCALER.name).values()
+        }
+        for scaler in plan.scalers:
+            body = bodies.get((scaler.role, scaler.pool))
+            if body is None:
+                continue
+            try:
+                wrote |= await self.write(session, POOL_SCALER, body, scaler.status)
+            except UnavailableError:
+                raise
+            except ConflictError as e:
+                wrote, conflict = True, e
+            except ClusterError as e:
+                refused.append(failure_of(e, f"status of PDPoolScaler {body['metadata']['name']}"))
+                logger.warning(
+                    "refused status object=%s namespace=%s error=%s",
+                    body["metadata"]["name"],
+                    live.key.namespace,
+                    e,
+                )
+        return Scalers(wrote, tuple(refused), conflict)
+
+    def after(self, live: Live) -> Live | None:
+        """The same once the scalers' statuses are written.
+
+        None = a scaler has changed in more than its status.
+        """
+        children = []
+        for body in live.children:
+            found = body
+            if body["kind"] == POOL_SCALER.name:
+                metadata = body["metadata"]
+                now = self.cache.get(POOL_SCALER.name, metadata["namespace"], metadata["name"])
+                if now is None or _without_status(now) != _without_status(body):
+                    return None
+                found = now
+            children.append(found)
+        return Live(live.body, children)
+
+
+def _without_status(body: Body) -> Body:
+    """The part of an object that a write of its status leaves as it is."""
+    metadata = {key: value for key, value in body["metadata"].items() if key not in _OF_A_WRITE}
+    return {**{key: value for key, value in body.items() if key != "status"}, "metadata": metadata}

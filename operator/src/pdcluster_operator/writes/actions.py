@@ -1,0 +1,88 @@
+"""Actions on the children of a PDCluster, and which of them need not wait for each other.  Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from pdcluster_api.apiserver.kinds import CHILDREN, POD_DISRUPTION_BUDGET, STATEFUL_SET, Kind
+
+POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
+"""Place of each kind in the order in which children are made."""
+
+
+class Verb(Enum):
+    """Action on an object.
+
+    CREATE:    make it; nothing of that name is known
+    APPLY:     server-side apply to the object that is there
+    PATCH:     merge-patch what differs
+    REPLACE:   delete it and create it again, since it is immutable
+    DELETE:    it is not wanted, or not as the one that is being deleted
+    REFUSE:    an object of that name is not ours: a failure to report
+    """
+
+    CREATE = "create"
+    APPLY = "apply"
+    PATCH = "patch"
+    REPLACE = "replace"
+    DELETE = "delete"
+    REFUSE = "refuse"
+
+
+class ObjectName(NamedTuple):
+    """Kind and name of a child, within the namespace of its PDCluster."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do.
+
+    desired: the prepared manifest; empty for DELETE
+    uid:     of the live object; None for CREATE and REFUSE
+    patch:   for PATCH
+    asked:   the content of a KEPT object is to be written too
+    foreground: for DELETE: the object stays, as one that is being deleted, until its dependents are
+                gone
+    """
+
+    verb: Verb
+    kind: Kind
+    namespace: str
+    name: str
+    desired: Mapping[str, Any]
+    uid: str | None = None
+    patch: Mapping[str, Any] | None = None
+    asked: bool = False
+    foreground: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
+    """Actions that need not wait for each other, stage by stage.
+
+    First the needs of a pod, then StatefulSets, then Services; then deletions:
+    StatefulSets, and all that they use.  A disruption budget is deleted first of all.
+    """
+    return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
+
+
+def is_held(action: Action) -> bool:
+    """Return whether an action is a deletion that waits for what is made.
+
+    An old disruption budget does not wait: no pod under two budgets is ever evicted.
+    """
+    return action.verb is Verb.DELETE and action.kind is not POD_DISRUPTION_BUDGET
+
+
+def _stage(action: Action) -> tuple[bool, int]:
+    position, stateful_sets = POSITIONS[action.kind.name], POSITIONS[STATEFUL_SET.name]
+    if is_held(action):
+        return True, int(position != stateful_sets)
+    return False, (position > stateful_sets) - (position < stateful_sets)

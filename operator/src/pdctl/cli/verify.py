@@ -1,0 +1,197 @@
+"""`pdctl verify`: verify the KV transfers of a cluster now, here or in Kubernetes, and show them.
+
+Of one in Kubernetes the operator is asked, by an annotation of the object, so that it needs no more
+than the right to edit that; its answer is in the status.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import NotFoundError
+from pdcluster_api.apiserver.kinds import PDCLUSTER
+from pdcluster_api.discovery.verifier import TOTAL_SECONDS, Verifier
+from pdcluster_api.errors import StartError
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.status.disaggregating import readable_rate
+from pdcluster_api.plan.status.transfers import FIELD
+from pdcluster_api.plan.status.verified_pairs import VerifiedPair, read_pairs
+from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema import labels
+from pdcluster_api.schema.workload import PoolPair
+from pdctl.cli.live import Place, ask
+from pdctl.cli.refusals import failed
+from pdctl.cli.status import find_directory, transfer_line
+from pdctl.cli.table import table
+from pdctl.local.run_directory import RunDirectory, default_state_dir, runs
+from pdctl.local.verified import RunTransfers, content_of, has_prefill
+
+_HEADER = ("PREFILL", "DECODE", "RESULT", "TRANSPORT", "MOVED", "RATE", "TOKENS", "WORKERS")
+_NUMBERS = (4, 5, 6)
+_WIDTH = 200  # names of workers stay whole, so that they can be copied
+_NOTHING = "has no prefill workers, so that no KV moves between its workers"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Time for an answer, in seconds.
+
+    operator: for every outcome of one in Kubernetes, which asks its workers
+    worker:   for one of each pair of a run here, while no worker gives one
+    poll:     between two looks
+    """
+
+    operator: float = TOTAL_SECONDS + 30.0
+    worker: float = 30.0
+    poll: float = 1.0
+
+
+def verify_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="of the cluster", show_default=False)],
+    *,
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", metavar="NAMESPACE", help="of one in Kubernetes"),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="CONTEXT", help="of the kubeconfig; else its current one")
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="else KUBECONFIG, or ~/.kube/config")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="where runs of pdctl up keep state")
+    ] = None,
+) -> None:
+    """Verify now that KV moves from each prefill pool to each decode pool, busy or not: of a
+    cluster that runs on this machine, else of one in Kubernetes.
+
+    Exit code 0 = it does; 1 = it does not, or nothing could be verified.
+    """
+    request, place = _new_request(), Place(kubeconfig, context, namespace)
+    folder = state_dir or default_state_dir()
+    is_here = place == Place() and any(run.is_alive for run in runs(folder, name))
+    try:
+        if is_here:
+            run, _ = find_directory(folder, name)
+            status = asyncio.run(verify_run(run, request))
+        else:
+            status = verify_object(place, name, request)
+    except StartError as e:
+        raise failed(e) from e
+    typer.echo("\n".join(rendered(status)))
+    if not Previous(status).is_true(words.KV_TRANSFER_VERIFIED):
+        raise typer.Exit(1)
+
+
+async def verify_run(
+    run: RunDirectory, request: str, patience: Patience | None = None
+) -> Mapping[str, Any]:
+    """Ask the workers of a run until each pair has an outcome; returns what its status would have.
+
+    Raises StartError when some pair has none in time.
+    """
+    patience = patience or Patience()
+    if not has_prefill(run.read_state() or {"workers": ()}):
+        raise StartError(f"the cluster {_NOTHING}", exit_code=2)
+    async with Verifier() as verifier:
+        transfers, deadline = RunTransfers(run, verifier), time.monotonic() + patience.worker
+        while True:
+            found = await transfers.look(request)
+            if not found.due:
+                return content_of(found)
+            if time.monotonic() >= deadline:
+                raise _not_verified(content_of(found))
+            await asyncio.sleep(patience.poll)
+
+
+def verify_object(
+    place: Place, name: str, request: str, patience: Patience | None = None
+) -> Mapping[str, Any]:
+    """Annotate the PDCluster and wait for the operator's answer; returns the status then.
+
+    Raises StartError when there is no such object, or not every pair has an outcome in time.
+    """
+    namespace, waiting = place.in_namespace(), patience or Patience()
+
+    async def annotate_and_wait(client: ApiClient) -> Mapping[str, Any]:
+        patch = {"metadata": {"annotations": {labels.VERIFY: request}}}
+        try:
+            body = await client.merge_patch(PDCLUSTER, namespace, name, patch)
+        except NotFoundError as e:
+            message = f"there is no PDCluster {name} in namespace {namespace}, and none runs here"
+            raise StartError(message, exit_code=2) from e
+        if "mixed" in body["spec"]["roles"]:
+            raise StartError(f"PDCluster {name} {_NOTHING}", exit_code=2)
+        deadline = time.monotonic() + waiting.operator
+        while not is_answered(_status(body), request):
+            if time.monotonic() >= deadline:
+                raise _not_verified(_status(body))
+            await asyncio.sleep(waiting.poll)
+            body = await client.get(PDCLUSTER, namespace, name)
+        return _status(body)
+
+    return ask(place, annotate_and_wait)
+
+
+def is_answered(status: Mapping[str, Any], request: str) -> bool:
+    """Return whether every pair has an outcome of this request."""
+    condition = Previous(status).condition(words.KV_TRANSFER_VERIFIED)
+    found = [each.verification.request for each in _pairs(status).values()]
+    is_known = condition.get("status") in ("True", "False")
+    return is_known and bool(found) and all(each == request for each in found)
+
+
+def rendered(status: Mapping[str, Any]) -> list[str]:
+    """A line for each pair, and the condition."""
+    lines = table(_HEADER, _rows(_pairs(status)), right=_NUMBERS, width=_WIDTH)
+    return [*lines, *transfer_line(status)]
+
+
+def _rows(pairs: Mapping[PoolPair, VerifiedPair]) -> Iterator[tuple[str, ...]]:
+    for pair, each in sorted(pairs.items()):
+        verified = each.verification
+        slow_or_not = "slow" if each.num_failures else "verified"
+        size, rate = (
+            readable_rate(number) if number else "-"
+            for number in (verified.num_bytes, verified.bytes_per_second)
+        )
+        yield (
+            pair.prefill,
+            pair.decode,
+            verified.fault or slow_or_not,
+            verified.transport or "-",
+            size.removesuffix("/s"),
+            rate,
+            str(verified.num_tokens or "-"),
+            f"{verified.prefill_worker or '-'} to {verified.decode_worker or '-'}",
+        )
+
+
+def _pairs(status: Mapping[str, Any]) -> dict[PoolPair, VerifiedPair]:
+    field = Previous(status).mapping(FIELD)
+    return read_pairs(field, str(field.get("revision")))
+
+
+def _status(body: Body) -> Mapping[str, Any]:
+    status: Mapping[str, Any] = body.get("status") or {}
+    return status
+
+
+def _not_verified(status: Mapping[str, Any]) -> StartError:
+    """Error of pairs without an outcome; its message has what is known of them."""
+    known = transfer_line(status) or ["no operator has said anything of its transfers"]
+    return StartError(f"not every pair of pools was verified in time; {known[0]}", exit_code=1)
+
+
+def _new_request() -> str:
+    """Value of the annotation that no earlier one had."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

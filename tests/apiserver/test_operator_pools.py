@@ -1,0 +1,127 @@
+"""An InferencePool for gateways: refused in plain words while its kind is not there, made once it
+is.
+
+The definition has the fields of the extension's v1, their bounds and the rule for the picker's
+port: what it does not know, the API server would drop.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.plain_api import PlainApi
+from tests.system.waiting import wait_for
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+GROUP = "inference.networking.k8s.io"
+PORT = {
+    "type": "object",
+    "required": ["number"],
+    "properties": {"number": {"type": "integer", "minimum": 1, "maximum": 65535}},
+}
+PICKER = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "group": {"type": "string", "default": ""},
+        "kind": {"type": "string", "default": "Service"},
+        "name": {"type": "string", "minLength": 1},
+        "port": PORT,
+        "failureMode": {
+            "type": "string",
+            "enum": ["FailOpen", "FailClose"],
+            "default": "FailClose",
+        },
+    },
+    "x-kubernetes-validations": [
+        {"rule": "self.kind != 'Service' || has(self.port)", "message": "a Service needs a port"}
+    ],
+}
+LABELS = {
+    "type": "object",
+    "additionalProperties": {"type": "string", "maxLength": 63},
+    "maxProperties": 64,
+}
+SPEC = {
+    "type": "object",
+    "required": ["selector", "targetPorts", "endpointPickerRef"],
+    "properties": {
+        "selector": {
+            "type": "object",
+            "required": ["matchLabels"],
+            "properties": {"matchLabels": LABELS},
+        },
+        "targetPorts": {"type": "array", "minItems": 1, "maxItems": 8, "items": PORT},
+        "endpointPickerRef": PICKER,
+    },
+}
+SCHEMA = {"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": {"spec": SPEC}}}
+DEFINITION = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": f"inferencepools.{GROUP}",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+    },
+    "spec": {
+        "group": GROUP,
+        "names": {"kind": "InferencePool", "plural": "inferencepools"},
+        "scope": "Namespaced",
+        "versions": [{"name": "v1", "served": True, "storage": True, "schema": SCHEMA}],
+    },
+}
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str) -> Iterator[Scene]:
+    """A PDCluster with an endpoint picker, where no InferencePool can be made yet."""
+    api = PlainApi(control_plane.kubeconfig)
+    try:
+        with Nodes(api, namespace):
+            found = Scene(api, namespace)
+            found.create(service={"endpointPicker": {"name": "picker"}})
+            yield found
+    finally:
+        api.delete(f"{DEFINITIONS}/inferencepools.{GROUP}")
+
+
+def test_pool_is_made_once_its_kind_is_there(
+    control_plane: ControlPlane, scene: Scene, tmp_path: Path, namespace: str
+):
+    path = f"/apis/{GROUP}/v1/namespaces/{namespace}/inferencepools/{scene.name}"
+
+    def pool() -> Any:
+        found = scene.api.get(path)
+        return found and found["spec"]
+
+    with OperatorProcess(
+        tmp_path, control_plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=namespace
+    ) as operator:
+        refused = scene.await_condition("Ready", "False")
+        wait_for(
+            lambda: "no kind InferencePool" in str(scene.body["status"]["conditions"]),
+            DEADLINE_SECONDS,
+            lambda: f"{refused} {operator.log_end}",
+        )
+        scene.api.create(DEFINITIONS, DEFINITION)
+        wait_for(pool, DEADLINE_SECONDS, lambda: operator.log_end)
+        service = scene.api.get(f"/api/v1/namespaces/{namespace}/services/{scene.name}")
+        assert service is not None
+        assert pool() == {
+            "selector": {"matchLabels": service["spec"]["selector"]},
+            "targetPorts": [{"number": 8000}],
+            "endpointPickerRef": {
+                "group": "",
+                "kind": "Service",
+                "name": "picker",
+                "port": {"number": 9002},
+                "failureMode": "FailClose",
+            },
+        }
+        scene.await_condition("Ready", "True")

@@ -1,0 +1,333 @@
+"""The condition KVTransferVerified, `status.transfers`, and which pairs of pools are due."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from pdcluster_api.plan.cluster import plan_cluster
+from pdcluster_api.plan.observed.verification import Verification, Verifications
+from pdcluster_api.plan.result import ClusterPlan, DueVerification
+from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.sections import PlacementSpec
+from pdcluster_api.schema.workload import PoolPair
+from tests.operator.pdcluster_api.plan.clusters import (
+    LATER,
+    NOW,
+    condition_of,
+    identity,
+    make_cluster,
+    pool,
+    running,
+    workload,
+)
+from tests.operator.pods import pod_states
+
+CLUSTER = make_cluster()  # prefill and decode pool cpu, one and two workers
+REVISION = revision_of(CLUSTER.spec)
+PAIR = PoolPair("cpu", "cpu")
+ANNOTATED = "2026-01-02T03:30:00Z"
+
+
+def passed(**fields: Any) -> Verification:
+    known: dict[str, Any] = {
+        "revision": REVISION,
+        "at": NOW,
+        "decode_worker": "d-0",
+        "prefill_worker": "p-0",
+        "transport": "tcp",
+        "num_tokens": 8,
+        "num_bytes": 11_800_000,
+        "bytes_per_second": 1_200_000_000,
+        "has_checksum": True,
+    }
+    return Verification(**{**known, **fields})
+
+
+def failed(fault: str = "damaged", **fields: Any) -> Verification:
+    return Verification(REVISION, NOW, fault=fault, message="the checksums differ", **fields)
+
+
+def observed(
+    ended: Verification | None = None,
+    *,
+    is_prefill_ready: bool = True,
+    wait: str = "",
+    **fields: Any,
+):
+    pods = []
+    for role, names in (("prefill", ("p-0",)), ("decode", ("d-0", "d-1"))):
+        of = identity(REVISION, role)
+        is_ready = role == "decode" or is_prefill_ready
+        states = pod_states(of, names, ready=is_ready)
+        pods.append(workload(of, len(names), None if is_ready else 0, pods=states))
+    found = Verifications({PAIR: ended} if ended else {}, {PAIR: wait} if wait else {})
+    return running(CLUSTER, workloads=pods, verifications=found, **fields)
+
+
+def planned(seen, *, now: str = NOW, floor: float | None = None) -> ClusterPlan:
+    spec = CLUSTER.spec
+    if floor is not None:
+        placement = PlacementSpec.model_validate({"minTransferGBps": floor})
+        spec = spec.model_copy(update={"placement": placement})
+    return plan_cluster(CLUSTER.model_copy(update={"spec": spec}), seen, now)
+
+
+def told(plan: ClusterPlan) -> tuple[str, str, str]:
+    condition = condition_of(plan.status, words.KV_TRANSFER_VERIFIED)
+    return condition["status"], condition["reason"], condition["message"]
+
+
+def after(seen, plan: ClusterPlan):
+    """The same, with the status of a plan, and a new operator that has seen nothing yet."""
+    return replace(seen, status=plan.status, verifications=Verifications())
+
+
+def test_a_revision_whose_workers_are_ready_is_verified_at_once():
+    plan = planned(observed())
+
+    assert plan.verify == (DueVerification(PAIR, REVISION, ("d-0", "d-1")),)
+    assert told(plan)[:2] == ("Unknown", "NotVerified")
+
+
+def test_nothing_is_verified_while_a_pool_has_no_ready_worker():
+    plan = planned(observed(is_prefill_ready=False))
+
+    assert plan.verify == ()
+    assert told(plan)[2] == (
+        "no pair of pools has a ready prefill worker and a ready decode worker"
+    )
+
+
+def test_every_pair_of_pools_is_verified():
+    cluster = make_cluster(prefill=[pool(1), pool(1, "big")], decode=[pool(1), pool(1, "big")])
+    revision = revision_of(cluster.spec)
+    states = [
+        workload(
+            identity(revision, role, name),
+            1,
+            pods=pod_states(identity(revision, role, name), (f"{role}-{name}-0",)),
+        )
+        for role in ("prefill", "decode")
+        for name in ("cpu", "big")
+    ]
+    plan = plan_cluster(cluster, running(cluster, workloads=states), NOW)
+
+    assert [(due.pair, due.workers) for due in plan.verify] == [
+        (PoolPair(source, sink), (f"decode-{sink}-0",))
+        for source in ("big", "cpu")
+        for sink in ("big", "cpu")
+    ]
+
+
+def test_kv_that_moved_is_true_with_its_figures():
+    plan = planned(observed(passed()))
+
+    assert told(plan) == (
+        "True",
+        "KVMoved",
+        "prefill pool cpu to decode pool cpu: 11.8 MB over tcp at 1.2 GB/s, checksums and 8 tokens "
+        "equal",
+    )
+    assert plan.verify == ()
+    assert plan.status["transfers"] == {
+        "revision": REVISION,
+        "pairs": [
+            {
+                "prefill": "cpu",
+                "decode": "cpu",
+                "at": NOW,
+                "decodeWorker": "d-0",
+                "prefillWorker": "p-0",
+                "transport": "tcp",
+                "numTokens": 8,
+                "numBytes": 11_800_000,
+                "bytesPerSecond": 1_200_000_000,
+                "hasChecksum": True,
+            }
+        ],
+    }
+
+
+def test_a_restart_of_the_operator_verifies_nothing_again_within_the_hour():
+    seen = observed(passed())
+    again = after(seen, planned(seen))
+
+    plan = planned(again, now="2026-01-02T04:04:04Z")
+
+    assert (plan.verify, plan.status) == ((), again.status)
+    assert plan.requeue_after_seconds == 1.0
+    assert len(planned(again, now="2026-01-02T04:04:05Z").verify) == 1
+
+
+@pytest.mark.parametrize(("is_busy", "num_verified"), [(False, 24), (True, 0)])
+def test_a_pair_is_verified_once_an_hour_and_never_while_it_is_busy(
+    num_verified: int, *, is_busy: bool
+):
+    """Through a day, of which every minute is looked at."""
+    seen, begun, num = observed(), datetime.fromisoformat(NOW), 0
+    for minute in range(24 * 60):
+        now = f"{begun + timedelta(minutes=minute):%Y-%m-%dT%H:%M:%SZ}"
+        plan = planned(seen, now=now)
+        seen = after(seen, plan)
+        if plan.verify and is_busy:
+            assert not plan.verify[0].even_if_busy
+            seen = replace(seen, verifications=Verifications({}, {PAIR: "d-0 has requests"}))
+        elif plan.verify:
+            num += 1
+            seen = replace(seen, verifications=Verifications({PAIR: passed(at=now)}))
+
+    assert num == num_verified
+
+
+def test_another_revision_is_verified_at_once():
+    seen = observed(passed(revision="00000000"))
+
+    assert len(planned(seen).verify) == 1
+    assert told(planned(seen))[0] == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("pair_refused", "PairRefused"),
+        ("not_connected", "TransferFailed"),
+        ("transfer_failed", "TransferFailed"),
+        ("damaged", "BlocksDamaged"),
+        ("not_used", "TransferNotUsed"),
+        ("tokens_differ", "TokensDiffer"),
+        ("of_a_newer_worker", "TransferFailed"),
+    ],
+)
+def test_a_pair_that_does_not_pass_is_false_and_the_object_stays_ready(fault: str, reason: str):
+    plan = planned(observed(failed(fault)))
+
+    assert told(plan) == (
+        "False",
+        reason,
+        "prefill pool cpu to decode pool cpu: the checksums differ",
+    )
+    assert condition_of(plan.status, words.READY)["status"] == "True"
+    assert [event.reason for event in plan.events if event.warning] == [reason]
+
+
+def test_a_pair_that_does_not_pass_is_verified_again_with_back_off():
+    seen = observed(failed())
+    first = planned(seen)
+    assert first.status["transfers"]["pairs"][0]["numFailures"] == 1
+    assert planned(after(seen, first), now="2026-01-02T03:05:04Z").verify == ()
+    assert len(planned(after(seen, first), now="2026-01-02T03:05:05Z").verify) == 1
+
+    newer = Verifications({PAIR: replace(failed(), at="2026-01-02T03:05:06Z")})
+    second = planned(replace(seen, status=first.status, verifications=newer))
+    assert second.status["transfers"]["pairs"][0]["numFailures"] == 2
+    assert planned(after(seen, second), now="2026-01-02T03:07:05Z").verify == ()
+    assert len(planned(after(seen, second), now="2026-01-02T03:07:06Z").verify) == 1
+
+
+def test_a_rate_under_the_floor_is_false_and_another_floor_needs_no_verification():
+    slow, well = planned(observed(passed()), floor=10.0), planned(observed(passed()), floor=1.1)
+
+    assert told(slow)[:2] == ("False", "TransferSlow")
+    assert (
+        "KV moved at 1.2 GB/s over tcp, less than placement.minTransferGBps of 10" in told(slow)[2]
+    )
+    assert told(well)[0] == "True"
+    lowered = after(observed(), slow)
+    assert told(planned(lowered))[0] == "True"
+
+
+def test_a_rate_that_was_not_measured_is_not_slow():
+    assert told(planned(observed(passed(bytes_per_second=0)), floor=10.0))[0] == "True"
+
+
+def test_a_floor_makes_no_new_revision():
+    spec = CLUSTER.spec.model_copy(
+        update={"placement": PlacementSpec.model_validate({"minTransferGBps": 1.0})}
+    )
+
+    assert revision_of(spec) == REVISION
+
+
+def test_busy_workers_leave_it_open_and_say_so():
+    plan = planned(observed(wait="d-0 has other requests"))
+
+    assert told(plan) == (
+        "Unknown",
+        "NotVerified",
+        "prefill pool cpu to decode pool cpu is not verified yet: d-0 has other requests",
+    )
+    assert told(planned(after(observed(), plan)))[2] == told(plan)[2]  # by a new operator too
+    seen = observed(passed())
+    waiting = Verifications({}, {PAIR: "d-0 has other requests"})
+    later = replace(seen, status=planned(seen).status, verifications=waiting)
+    assert told(planned(later, now=LATER))[0] == "True"
+
+
+def test_the_annotation_asks_once_even_if_workers_are_busy():
+    seen = observed(passed())
+    asked = replace(after(seen, planned(seen)), verify_request=ANNOTATED)
+
+    (due,) = planned(asked).verify
+    assert (due.request, due.even_if_busy) == (ANNOTATED, True)
+
+    answer = replace(passed(), at="2026-01-02T03:31:00Z", request=ANNOTATED)
+    answered = planned(replace(asked, verifications=Verifications({PAIR: answer})))
+    assert answered.verify == ()
+    assert answered.status["transfers"]["pairs"][0]["request"] == ANNOTATED
+    (hourly,) = planned(replace(asked, status=answered.status), now="2026-01-02T04:31:00Z").verify
+    assert (hourly.request, hourly.even_if_busy) == (ANNOTATED, False)
+
+
+def test_a_clock_that_was_set_back_loses_no_verification_and_holds_none_up():
+    ahead = replace(passed(), at="2026-01-02T05:30:00Z")
+    before = planned(observed(ahead), now=ahead.at)
+    asked = replace(after(observed(), before), verify_request=ANNOTATED)
+
+    (due,) = planned(replace(asked, verify_request="")).verify
+    assert due.pair == PAIR
+
+    answer = replace(passed(), request=ANNOTATED)
+    answered = planned(replace(asked, verifications=Verifications({PAIR: answer})))
+    assert answered.verify == ()
+    assert answered.status["transfers"]["pairs"][0]["at"] == NOW
+
+
+def test_a_pair_that_is_gone_drops_out():
+    seen = observed(failed())
+    status = planned(seen).status
+    without_decode = [state for state in seen.workloads if state.id.role == "prefill"]
+
+    plan = planned(replace(after(seen, planned(seen)), workloads=without_decode, status=status))
+
+    assert "transfers" not in plan.status
+    assert told(plan)[0] == "Unknown"
+
+
+def test_mixed_workers_have_no_such_condition():
+    cluster = make_cluster(mixed=[pool(1)])
+    plan = plan_cluster(cluster, running(cluster), NOW)
+
+    assert not condition_of(plan.status, words.KV_TRANSFER_VERIFIED)
+    assert plan.verify == ()
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "x",
+        {"revision": REVISION, "pairs": "x"},
+        {"revision": REVISION, "pairs": [7, {"prefill": "cpu", "decode": "cpu"}]},
+        {"revision": REVISION, "pairs": [{"prefill": "cpu", "decode": "cpu", "at": "noon"}]},
+        {
+            "revision": REVISION,
+            "pairs": [{"prefill": "cpu", "decode": "cpu", "at": NOW, "numBytes": "much"}],
+        },
+    ],
+)
+def test_a_status_that_was_written_by_hand_is_passed_over(junk: Any):
+    plan = planned(observed(status={"transfers": junk}))
+
+    assert len(plan.verify) == 1

@@ -1,0 +1,120 @@
+"""A stock engine on this machine: its program, its ports, and the file that its worker gets."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdcluster_api.errors import InvalidObjectError, StartError
+from pdcluster_api.schema.load import parse
+from pdctl.local.certificates import Certificates
+from pdctl.local.plan import LocalPlan, plan_local
+from pdctl.local.run_directory import RunDirectory
+from pdctl.local.site import Site, write_process
+from pdctl.local.stock_engine import stock_site, with_programs
+from tests.operator.object_cases import at, vllm
+
+Document = dict[str, Any]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "env" / "bin" / "vllm"
+    path.parent.mkdir(parents=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def plan_of(document: Document) -> LocalPlan:
+    return plan_local(parse(document), cores=4, port=8000)
+
+
+def commands(plan: LocalPlan) -> set[tuple[str, ...] | None]:
+    assert plan.ingress in plan.processes
+    return {process.engine.command for process in plan.processes}
+
+
+def test_program_is_that_of_the_path(
+    document: Document, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm()(document)
+    monkeypatch.setenv("PATH", str(program.parent))
+
+    assert commands(with_programs(plan_of(document), Path("chat.yaml"), None)) == {
+        (str(program), "serve")
+    }
+
+
+def test_program_of_the_object_is_found_from_the_folder_of_its_file(
+    document: Document, program: Path, tmp_path: Path
+) -> None:
+    vllm(command=["env/bin/vllm", "serve", "-v"])(document)
+
+    assert commands(with_programs(plan_of(document), tmp_path / "chat.yaml", None)) == {
+        (str(program), "serve", "-v")
+    }
+
+
+def test_program_that_is_given_goes_over_the_object_s(document: Document, program: Path) -> None:
+    vllm(command=["/nowhere/vllm", "serve"])(document)
+
+    assert commands(with_programs(plan_of(document), Path("chat.yaml"), program)) == {
+        (str(program), "serve")
+    }
+    with pytest.raises(StartError, match="--vllm: no program at /nowhere/vllm; correct the path"):
+        with_programs(plan_of(document), Path("chat.yaml"), Path("/nowhere/vllm"))
+
+
+def test_program_that_is_nowhere_is_refused_with_the_way_out(
+    document: Document, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm()(document)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(InvalidObjectError) as refused:
+        with_programs(plan_of(document), Path("chat.yaml"), None)
+
+    (fault,) = refused.value.faults
+    assert str(fault).startswith("spec.engine.command: no program vllm is on this machine; install")
+    assert "--vllm" in fault.fix
+
+
+def test_our_own_engine_needs_no_program(document: Document) -> None:
+    plan = plan_of(document)
+
+    assert with_programs(plan, Path("chat.yaml"), None) == plan
+
+
+def test_worker_is_given_the_command_and_its_ports(
+    document: Document, program: Path, tmp_path: Path
+) -> None:
+    vllm(args=["--enforce-eager"], env=[{"name": "UCX_TLS", "value": "tcp"}])(document)
+    at("metadata.name", "tiny")(document)
+    cluster = parse(document)
+    plan = with_programs(plan_of(document), Path("chat.yaml"), program)
+    run = RunDirectory.create(tmp_path / "state", "tiny")
+    site = Site(
+        run,
+        tmp_path,
+        ("127.0.0.1:1",),
+        Certificates(Path("/a"), Path("/b"), Path("/c")),
+        ("worker",),
+    )
+    write_process(cluster, plan.processes[0], site)
+    written = yaml.safe_load((run.config / f"{plan.processes[0].name}.yaml").read_text())["engine"]
+    stock = written["vllm"]
+
+    assert written["type"] == "vllm"
+    assert stock["command"][:4] == [str(program), "serve", str(tmp_path), "--enforce-eager"]
+    assert stock["command"][stock["command"].index("--port") + 1] == str(stock["port"])
+    assert stock["env"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+    assert stock["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(stock["sideChannelPort"])
+    # its share of the machine's cores
+    assert stock["env"]["OMP_NUM_THREADS"] == "2"
+
+
+def test_ports_of_an_engine_are_different() -> None:
+    site = stock_site()
+
+    assert len({site.http, site.kv_events, site.side_channel}) == 3

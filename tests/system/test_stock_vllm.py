@@ -1,0 +1,250 @@
+"""One prefill and one decode worker around real, stock vLLM servers, KV by NIXL on this CPU.
+
+They take minutes and a large environment, so they run where PDCLUSTER_TEST_VLLM is set.
+What vLLM itself promises is not tested again: these hold that a version of it does
+what `stock` takes for granted.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.make_tiny_model import VOCAB_SIZE, make_tiny_model
+from tests.otlp_collector import Collector
+from tests.reference import Reference
+from tests.system.certificates import Certificates
+from tests.system.client import Answer, body
+from tests.system.cluster import NewCluster, Pair
+from tests.system.prompts import Prompts
+from tests.system.stock_vllm import FOLDER, SWITCH, stock_engine
+from tests.system.tokens import write_tokenizer
+from tests.system.verifying import verified
+from tests.system.worker_process import END_SECONDS, WorkerProcess
+
+START_SECONDS = 600.0
+
+pytestmark = [
+    pytest.mark.skipif(
+        not os.environ.get(SWITCH) or not (FOLDER / ".ready").is_file(),
+        reason=f"set {SWITCH}=1, after bench/peers/install_vllm.sh {FOLDER}",
+    ),
+    pytest.mark.timeout(2 * START_SECONDS),
+]
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that vLLM takes."""
+    folder = tmp_path_factory.mktemp("wide")
+    make_tiny_model("llama-wide", folder)
+    write_tokenizer(folder, VOCAB_SIZE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    """Takes the traces of workers and engines."""
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def stock_pair(open_cluster: NewCluster, wide_model: Path, collector: Collector) -> Iterator[Pair]:
+    """Both workers, which a test leaves as it found them."""
+    with open_cluster("stock") as cluster:
+        workers = []
+        for role in ("prefill", "decode"):
+            worker = cluster.add_worker(role, f"stock-{role}-0", model=wide_model, start=False)
+            sent = collector.environment()
+            traces = sent["OTEL_EXPORTER_OTLP_ENDPOINT"]
+            worker.settings["engine"] = stock_engine(wide_model, role, traces=traces)
+            worker.environment |= sent
+            worker.start()
+            workers.append(worker)
+        pair = Pair(cluster, *workers)
+        wait_ready(pair)
+        yield pair
+
+
+def wait_ready(pair: Pair) -> None:
+    """Wait until both serve and know one another; a stock engine takes a minute to start."""
+    for worker in (pair.prefill, pair.decode):
+        worker.wait_ready(START_SECONDS)
+    pair.cluster.wait_connected()
+
+
+def vllm_of(worker: WorkerProcess) -> psutil.Process:
+    """The vLLM server of a worker, which a keeper has started."""
+    (server,) = psutil.Process(worker.engine_pid).children()
+    return server
+
+
+def wait_idle(worker: WorkerProcess) -> None:
+    """Wait until the engine itself holds no block and runs nothing."""
+
+    def used() -> int:
+        return worker.blocks()["in_use"] + worker.blocks()["receiving"]
+
+    worker.wait_for(lambda: used() == 0, lambda: f"{worker.name} holds {used()} blocks")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 31, 32, 33, 100, 300])
+def test_remote_prefill_gives_the_tokens_of_a_local_one(
+    stock_pair: Pair, wide_model: Path, prompts: Prompts, num_tokens: int
+) -> None:
+    decode, prompt = stock_pair.decode, prompts(num_tokens)
+    before = decode.metrics()
+
+    remote = decode.client.complete(prompt, "remote")
+    local = decode.client.complete(prompt, "local")
+
+    assert (remote.prefill, local.prefill) == ("remote", "local")
+    assert remote.tokens == local.tokens
+    assert remote.choices[0].finish_reason == "length"
+    assert remote.usage["completion_tokens"] == len(remote.tokens) == 8
+    assert remote.usage["prompt_tokens"] == num_tokens
+    Reference(wide_model).check(prompt, remote.tokens)
+    decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
+    decode.wait_growth(before, "generation_tokens_total", 16)
+    wait_idle(stock_pair.prefill)
+
+
+def test_a_seeded_draw_and_its_logprobs_do_not_depend_on_the_path(
+    stock_pair: Pair, prompts: Prompts
+) -> None:
+    prompt, fields = prompts(70), {"temperature": 1.0, "seed": 11, "logprobs": 3}
+
+    remote, local = (
+        stock_pair.decode.client.complete(prompt, place, **fields) for place in ("remote", "local")
+    )
+
+    assert remote.tokens == local.tokens
+    assert remote.choices[0].logprobs == pytest.approx(local.choices[0].logprobs, abs=1e-4)
+
+
+def test_the_second_turn_hits_the_prefix_cache(stock_pair: Pair, prompts: Prompts) -> None:
+    prompt = prompts(200)
+    first = stock_pair.decode.client.complete(prompt, "local")
+
+    again = stock_pair.decode.client.complete([*prompt, *first.tokens, 7], "local")
+
+    assert again.cached_tokens >= 192
+
+
+def test_an_abort_reaches_the_engine(stock_pair: Pair, prompts: Prompts) -> None:
+    with stock_pair.decode.client.stream(prompts(64), "remote", max_tokens=900) as stream:
+        stream.read_tokens(3)
+
+    wait_idle(stock_pair.decode)
+    wait_idle(stock_pair.prefill)
+    assert stock_pair.decode.metrics().value("num_requests_running") == 0
+
+
+def test_a_refusal_of_the_engine_is_a_400(stock_pair: Pair, prompts: Prompts) -> None:
+    reply = stock_pair.decode.client.post(
+        body(prompts(4), structured_outputs={"regex": "(["}, max_tokens=4)
+    )
+
+    assert reply.status_code == httpx.codes.BAD_REQUEST, reply.text
+
+
+def test_both_engines_spans_are_below_their_workers(
+    stock_pair: Pair, prompts: Prompts, collector: Collector
+) -> None:
+    trace_id = "5" * 32
+    headers = {"traceparent": f"00-{trace_id}-{'6' * 16}-01"}
+    asked = body(prompts(120), "remote", max_tokens=4)
+    decode = stock_pair.decode
+    reply = decode.client.post(asked, headers=headers)
+    assert reply.status_code == httpx.codes.OK, reply.text
+
+    def parents(begin: str) -> dict[str, str]:
+        """Parents of spans whose names begin so, by the worker or engine."""
+        spans = [span for span in collector.of_trace(trace_id) if span.name.startswith(begin)]
+        return {span.worker: span.parent_id for span in spans}
+
+    workers = {"stock-prefill-0", "stock-decode-0"}
+    engines = {"vllm-prefill": "stock-prefill-0", "vllm-decode": "stock-decode-0"}
+    decode.wait_for(
+        lambda: (
+            (parents("llm_request").keys(), parents("request").keys()) == (engines.keys(), workers)
+        ),
+        lambda: str(collector.of_trace(trace_id)),
+    )
+    owner = {span.span_id: span.worker for span in collector.of_trace(trace_id)}
+    for engine, worker in engines.items():
+        assert owner[parents("llm_request")[engine]] == worker
+
+
+def test_a_verified_transfer_counts_the_tokens_that_came(
+    stock_pair: Pair, certificates: Certificates
+) -> None:
+    found = verified(stock_pair.decode, certificates, even_if_busy=True)
+
+    assert found["outcome"] == "verified", found
+    assert found["num_prompt_tokens"] > 0, found
+
+
+def test_a_prefill_worker_killed_in_the_middle_costs_no_answer_and_comes_back(
+    stock_pair: Pair, prompts: Prompts
+) -> None:
+    """Its engine computes nothing while its server is stopped, so the request is on its way."""
+    prefill, decode, prompt = stock_pair.prefill, stock_pair.decode, prompts(400)
+    before, answers = decode.metrics(), list[Answer]()
+    asking = threading.Thread(target=lambda: answers.append(decode.client.complete(prompt, "auto")))
+    engine = vllm_of(prefill)
+    engine.suspend()
+    try:
+        asking.start()
+        decode.wait_for(lambda: decode.blocks()["receiving"] > 0, "the request waits for its KV")
+        prefill.kill()
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            engine.resume()
+    asking.join(END_SECONDS)
+
+    expected = decode.client.complete(prompt, "local").tokens
+    assert [answer.tokens for answer in answers] == [expected]
+    decode.wait_growth(before, "remote_prefill_total", 1, outcome="failed")
+    prefill.restart(wait=False)
+    wait_ready(stock_pair)
+    again = decode.client.complete(prompts(100), "remote")
+    assert again.prefill == "remote"
+    decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
+
+
+def test_an_engine_that_dies_ends_its_streams_and_its_worker(
+    stock_pair: Pair, prompts: Prompts
+) -> None:
+    decode = stock_pair.decode
+    with decode.client.stream(prompts(10), "local", max_tokens=900) as stream:
+        stream.read_tokens(3)
+        vllm_of(decode).kill()
+        stream.read_all()
+
+    assert stream.error is not None
+    assert not stream.done
+    assert decode.wait_end() == 1
+    decode.restart(wait=False)
+    wait_ready(stock_pair)
+    assert decode.client.complete(prompts(10), "remote").prefill == "remote"
+
+
+def test_a_drain_lets_a_stream_end(stock_pair: Pair, prompts: Prompts) -> None:
+    decode = stock_pair.decode
+    with decode.client.stream(prompts(40), "remote", max_tokens=200) as stream:
+        stream.read_tokens(3)
+        decode.terminate()
+        tokens = stream.read_all()
+
+    assert len(tokens) == 200
+    assert stream.done
+    assert decode.wait_end() == 0
+    decode.restart(wait=False)
+    wait_ready(stock_pair)

@@ -1,0 +1,227 @@
+"""A stock engine from its start to its end, over a small HTTP server in its place."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.vllm import VllmConfig
+from pdcluster_worker.config.worker import DiscoveryConfig, TLSConfig, WorkerConfig
+from pdcluster_worker.dispatch.engines import stock_child
+from pdcluster_worker.dispatch.engines.client import EngineDiedError
+from pdcluster_worker.dispatch.engines.stock_child import StockChild
+from pdcluster_worker.errors import WRONG_SETTING
+from pdcluster_worker.messages.engine import Submit
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from tests.ports import free_port
+from tests.worker.stock.fake_vllm import (
+    METRICS,
+    Call,
+    FakeVllm,
+    end_events,
+    fake_vllm,
+    tokens_event,
+)
+
+SHAPE = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "vocab_size": 512,
+    "dtype": "bfloat16",
+}
+
+
+def pages(**over: Any) -> dict[str, bytes]:
+    said = {
+        "/health": "",
+        "/version": json.dumps({"version": "0.32.0"}),
+        "/v1/models": json.dumps({"data": [{"id": "m", "max_model_len": 99}]}),
+        "/metrics": METRICS,
+    }
+    return {path: text.encode() for path, text in (said | over).items()}
+
+
+def config(folder: Path, port: int, *command: str) -> WorkerConfig:
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    vllm = VllmConfig(port=port, kv_events_port=free_port(), command=command)
+    return WorkerConfig(
+        cluster="c",
+        revision="r",
+        role="decode",
+        pool="p",
+        model=ModelConfig(name="m", path=str(folder)),
+        discovery=DiscoveryConfig(endpoints=["127.0.0.1:1"]),
+        tls=TLSConfig(ca="", certificate="", key=""),
+        engine=EngineConfig(type="vllm", vllm=vllm),
+    )
+
+
+@asynccontextmanager
+async def started(folder: Path, port: int, *command: str) -> AsyncIterator[StockChild]:
+    child = StockChild(config(folder, port, *command))
+    await child.start()
+    try:
+        yield child
+    finally:
+        await child.stop()
+
+
+async def warmed(fake: FakeVllm) -> list[Call]:
+    """Answer the warm-up of an engine without log probabilities."""
+    calls: list[Call] = []
+    while len(calls) < 4:
+        call = await asyncio.wait_for(fake.calls.get(), 10)
+        calls.append(call)
+        is_scored = "prompt_logprobs" in params_of(call) or "logprobs" in params_of(call)
+        await call.answer(b"{}", 400 if is_scored else 200)
+    return calls
+
+
+def params_of(call: Call) -> dict[str, Any]:
+    params = call.body["sampling_params"]
+    assert isinstance(params, dict)
+    return params
+
+
+async def test_what_is_compiled_at_first_use_is_used_before_a_worker_is_ready(
+    tmp_path: Path,
+) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        sampled, scored, *plain = await warmed(fake)
+        await asyncio.wait_for(child.client.ready(), 10)
+
+    assert params_of(sampled)["logprobs"] == 2
+    assert params_of(scored)["prompt_logprobs"] == 1
+    assert len({tuple(call.body["token_ids"]) for call in plain}) == 2
+
+
+async def test_a_server_that_serves_the_model_is_an_engine(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        child.client.begin("float32")
+        await warmed(fake)
+        ready = await asyncio.wait_for(child.client.ready(), 10)
+        mailbox = child.client.open("r")
+        child.client.send(Submit(RequestSpec("r", [1], Sampling(max_tokens=1, seed=0))))
+        call = await asyncio.wait_for(fake.calls.get(), 10)
+        await call.begin()
+        await call.send(tokens_event(7, reason="length") + end_events())
+        token = await asyncio.wait_for(mailbox.get(), 10)
+
+    assert (ready.num_blocks, ready.geometry.block_size, ready.max_model_len) == (16, 4, 99)
+    assert (ready.geometry.kind, ready.dtype) == ("vllm-0.32.0-nixl", "bfloat16")
+    assert isinstance(token, Token)
+    assert (token.token_id, token.finish_reason) == (7, "length")
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"/version": json.dumps({"version": "0.99.1"})}, "vLLM 0.99.1 is not known here"),
+        (
+            {"/v1/models": json.dumps({"data": [{"id": "other"}]})},
+            "the engine serves other, not m: start it with --served-model-name m",
+        ),
+    ],
+)
+async def test_a_server_of_another_kind_is_a_wrong_setting(
+    tmp_path: Path, over: dict[str, str], message: str
+) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages(**over)
+
+        with pytest.raises(EngineDiedError, match=message):
+            await asyncio.wait_for(child.client.ready(), 10)
+        assert child.exit_status.result() == WRONG_SETTING
+
+
+async def test_a_command_that_ends_says_its_last_lines(tmp_path: Path) -> None:
+    program = "print('loading'); print('no such device'); raise SystemExit(4)"
+    async with started(tmp_path, free_port(), sys.executable, "-c", program) as child:
+        with pytest.raises(EngineDiedError) as raised:
+            await asyncio.wait_for(child.client.ready(), 30)
+
+    assert "status 4, after saying: loading | no such device" in str(raised.value)
+    assert child.exit_status.result() == 1
+
+
+async def test_a_command_that_never_serves_is_ended_with_its_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "said"
+    program = (
+        "import pathlib, time; print('waiting for a device', flush=True); "
+        f"pathlib.Path({str(said)!r}).touch(); time.sleep(3600)"
+    )
+    async with started(tmp_path, free_port(), sys.executable, "-c", program) as child:
+        async with asyncio.timeout(30):
+            while not said.exists():
+                await asyncio.sleep(0.05)
+        monkeypatch.setattr(stock_child, "NEVER_READY_SECONDS", 0.0)
+        with pytest.raises(EngineDiedError, match=r"not serve after \d+ s.*waiting for a device"):
+            await asyncio.wait_for(child.client.ready(), 30)
+
+    assert child.exit_status.result() == 1
+
+
+async def test_a_program_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
+    child = StockChild(config(tmp_path, free_port(), "/no/such/vllm"))
+    try:
+        await child.start()
+        with pytest.raises(EngineDiedError, match="there is no program /no/such/vllm"):
+            await asyncio.wait_for(child.client.ready(), 10)
+        assert child.exit_status.result() == WRONG_SETTING
+    finally:
+        await child.stop()
+
+
+async def test_an_engine_that_ends_fails_its_requests(tmp_path: Path) -> None:
+    async with fake_vllm() as fake:
+        program = "import sys; sys.stdin.read(); import time; time.sleep(3600)"
+        async with started(tmp_path, fake.port, sys.executable, "-c", program) as child:
+            fake.pages = pages()
+            await warmed(fake)
+            await asyncio.wait_for(child.client.ready(), 10)
+            mailbox = child.client.open("r")
+
+            child.kill("it answers nothing")
+
+            with pytest.raises(EngineDiedError, match="it answers nothing"):
+                await asyncio.wait_for(mailbox.get(), 10)
+            await asyncio.wait_for(child.gone(), 10)
+
+
+async def test_an_engine_of_another_container_is_not_killed(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        await warmed(fake)
+        await asyncio.wait_for(child.client.ready(), 10)
+
+        child.kill("it answers nothing")
+
+        assert child.client.died is None
+        assert not child.killed.done()
+
+
+async def test_an_engine_whose_numbers_cannot_be_read_has_ended(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        await warmed(fake)
+        await asyncio.wait_for(child.client.ready(), 10)
+        fake.pages["/metrics"] = b"vllm:num_requests_running NaN\n"
+        mailbox = child.client.open("r")
+        child.client.send(Submit(RequestSpec("r", [1], Sampling(max_tokens=1, seed=0))))
+
+        with pytest.raises(EngineDiedError, match="its client failed"):
+            await asyncio.wait_for(mailbox.get(), 10)
+        assert child.exit_status.result() == 1

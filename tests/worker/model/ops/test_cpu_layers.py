@@ -1,0 +1,132 @@
+"""Layers by one call of the kernels: the bits of the operations one after another, on any number of
+threads.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pdcluster_worker.model.ops.cpu import CpuOperations
+from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
+from pdcluster_worker.model.ops.operations import Layer, Layers, Norm, Operations
+from pdcluster_worker.model.ops.packed_weights import PackedStack
+from pdcluster_worker.model.ops.reference import Reference
+from tests.worker.model.ops.paged_steps import Heads, Step, make_step
+
+HEADS = Heads(query=6, kv=2, dim=32, block_size=16, half=16)
+WIDTH, INNER = 96, 160
+CLOSE = {torch.bfloat16: 6e-2, torch.float32: 1e-4}
+STEPS = {
+    "one decode": [(5, 1)],
+    "decodes": [(1, 1), (16, 1), (257, 1), (300, 1), (520, 1)],
+    "decodes and chunks": [(12, 1), (300, 1), (40, 25), (2, 2), (290, 70)],
+    "more rows than stay in a core's cache": [(30, 1), (300, 290)],
+}
+
+
+def make_layers(
+    ops: Operations, step: Step, dtype: torch.dtype, depth: int = WIDTH, inner: int = INNER
+) -> Layers:
+    """Two layers that differ in all that a layer may have."""
+    random = torch.Generator().manual_seed(5)
+
+    def packed(columns: int, depth: int, *, biased: bool = False):
+        weight = torch.randn(columns, depth, generator=random) / math.sqrt(depth)
+        bias = torch.randn(columns, generator=random).to(dtype) if biased else None
+        return ops.pack(weight.to(dtype), bias)
+
+    def norm(*, rounds_first: bool) -> Norm:
+        return Norm(torch.rand(depth, generator=random) + 0.5, 1e-5, rounds_first)
+
+    def layer(*, is_plain: bool) -> Layer:
+        return Layer(
+            attention_norm=norm(rounds_first=is_plain),
+            qkv=packed(HEADS.width, depth, biased=not is_plain),
+            head_norms=None if is_plain else step.norms,
+            out=packed(depth, HEADS.query * HEADS.dim),
+            mlp_norm=norm(rounds_first=is_plain),
+            gate_up=packed(2 * inner, depth),
+            down=packed(depth, inner),
+            rotates=not is_plain,
+            window=None if is_plain else 40,
+        )
+
+    return Layers([layer(is_plain=True), layer(is_plain=False)], "silu")
+
+
+def rows_of(step: Step, dtype: torch.dtype, width: int = WIDTH) -> torch.Tensor:
+    random = torch.Generator().manual_seed(7)
+    return torch.randn(len(step.plan.slots), width, generator=random).to(dtype)
+
+
+@pytest.mark.parametrize("name", list(STEPS))
+def test_layers_by_one_call_have_the_bits_of_layer_by_layer(
+    name, dtype, make_cpu, each_thread_count
+):
+    step = make_step(HEADS, STEPS[name], dtype)
+    alone = replace(step, cache=step.cache.clone())
+    ops, fine = make_cpu(step), make_cpu(alone)
+    layers = make_layers(ops, step, dtype)
+    assert PackedStack.takes(layers)
+    expected = rows_of(step, dtype)
+    layer_by_layer(fine, expected, step.plan, layers, step.rotation)
+    for _ in each_thread_count():
+        hidden = rows_of(step, dtype)
+        ops.run_layers(hidden, step.plan, layers, step.rotation)
+        assert torch.equal(hidden, expected)
+        assert torch.equal(step.cache.nan_to_num(), alone.cache.nan_to_num())
+
+
+def test_layers_by_one_call_compute_what_the_reference_does(dtype, make_cpu):
+    step = make_step(HEADS, STEPS["decodes and chunks"], dtype)
+    theirs = replace(step, cache=step.cache.clone())
+    ops, reference = make_cpu(step), Reference(theirs.cache, HEADS.shape)
+    hidden, expected = rows_of(step, dtype), rows_of(step, dtype)
+    ops.run_layers(hidden, step.plan, make_layers(ops, step, dtype), step.rotation)
+    layers = make_layers(reference, step, dtype)
+    reference.run_layers(expected, step.plan, layers, step.rotation)
+    rows = step.plan.num_tokens
+    torch.testing.assert_close(hidden[:rows], expected[:rows], atol=CLOSE[dtype], rtol=CLOSE[dtype])
+
+
+def test_layers_by_one_call_know_their_threads_where_regions_within_have_fewer():
+    """The count of a region within is what OpenMP says is the most, inside of one."""
+    arguments = ["-q", "-p", "no:cacheprovider", __file__, "-k", "bits and decodes"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "2,1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:]
+
+
+def test_layers_whose_rows_need_padding_run_one_by_one(dtype, make_cpu):
+    step = make_step(HEADS, STEPS["decodes"], dtype)
+    ops = make_cpu(step)
+    layers = make_layers(ops, step, dtype, depth=40, inner=24)
+    assert PackedStack.takes(layers) is False
+    hidden, expected = rows_of(step, dtype, 40), rows_of(step, dtype, 40)
+    layer_by_layer(ops, expected, step.plan, layers, step.rotation)
+    ops.run_layers(hidden, step.plan, layers, step.rotation)
+    assert torch.equal(hidden, expected)
+
+
+def test_operations_take_other_layers_after_the_first(dtype, make_cpu):
+    """A proof and a draft's own weights may come between."""
+    step = make_step(HEADS, STEPS["one decode"], dtype)
+    ops: CpuOperations = make_cpu(step)
+    one, other = make_layers(ops, step, dtype), make_layers(ops, step, dtype, inner=64)
+    found = []
+    for layers in (one, other, one):
+        hidden = rows_of(step, dtype)
+        ops.run_layers(hidden, step.plan, layers, step.rotation)
+        found.append(hidden)
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])

@@ -1,0 +1,96 @@
+"""Frames of a stream: what is put at one moment is one message, and a slow reader makes makers
+wait.
+"""
+
+import asyncio
+from typing import Any
+
+from pdcluster_worker.messages.generate import CallOff, decode_asked
+from pdcluster_worker.peers.frames import FRAME_BYTES, FULL, FramesOut
+from pdcluster_worker.proto import worker_pb2 as pb
+
+
+class Line:
+    """Takes frames, each only when it is let."""
+
+    def __init__(self) -> None:
+        self.frames: list[list[Any]] = []
+        self.may_take = asyncio.Event()
+        self.may_take.set()
+
+    async def write(self, frame: pb.Frame) -> None:
+        await self.may_take.wait()
+        self.frames.append([decode_asked(item) for item in frame.items])
+
+
+async def test_items_of_one_moment_are_one_frame_in_order() -> None:
+    line = Line()
+    out = FramesOut(line.write)
+    running = asyncio.create_task(out.run())
+    for number in range(3):
+        out.put(CallOff(number))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    out.put(CallOff(3))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert line.frames == [[CallOff(0), CallOff(1), CallOff(2)], [CallOff(3)]]
+    running.cancel()
+
+
+async def test_a_frame_ends_where_it_is_large() -> None:
+    sizes: list[int] = []
+
+    async def write(frame: pb.Frame) -> None:
+        sizes.append(len(frame.items))
+
+    out = FramesOut(write)
+    running = asyncio.create_task(out.run())
+    for _ in range(5):
+        out.put(bytes(FRAME_BYTES // 2))
+    while sum(sizes) < 5:
+        await asyncio.sleep(0)
+
+    assert sizes == [2, 2, 1]
+    running.cancel()
+
+
+async def test_what_waits_for_a_slow_reader_is_bounded() -> None:
+    line = Line()
+    line.may_take.clear()
+    out = FramesOut(line.write)
+    running = asyncio.create_task(out.run())
+    for number in range(FULL):
+        out.put(CallOff(number))
+    assert out.is_full
+    waiting = asyncio.create_task(out.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    line.may_take.set()
+    await waiting
+
+    assert not out.is_full
+    running.cancel()
+
+
+async def test_what_was_put_has_been_written_after_the_wait() -> None:
+    line = Line()
+    line.may_take.clear()
+    out = FramesOut(line.write)
+    running = asyncio.create_task(out.run())
+    out.put(CallOff(1))
+    waiting = asyncio.create_task(out.written())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    out.put(CallOff(2))
+    assert not waiting.done()
+
+    line.may_take.set()
+    await waiting
+
+    assert line.frames[0] == [CallOff(1)]
+    await out.written()
+    assert line.frames[1:] == [[CallOff(2)]]
+    running.cancel()

@@ -1,0 +1,57 @@
+"""Time that fetches are under way, by what the engine's page says."""
+
+from pdcluster_worker.stock.fetches import FETCH_SECONDS, Fetches
+
+
+def asked(*requests: tuple[str, int]) -> Fetches:
+    """Fetches of (request, priority), one a second from 0 on."""
+    fetches = Fetches()
+    for second, (request_id, priority) in enumerate(requests):
+        fetches.begun(request_id, priority, float(second))
+    return fetches
+
+
+def test_time_in_the_engine_s_queue_does_not_count() -> None:
+    fetches = asked(("a", 0), ("b", 0))
+    for second in range(2, 200):
+        fetches.seen(num_to_start=1, num_complete=0, asked_at=float(second))
+
+    assert fetches.overdue(200.0) == ["a"]
+
+    fetches.ended("a")
+    fetches.seen(num_to_start=0, num_complete=0, asked_at=200.0)
+
+    assert fetches.overdue(200.0 + FETCH_SECONDS - 1) == []
+    assert fetches.overdue(200.0 + FETCH_SECONDS) == ["b"]
+
+
+def test_the_last_of_the_engine_s_order_wait() -> None:
+    """A lower priority goes first."""
+    fetches = asked(("late", 5), ("early", 0), ("middle", 2))
+    fetches.seen(num_to_start=2, num_complete=0, asked_at=3.0)
+
+    assert fetches.overdue(3.0 + FETCH_SECONDS) == ["early"]
+
+
+def test_kv_that_has_come_is_not_timed() -> None:
+    fetches = asked(("a", 0))
+    fetches.seen(num_to_start=0, num_complete=0, asked_at=1.0)
+    fetches.seen(num_to_start=0, num_complete=1, asked_at=2.0)
+
+    assert fetches.overdue(1000.0) == []
+
+
+def test_a_page_says_nothing_of_a_later_fetch() -> None:
+    fetches = asked(("a", 0), ("b", 0))
+    fetches.seen(num_to_start=0, num_complete=0, asked_at=0.5)
+
+    assert fetches.overdue(1000.0) == ["a"]
+
+
+def test_an_ended_fetch_is_forgotten() -> None:
+    fetches = asked(("a", 0))
+    fetches.seen(num_to_start=0, num_complete=0, asked_at=1.0)
+    fetches.ended("a")
+
+    assert fetches.overdue(1000.0) == []
+    assert not len(fetches)

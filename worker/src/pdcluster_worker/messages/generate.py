@@ -1,0 +1,66 @@
+"""Messages on the stream of `Generate`: one worker relays requests, the other runs them.
+
+One stream carries all requests of a pair, each under a number of the worker that asks.  What is
+said at one moment travels as one message of many items: the tokens of a step, or a whole answer.
+"""
+
+import msgspec
+
+from pdcluster_worker.messages.peers import Generated
+from pdcluster_worker.messages.requests import RequestSpec
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Run a request.
+
+    engine_id: the engine it is meant for; another one refuses.
+    spec:      a RequestSpec, decoded by itself: a wrong one ends its own call alone.
+    context:   headers of its trace.
+    """
+
+    call: int
+    engine_id: str
+    prefill: str
+    spec: msgspec.Raw
+    context: dict[str, str] = {}
+
+
+class CallOff(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The answer is not wanted any more; of a call that has ended a no-op."""
+
+    call: int
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Error that ended a call.
+
+    status: of a RequestError, whose other fields follow; None = the worker's own failure, in words.
+    """
+
+    message: str
+    status: int | None = None
+    code: str | None = None
+    param: str | None = None
+    retry_after_seconds: int | None = None
+
+
+class Made(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """The next token of a call.  The seconds of its notes count from the arrival of the call."""
+
+    call: int
+    generated: Generated
+
+
+class Over(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The end of a call whose last token did not say so: a failure, or None for an answer that
+    breaks off.
+    """
+
+    call: int
+    failure: Failure | None = None
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_spec = msgspec.msgpack.Decoder(RequestSpec).decode
+decode_asked = msgspec.msgpack.Decoder(Ask | CallOff).decode
+decode_said = msgspec.msgpack.Decoder(Made | Over).decode

@@ -1,0 +1,93 @@
+"""Weights as the kernels of a CPU read them: panels of columns, and the addresses of a stack of
+layers.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pdcluster_worker.model.ops.kernel_arguments import (
+    KINDS,
+    LayerArguments,
+    NormArguments,
+    StackArguments,
+    WeightsArguments,
+    norm_fields,
+)
+from pdcluster_worker.model.ops.operations import HeadNorms, Layer, Layers
+
+_STEP_BYTES = 64
+"""Rows of x are read in pieces of this many bytes."""
+
+
+class PackedWeights:
+    """Weights of one product, packed.  arguments: their address; the tensors are kept because it
+    points at them.
+    """
+
+    __slots__ = ("address", "arguments", "bias", "columns", "depth", "dtype", "missing", "tiles")
+
+    def __init__(self, tiles: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool) -> None:
+        self.tiles = tiles
+        self.columns, self.depth = weight.shape
+        self.missing = -self.depth % (_STEP_BYTES // weight.dtype.itemsize)
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.dtype = torch.float32 if wide else weight.dtype
+        bias_address = None if self.bias is None else self.bias.data_ptr()
+        sizes = self.columns, self.depth + self.missing, int(wide)
+        self.arguments = WeightsArguments(
+            tiles.data_ptr(), bias_address, KINDS[weight.dtype], *sizes
+        )
+        self.address = ctypes.addressof(self.arguments)
+
+
+class PackedStack:
+    """Arguments of layers that run by one call.
+
+    row_elements: of the memory that the call takes, for each row of a step.
+    """
+
+    __slots__ = ("_each", "_layers", "_stack", "address", "row_elements")
+
+    def __init__(self, layers: Layers, norms_address: Callable[[HeadNorms], int]) -> None:
+        """norms_address: of norms of heads, as long as the stack is used."""
+        self._layers = layers  # what the arguments point at
+        each = layers.each
+        width = each[0].out.columns
+        wide = max(packed.columns for layer in each for packed in (layer.qkv, layer.gate_up))
+        half = max(packed.depth for layer in each for packed in (layer.out, layer.down))
+        self.row_elements = width + wide + half
+        self._each = (LayerArguments * len(each))(
+            *(_layer_arguments(layer, norms_address) for layer in each)
+        )
+        self._stack = StackArguments(
+            ctypes.addressof(self._each),
+            len(each),
+            width,
+            wide,
+            half,
+            int(layers.activation == "silu"),
+        )
+        self.address = ctypes.addressof(self._stack)
+
+    @staticmethod
+    def takes(layers: Layers) -> bool:
+        """Return whether rows need no padding for any product of these layers."""
+        return not any(
+            packed.missing
+            for layer in layers.each
+            for packed in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        )
+
+
+def _layer_arguments(layer: Layer, norms_address: Callable[[HeadNorms], int]) -> LayerArguments:
+    return LayerArguments(
+        NormArguments(*norm_fields(layer.attention_norm)),
+        NormArguments(*norm_fields(layer.mlp_norm)),
+        *(packed.address for packed in (layer.qkv, layer.out, layer.gate_up, layer.down)),
+        None if layer.head_norms is None else norms_address(layer.head_norms),
+        int(layer.rotates),
+        layer.window or 0,
+    )

@@ -1,0 +1,40 @@
+"""Ties between requests, read from a body without parsing it where that can be helped.
+
+Pure.  Text of the prompt is found by the name of its field, so that a prefix is the same whatever
+fields a client sends before it; JSON is parsed only of a body that has a session in it.
+"""
+
+import json
+
+from pdcluster_worker.config.relaying import RelayingPolicy
+from pdcluster_worker.config.routing import DecodeScorePolicy
+
+_PROMPTS = (b'"messages"', b'"prompt"')
+
+
+def affinity_of(policy: RelayingPolicy, score: DecodeScorePolicy, body: bytes) -> bytes:
+    """The session of a request, else for `textPrefix` the beginning of its prompt; b"" = neither.
+
+    >>> body = b'{"model": "m", "messages": [{"role": "user", "content": "A long story"}]}'
+    >>> affinity_of(RelayingPolicy(policy="textPrefix", prefix_bytes=64), DecodeScorePolicy(), body)
+    b'"messages": [{"role": "user", "content": "A long story"}]}'
+    >>> affinity_of(RelayingPolicy(), DecodeScorePolicy(), body)
+    b''
+    """
+    if score.session_affinity and b'"session"' in body and (session := _session(body)):
+        return session
+    if policy.policy != "textPrefix":
+        return b""
+    for name in _PROMPTS:
+        if (start := body.find(name)) >= 0:
+            return body[start : start + policy.prefix_bytes]
+    return b""
+
+
+def _session(body: bytes) -> bytes:
+    """`pdcluster.session` of a body; b"" where it has none, or is for the worker to refuse."""
+    try:
+        session = json.loads(body)["pdcluster"]["session"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return b""
+    return session.encode(errors="surrogatepass") if isinstance(session, str) else b""

@@ -1,0 +1,124 @@
+"""One request on its way: the worker that it goes to, the next one where that fails before its
+answer begins, and the answer's way back.
+
+What no worker takes is handed to the router itself, so this room fails no request; one whose
+answer has begun and breaks off ends with its connection, as any cut answer does.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from pdcluster_worker.relay.affinity import affinity_of
+from pdcluster_worker.relay.line import Line, Pool
+
+if TYPE_CHECKING:
+    from pdcluster_worker.relay.front import Front
+    from pdcluster_worker.relay.relay import Relay
+
+
+class Exchange:
+    """Implements `relay.line.Asking`.  request: head and body as the worker gets them."""
+
+    def __init__(self, relay: "Relay", front: "Front", head: bytes, body: bytes) -> None:
+        self.request = head + body
+        self._relay = relay
+        self._front = front
+        policy = relay.policy()
+        self._affinity = affinity_of(policy.relaying, policy.decode_score, body)
+        self._tried: list[Pool] = []
+        self._was_stale = False
+        self._pool: Pool | None = None
+        self._line: Line | None = None
+        self._connecting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Send it to a worker."""
+        policy = self._relay.policy()
+        pool = self._relay.chooser.choose(
+            policy.relaying, policy.decode_score, self._affinity, self._tried
+        )
+        if pool is None or len(self._tried) > policy.relaying.max_retries:
+            self._relay.count("not_taken")
+            self._front.hand_over()
+            return
+        self._pool = pool
+        self._relay.chooser.begin(pool)
+        if pool.idle and not self._was_stale:
+            self._ask(pool.idle.pop())
+        else:
+            self._connecting = asyncio.create_task(self._connect(pool))
+
+    def cancel(self) -> None:
+        """The client has gone: so must its request."""
+        self._relay.count("client_gone")
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._line is not None:
+            self._line.leave()
+        self._let_go()
+
+    def pause(self) -> None:
+        """The client takes no more now."""
+        if self._line is not None:
+            self._line.pause()
+
+    def resume(self) -> None:
+        """It takes more."""
+        if self._line is not None:
+            self._line.resume()
+
+    async def _connect(self, pool: Pool) -> None:
+        try:
+            line = await pool.connect()
+        except OSError:  # a TimeoutError too
+            self._connecting = None
+            self.fail("connect")
+            return
+        self._connecting = None
+        if pool.is_lost:  # while it was connected to
+            line.close()
+            self.fail("lost")
+            return
+        self._ask(line)
+
+    def _ask(self, line: Line) -> None:
+        self._line = line
+        line.ask(self)
+
+    def _let_go(self) -> None:
+        self._line = None
+        if (pool := self._pool) is not None:
+            self._pool = None
+            self._relay.chooser.end(pool)
+
+    @property
+    def closes(self) -> bool:
+        """See `Asking`."""
+        return self._front.closes
+
+    # --- see `relay.line.Asking` --------------------------------------------------------------
+
+    def pass_on(self, data: bytes) -> None:
+        """See `Asking`."""
+        self._front.write(data)
+
+    def end(self, data: bytes) -> None:
+        """See `Asking`."""
+        self._let_go()
+        self._relay.count("answered")
+        self._front.end(data)
+
+    def fail(self, reason: str) -> None:
+        """See `Asking`: try another worker, or once a new connection where a kept one had ended."""
+        self._was_stale |= reason == "stale"
+        if (pool := self._pool) is not None and reason != "stale":
+            self._tried.append(pool)
+        self._let_go()
+        self._relay.retried(reason)
+        self.start()
+
+    def cut(self) -> None:
+        """See `Asking`."""
+        self._let_go()
+        self._relay.count("cut")
+        self._front.cut()

@@ -1,0 +1,252 @@
+"""A connection to a worker, and the idle ones that are kept for its next requests.
+
+One request at a time, and its answer's bytes as they come: a head is read to know where the
+answer ends, and written again only where it says something of the hop.  A refusal that a worker
+gives for being about to go is held back until it is whole, since another worker may answer.
+What comes unasked ends the connection.
+"""
+
+import asyncio
+import re
+import socket
+from typing import Protocol, cast
+
+import httptools
+
+from pdcluster_worker.addresses import parse_address
+from pdcluster_worker.relay.choice import Candidate
+
+MAX_IDLE = 64
+"""Idle connections that are kept to one worker."""
+
+IDLE_SECONDS = 30.0
+"""Time for which one is kept: well below the least that a worker keeps it by default (75 s)."""
+
+CONNECT_SECONDS = 2.0
+MAX_HELD_BYTES = 64 << 10
+"""Bytes of an answer's head, or of a refusal, before anything of it is passed on."""
+
+_GOING = re.compile(rb'"code": ?"(draining|not_ready)"')
+_CONNECTION = re.compile(rb"\r\n(?:connection|keep-alive)[ \t]*:[^\r]*", re.IGNORECASE)
+
+
+class Asking(Protocol):
+    """The request that a line carries.  closes: its answer is the last of its connection."""
+
+    request: bytes
+
+    @property
+    def closes(self) -> bool:
+        """See the class."""
+        ...
+
+    def pass_on(self, data: bytes) -> None:
+        """Bytes of the answer, not the last."""
+        ...
+
+    def end(self, data: bytes) -> None:
+        """The last bytes of the answer, possibly all."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """No answer has begun, and none will from here."""
+        ...
+
+    def cut(self) -> None:
+        """The answer broke off."""
+        ...
+
+
+class Pool(Candidate):
+    """A worker and the connections to it.
+
+    key:     its pod and engine.
+    lines:   connections with a request.
+    is_lost: it is no worker of ours any more, and takes no request.
+    """
+
+    def __init__(self, pod: str, key: str, address: str) -> None:
+        super().__init__(pod)
+        self.key = key
+        self.host, self.port = parse_address(address)
+        self.idle: list[Line] = []
+        self.lines: set[Line] = set()
+        self.is_lost = False
+
+    async def connect(self) -> "Line":
+        """A new connection.  Raises OSError, TimeoutError."""
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, line = await asyncio.get_running_loop().create_connection(
+                lambda: Line(self), self.host, self.port
+            )
+        return line
+
+    def close_idle(self, since: float) -> None:
+        """Close those that have been idle since then, or longer."""
+        while self.idle and self.idle[0].idle_since <= since:
+            self.idle.pop(0).close()
+
+    def abort(self) -> None:
+        """The worker is lost: end all."""
+        self.is_lost = True
+        for line in [*self.idle, *self.lines]:
+            line.close()
+        self.idle.clear()
+
+
+class Line(asyncio.Protocol):
+    """One connection.  is_used: it has carried an answer; idle_since: by the loop's clock."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.is_used = False
+        self.idle_since = 0.0
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._asking: Asking | None = None
+        self._held = b""
+        self._begun = self._has_head = self._is_whole = self._has_more = self._keeps = False
+
+    def ask(self, asking: Asking) -> None:
+        """Send a request."""
+        self._asking = asking
+        self._begun = self._has_head = self._is_whole = False
+        self._pool.lines.add(self)
+        self._transport.write(asking.request)
+
+    def close(self) -> None:
+        """End it now, and with it what the worker does for its request."""
+        self._transport.abort()
+
+    def leave(self) -> None:
+        """The request has gone: nothing of it is wanted any more."""
+        self._asking = None
+        self._pool.lines.discard(self)
+        self._transport.abort()
+
+    def pause(self) -> None:
+        """Read nothing until `resume`."""
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._transport.resume_reading()
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Have the kernel notice a host that is gone."""
+        self._transport = cast(asyncio.Transport, transport)
+        _keep_alive(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the answer."""
+        asking = self._asking
+        if asking is None:
+            self._transport.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._has_more = True
+        if self._has_more:
+            self._end_badly("not_http")
+            return
+        if not self._begun:
+            data = self._first(asking, data)
+            if not data:
+                return
+        if self._is_whole:
+            self._free()
+            asking.end(data)
+        else:
+            asking.pass_on(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more comes."""
+        if self._asking is not None:
+            self._end_badly("lost")
+        elif self in self._pool.idle:
+            self._pool.idle.remove(self)
+
+    # --- callbacks of the parser --------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """An answer; a second one was not asked for."""
+        self._has_more = self._is_whole
+
+    def on_headers_complete(self) -> None:
+        """The end of its head."""
+        self._has_head = True
+        self._keeps = self._parser.should_keep_alive()  # it is not known any more at the end
+
+    def on_message_complete(self) -> None:
+        """Its end."""
+        self._is_whole = True
+
+    # --- the beginning and the end of an answer -----------------------------------------------
+
+    def _first(self, asking: Asking, data: bytes) -> bytes:
+        """The bytes to begin the answer with; b"" = none yet, or none from here."""
+        if self._held:
+            data = self._held + data
+        status = self._parser.get_status_code() if self._has_head else 0
+        may_hold = len(data) < MAX_HELD_BYTES
+        if not self._is_whole and may_hold and (not self._has_head or status == 503):
+            self._held = data
+            return b""
+        self._held = b""
+        if status < 200:
+            self._end_badly("not_http")
+            return b""
+        if status == 503 and self._is_whole and _GOING.search(data):
+            self._free()
+            asking.fail("draining")
+            return b""
+        self._begun = True
+        if asking.closes or not self._keeps:
+            return _with_end(data, closes=asking.closes)
+        return data
+
+    def _free(self) -> None:
+        """The answer is whole: keep the connection where it may be used again."""
+        self._asking = None
+        self._pool.lines.discard(self)
+        idle = self._pool.idle
+        if not self._keeps or len(idle) >= MAX_IDLE:
+            self._transport.close()
+            return
+        self.is_used = True
+        self.idle_since = asyncio.get_running_loop().time()
+        idle.append(self)
+
+    def _end_badly(self, reason: str) -> None:
+        asking, self._asking = self._asking, None
+        self._pool.lines.discard(self)
+        self._transport.abort()
+        if asking is not None:
+            if self._begun:
+                asking.cut()
+            else:
+                asking.fail("stale" if reason == "lost" and self.is_used else reason)
+
+
+def _with_end(data: bytes, *, closes: bool) -> bytes:
+    r"""The head without what it says of the worker's connection, and with what is to be said of the
+    client's.
+
+    >>> _with_end(b"HTTP/1.1 200 OK\r\nConnection: close\r\nx: y\r\n\r\nbody", closes=False)
+    b'HTTP/1.1 200 OK\r\nx: y\r\n\r\nbody'
+    >>> _with_end(b"HTTP/1.1 200 OK\r\n\r\n", closes=True)
+    b'HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n'
+    """
+    head, empty_line, body = data.partition(b"\r\n\r\n")
+    head = _CONNECTION.sub(b"", head)
+    return head + (b"\r\nconnection: close" if closes else b"") + empty_line + body
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Ask for a sign of life after 5 s without a byte, and give up after 15."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

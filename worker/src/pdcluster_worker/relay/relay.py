@@ -1,0 +1,220 @@
+"""State that the connections of a relaying router share: workers, policy, limits and counts.
+
+The router's process says which workers take requests; they are looked at again twice a second, with
+the load that they report.  While relaying is off, every connection is handed to the router's own
+server with its first bytes.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.machine.open_files import fitting
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.relay.choice import Chooser
+from pdcluster_worker.relay.front import Front
+from pdcluster_worker.relay.line import IDLE_SECONDS, Pool
+from pdcluster_worker.server.http.authorization import TenantOfKey, key_in
+from pdcluster_worker.server.http.connection import Connection
+from pdcluster_worker.server.http.limits import limits_of
+
+LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNow:
+    """A decode or mixed worker that is connected.
+
+    key:          of its pod and engine.
+    takes:        it takes new requests; a draining one has what it has.
+    num_requests: by its last report.
+    """
+
+    key: str
+    pod: str
+    address: str
+    takes: bool
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterNow:
+    """The router around a relay, each as it is now.
+
+    tenant_of: see `server.http.authorization`.
+    """
+
+    policy: Callable[[], PolicyConfig]
+    tenant_of: TenantOfKey
+    is_draining: Callable[[], bool]
+
+
+class _Once(Connection):
+    """A connection that ends with its first answer, and says so."""
+
+    def on_headers_complete(self) -> None:
+        """The request is taken as one of a client that closes."""
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            self.cycle.keep_alive = False
+
+
+class Relay:
+    """One per router.  workers: decode and mixed workers now."""
+
+    def __init__(self, router: RouterNow, metrics: Metrics) -> None:
+        self.workers: Callable[[], Sequence[WorkerNow]] = lambda: ()
+        self.chooser: Chooser[Pool] = Chooser()
+        self.policy = router.policy
+        self.is_draining = router.is_draining
+        self.now = asyncio.get_running_loop().time
+        self.has_key = None if router.tenant_of is None else self._has_key
+        self._router = router
+        self._pools: dict[str, Pool] = {}
+        self.fronts: set[Front] = set()
+        self._num_held_bytes = self._num_requests = 0
+        self._ordinary: type[Connection] = Connection
+        self._once: Any = Connection
+        self._metrics = metrics
+        self._counts = {
+            outcome: metrics.relayed_requests.labels(outcome)
+            for outcome in ("answered", "cut", "client_gone", "not_taken")
+        }
+        metrics.relaying_requests.set_function(lambda: self.num_open)
+        self.take_policy()
+
+    def take_policy(self) -> None:
+        """Take the limits of the policy in force."""
+        limits = limits_of(self.policy().http_limits)
+        self.is_on = self.policy().relaying.enabled
+        self.max_header_bytes = limits.max_header_bytes
+        self.max_fields = limits.max_headers
+        self.keep_alive_seconds = limits.keep_alive_seconds
+        self.max_requests = fitting(limits.max_connections)
+        self.max_connections = self.max_requests + limits.spare_connections
+        self.max_held_bytes = limits.max_bodies_bytes
+        self._max_body_bytes = self.policy().admission.max_body_bytes
+
+    @property
+    def pools(self) -> Collection[Pool]:
+        """Workers that are connected."""
+        return self._pools.values()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that workers have in hand."""
+        return sum(pool.in_flight for pool in self._pools.values())
+
+    def front(self, ordinary: type[Connection]) -> type[asyncio.Protocol]:
+        """The protocol of the server's connections, in place of its ordinary one."""
+        self._ordinary = ordinary
+        self._once = type("Once", (_Once, ordinary), {})
+        return type("Front", (Front,), {"relay": self})
+
+    async def run(self) -> None:
+        """Look at workers and connections until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.take_policy()
+            self.look()
+            now = self.now()
+            for front in [front for front in self.fronts if front.deadline <= now]:
+                front.expire(now)
+            for pool in self._pools.values():
+                pool.close_idle(now - IDLE_SECONDS)
+
+    def look(self) -> None:
+        """Take the workers as they are now; requests at a lost one go on elsewhere, or end."""
+        found = {worker.key: worker for worker in self.workers()}
+        for key in [key for key in self._pools if key not in found]:
+            self._lose(self._pools.pop(key))
+        for key, worker in found.items():
+            if key not in self._pools:
+                self._pools[key] = Pool(worker.pod, key, worker.address)
+        takes = [pool for key, pool in self._pools.items() if found[key].takes]
+        if {*takes} != {*self.chooser.members}:
+            self.chooser.set(takes)
+        for pool in takes:
+            self.chooser.report(pool, found[pool.key].num_requests)
+
+    def _lose(self, pool: Pool) -> None:
+        self.chooser.set([each for each in self.chooser.members if each is not pool])
+        pool.abort()
+
+    def close(self) -> None:
+        """End all connections to workers."""
+        for pool in self._pools.values():
+            pool.abort()
+
+    # --- what connections ask -----------------------------------------------------------------
+
+    def enter(self, front: Front) -> None:
+        """A connection; the one that has waited longest makes room for it."""
+        if len(self.fronts) >= self.max_connections:
+            waiting = (other for other in self.fronts if other.is_waiting)
+            longest = min(waiting, key=lambda other: other.deadline, default=front)
+            self.leave(longest)  # now, so that the next one takes another's place
+            longest.transport.abort()
+            if longest is front:
+                return
+        self.fronts.add(front)
+
+    def leave(self, front: Front) -> None:
+        """Its end here."""
+        self.fronts.discard(front)
+
+    def hold(self, num_bytes: int) -> None:
+        """Bytes of a request's body are kept, or (fewer than 0) not any more."""
+        self._num_held_bytes += num_bytes
+        self._num_requests += (num_bytes > 0) - (num_bytes < 0)
+
+    def reason_against(self, front: Front, head: bytes) -> str | None:
+        """Reason why the router serves this request itself; None = it is relayed."""
+        if not self.chooser.members:
+            return "worker"
+        if self._num_requests >= self.max_requests:
+            return "crowd"
+        if (reason := front.read_head(head)) is not None:
+            return str(reason)
+        if len(head) > self.max_header_bytes or front.length > self._max_body_bytes:
+            return "size"
+        is_full = self._num_held_bytes + front.length > self.max_held_bytes
+        return "size" if is_full else None
+
+    def hand_over(
+        self, transport: asyncio.Transport, made: dict[str, Any], came: bytes, *, returns: bool
+    ) -> None:
+        """Have the router's own server go on with a connection.
+
+        returns: the client's next request is to come by a new one.
+        """
+        ordinary = (self._once if returns else self._ordinary)(**made)
+        if not transport.is_reading():
+            transport.resume_reading()
+        transport.set_protocol(ordinary)
+        ordinary.connection_made(transport)
+        if not transport.is_closing():
+            ordinary.data_received(came)
+
+    def _has_key(self, authorization: bytes, api_key: bytes) -> bool:
+        tenant_of = self._router.tenant_of
+        key = key_in(authorization.decode("latin-1"), api_key.decode("latin-1"))
+        return tenant_of is None or (key is not None and tenant_of(key) is not None)
+
+    # --- counts -------------------------------------------------------------------------------
+
+    def count(self, outcome: str) -> None:
+        """A request that was relayed has ended."""
+        self._counts[outcome].inc()
+
+    def count_own(self, reason: str) -> None:
+        """A connection goes to the router's own server."""
+        if self.is_on:
+            self._metrics.unrelayed_requests.labels(reason).inc()
+
+    def retried(self, reason: str) -> None:
+        """A worker gave no answer."""
+        self._metrics.relay_retries.labels(reason).inc()

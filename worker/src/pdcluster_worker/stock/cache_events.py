@@ -1,0 +1,158 @@
+"""A stock engine's prefix cache as our block events: its hashes are its own, so ours are computed
+again from the tokens that it names.
+
+Pure.  Only chains from a prompt's first token are followed: a block whose parent is
+unknown, or that depends on more than tokens and our salt, is no hit for any request of
+ours, and is left out.  After a gap all is forgotten, and what is stored from then on counts.
+"""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from pdcluster_worker.messages.block_hash import next_hash
+from pdcluster_worker.messages.engine import BlockEvents
+
+EngineHash = int | bytes
+
+
+class BlockStored(msgspec.Struct, tag=True):
+    """Blocks that became reusable, in the order of one chain."""
+
+    block_hashes: list[EngineHash]
+    parent_block_hash: EngineHash | None
+    token_ids: list[int]
+    block_size: int
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True):
+    """Blocks that are reusable no longer."""
+
+    block_hashes: list[EngineHash]
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True):
+    """No block is reusable any more."""
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+
+
+_decode = msgspec.msgpack.Decoder(_Batch).decode
+
+
+class CacheEvents:
+    """Follows one engine's cache from its start.  block_size: of its KV blocks."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._ours: dict[EngineHash, tuple[bytes, bytes]] = {}  # its hash: ours, and the salt
+        self._held: Counter[bytes] = Counter()  # of ours: how many of its blocks have it
+        self._next: int | None = None  # sequence of its next batch
+        self._sequence = 0  # of our last one
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(self, sequence: int, payload: bytes) -> BlockEvents | None:
+        """Take a batch; None where it changes nothing.  Raises msgspec.DecodeError."""
+        batch = _decode(payload)
+        is_cleared = self._next is not None and sequence != self._next
+        self._next = sequence + 1
+        if is_cleared:
+            self._forget()
+        stored: dict[bytes, None] = {}
+        removed: dict[bytes, None] = {}
+        for event in batch.events:
+            match event:
+                case BlockStored():
+                    self._store(event, stored, removed)
+                case BlockRemoved():
+                    self._remove(event.block_hashes, stored, removed)
+                case AllBlocksCleared():
+                    self._forget()
+                    is_cleared = True
+        if is_cleared:
+            return self.snapshot()
+        if not stored and not removed:
+            return None
+        self._sequence += 1
+        return BlockEvents(list(stored), list(removed), self._sequence)
+
+    def snapshot(self) -> BlockEvents:
+        """All blocks that are known."""
+        self._sequence += 1
+        return BlockEvents(list(self._held), [], self._sequence, is_cleared=True)
+
+    def matched(self, hashes: list[bytes]) -> int:
+        """Leading ones of `hashes` that are in the cache."""
+        count = 0
+        for block in hashes:
+            if block not in self._held:
+                break
+            count += 1
+        return count
+
+    def _forget(self) -> None:
+        self._ours.clear()
+        self._held.clear()
+
+    def _store(
+        self, event: BlockStored, stored: dict[bytes, None], removed: dict[bytes, None]
+    ) -> None:
+        if event.block_size != self._block_size or event.group_idx:
+            return
+        parent, salt = None, _salt(event)
+        if event.parent_block_hash is not None:
+            parent, salt = self._ours.get(event.parent_block_hash, (None, None))
+            if parent is None:
+                return
+        if salt is None:
+            return
+        size = self._block_size
+        for index, theirs in enumerate(event.block_hashes):
+            if parent is not None and event.extra_keys and event.extra_keys[index]:
+                return
+            tokens = event.token_ids[index * size : (index + 1) * size]
+            parent = next_hash(parent, tokens, salt)
+            if theirs not in self._ours:
+                self._ours[theirs] = parent, salt
+                self._held[parent] += 1
+                stored[parent] = None
+                removed.pop(parent, None)
+
+    def _remove(
+        self,
+        theirs: list[EngineHash],
+        stored: dict[bytes, None],
+        removed: dict[bytes, None],
+    ) -> None:
+        for one in theirs:
+            known = self._ours.pop(one, None)
+            if known is None:
+                continue
+            ours = known[0]
+            self._held[ours] -= 1
+            if not self._held[ours]:
+                del self._held[ours]
+                stored.pop(ours, None)
+                removed[ours] = None
+
+
+def _salt(event: BlockStored) -> bytes | None:
+    """Our salt of a prompt's first block; None where the block depends on something else."""
+    keys = (event.extra_keys[0] if event.extra_keys else None) or []
+    if not keys:
+        return b""
+    if len(keys) > 1 or not isinstance(keys[0], str):
+        return None
+    try:
+        return bytes.fromhex(keys[0])
+    except ValueError:
+        return None

@@ -1,0 +1,276 @@
+"""A stock engine as one that takes our messages: what each of them becomes over there, and what it
+answers.
+
+Every request is one exchange at a time; closing it aborts it there.  A prefill for a
+peer is an answer whose KV the engine keeps until the peer's fetches it, and its handle
+travels back.  A request whose KV does not come waits for `ReceiveFailed`, and is then
+computed here.  Each leg carries the request's trace.  Numbers, the prefix cache and how
+long a fetch takes are `stock.reports`' business.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import EngineInput, EngineOutput
+from pdcluster_worker.messages.requests import EPOCH_BYTES, PromptLogprob, RequestSpec, Token
+from pdcluster_worker.stock import answers, requests
+from pdcluster_worker.stock.answers import AnswerError, Stream
+from pdcluster_worker.stock.exchanges import (
+    PrefillAnswer,
+    PromptAnswer,
+    Request,
+    TokenAnswer,
+    VerifiedAnswer,
+)
+from pdcluster_worker.stock.fetches import FETCH_SECONDS
+from pdcluster_worker.stock.http import Exchange, LoopbackHttp
+from pdcluster_worker.stock.reports import Reports
+
+logger = logging.getLogger(__name__)
+
+Emit = Callable[[Sequence[EngineOutput]], None]
+
+
+class StockEngine:
+    """Implements the engine's side of the messages but Begin and Stop.
+
+    model: its served name.  emit: takes what it answers.  trace: headers of a request's trace.
+    """
+
+    def __init__(
+        self,
+        http: LoopbackHttp,
+        model: str,
+        reports: Reports,
+        emit: Emit,
+        trace: Callable[[str], Mapping[str, str]] = lambda _: {},
+    ) -> None:
+        self._http = http
+        self._model = model
+        self._reports = reports
+        self._emit = emit
+        self._trace = trace
+        self._requests: dict[str, Request] = {}
+        self._looking: set[asyncio.Task[None]] = set()
+        reports.on_page = self._give_up
+
+    def take(self, message: EngineInput) -> None:
+        """Act on one message."""
+        match message:
+            case messages.Submit(spec=spec):
+                self._submit(self._new(spec))
+            case messages.Receive(spec=spec):
+                self._receive(spec)
+            case messages.Fetch():
+                self._fetch(message)
+            case messages.ReceiveFailed(request_id=request_id, epoch=epoch):
+                if (request := self._waiting(request_id, epoch)) is not None:
+                    self._submit(request)
+            case messages.Prefill(spec=spec):
+                self._prefill(self._new(spec))
+            case messages.Abort(request_id=request_id):
+                self._forget(request_id)
+            case messages.AskSnapshot():
+                self._emit([self._reports.cache.snapshot()])
+            case messages.Ping():
+                self._reports.answer_ping()
+                return
+            case _:
+                logger.warning("ignored a message kind=%s", type(message).__name__)
+        self._reports.taken()
+
+    def close(self) -> None:
+        """End every request without a word."""
+        for looking in self._looking:
+            looking.cancel()
+        for request_id in list(self._requests):
+            self._forget(request_id)
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def _new(self, spec: RequestSpec) -> Request:
+        trace = self._trace(spec.request_id)
+        request = self._requests[spec.request_id] = Request(spec, trace=trace)
+        return request
+
+    def _submit(self, request: Request) -> None:
+        """Have everything computed here."""
+        spec = request.spec
+        request.epoch = None
+        self._has_fetched(request)
+        if (refused := requests.refusal(spec)) is not None:
+            self.failed(request, AnswerError(refused[0], is_refusal=True, param=refused[1]))
+        elif spec.sampling.prompt_logprobs is not None and not spec.output:
+            body = requests.prompt_only(spec, self._model, attempt=self._attempt(request))
+            self._begin(request, PromptAnswer(self, request, body))
+        else:
+            self.generate(request)
+
+    def generate(self, request: Request, scores: Sequence[PromptLogprob] = ()) -> None:
+        """Have its tokens made.  scores: of its prompt, which the first token says."""
+        spec = request.spec
+        body = requests.generate(spec, self._model, attempt=self._attempt(request))
+        hit = self._reports.expected_hit(spec)
+        stream = Stream(spec, cached_tokens=hit, prompt_logprobs=scores)
+        self._begin(request, TokenAnswer(self, request, body, stream))
+
+    def _receive(self, spec: RequestSpec) -> None:
+        needed = self._reports.num_blocks(len(spec.prompt) + len(spec.output) + 1)
+        if not self._reports.has_room(needed):
+            self._emit([messages.ReceiveRefused(spec.request_id, needed)])
+            return
+        request = self._new(spec)
+        request.epoch = secrets.token_bytes(EPOCH_BYTES)
+        self._reports.load.reserve(spec.request_id, needed)
+        self._emit([messages.ReceiveReady(spec.request_id, request.epoch, 0, [])])
+
+    def _fetch(self, message: messages.Fetch) -> None:
+        request = self._waiting(message.request_id, message.epoch)
+        if request is None:
+            return
+        spec = request.spec
+        try:
+            handle = answers.decode_handle(message.handle)
+        except AnswerError as e:
+            self._emit([messages.FetchFailed(spec.request_id, str(e))])
+            return
+        attempt = self._attempt(request)
+        body = requests.generate(spec, self._model, attempt=attempt, transfer=handle.transfer)
+        request.is_fetching = True
+        self._reports.fetches.begun(spec.request_id, spec.priority, time.monotonic())
+        stream = Stream(spec, handle=handle)
+        if spec.verify_transfer:
+            answer = VerifiedAnswer(self, request, body, stream)
+            self._begin(request, answer, lambda: answer.count_first(self._http))
+        else:
+            self._begin(request, TokenAnswer(self, request, body, stream))
+
+    def _give_up(self) -> None:
+        """Give up KV that takes too long: its peer may be gone without the engine noticing."""
+        for request_id in self._reports.fetches.overdue(time.monotonic()):
+            request = self._requests[request_id]
+            if request.exchange is not None:
+                request.exchange.close()
+            message = f"its fetch was under way for {FETCH_SECONDS:g} s, and no token came"
+            self.failed(request, AnswerError(message))
+
+    def _has_fetched(self, request: Request) -> None:
+        """Note that the KV has come, or is waited for no more."""
+        request.is_fetching = False
+        self._reports.fetches.ended(request.spec.request_id)
+
+    def _waiting(self, request_id: str, epoch: bytes) -> Request | None:
+        """The request that waits for that transfer; None of a stale message."""
+        request = self._requests.get(request_id)
+        if request is None or request.epoch != epoch:
+            logger.info("stale message of a transfer request=%s", request_id)
+            return None
+        return request
+
+    def _prefill(self, request: Request) -> None:
+        body = requests.prefill(request.spec, self._model, attempt=self._attempt(request))
+        self._begin(request, PrefillAnswer(self, request, body))
+
+    def _attempt(self, request: Request) -> int:
+        request.attempt += 1
+        return request.attempt
+
+    def _begin(
+        self, request: Request, exchange: Exchange, begin: Callable[[], None] | None = None
+    ) -> None:
+        """Send it, in place of what was sent for it before.  begin: sends it in another way."""
+        if request.exchange is not None:
+            request.exchange.close()
+        spec = request.spec
+        request.exchange = exchange
+        num_tokens = len(spec.prompt) + len(spec.output)
+        # A prompt counts once, however often it is sent; one for a peer counts at the peer.
+        is_new = request.attempt == 1 and not isinstance(exchange, PrefillAnswer)
+        self._reports.load.begun(
+            spec.request_id,
+            num_tokens,
+            is_fetching=request.is_fetching,
+            is_new=is_new,
+            has_room=self._reports.can_begin(num_tokens),
+        )
+        if begin is None:
+            self._http.begin(exchange)
+        else:
+            begin()
+
+    def _forget(self, request_id: str) -> None:
+        """Forget a request, which aborts it where it still runs."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self._has_fetched(request)
+        if request.exchange is not None:
+            request.exchange.close()
+        self._reports.load.ended(request_id)
+
+    # --- what exchanges say -----------------------------------------------------------------
+
+    def verified(self, request: Request, num_tokens: int) -> None:
+        """Say how many of a prompt's tokens came from its peer's engine."""
+        self._emit([messages.Received(request.spec.request_id, num_tokens)])
+
+    def made(self, request: Request, tokens: list[Token], *, is_end: bool) -> None:
+        """Pass on tokens that have come."""
+        request_id = request.spec.request_id
+        self._has_fetched(request)
+        request.epoch = None
+        cached_tokens = tokens[0].cached_tokens
+        seconds = self._reports.load.made(request_id, len(tokens), num_cached=cached_tokens)
+        if seconds is not None:
+            tokens[0] = replace(tokens[0], queue_seconds=0.0, prefill_seconds=seconds)
+        if is_end:
+            request.exchange = None  # its connection is kept once its last bytes have come
+            self._forget(request_id)
+        self._emit([messages.Tokens(tokens)])
+        self._reports.changed()
+
+    def prefilled(self, request: Request, handle: answers.Handle) -> None:
+        """Pass on the handle of KV that the engine keeps for a peer's."""
+        request_id = request.spec.request_id
+        self._reports.kept()
+        cached_tokens = handle.cached_tokens
+        seconds = self._reports.load.prefilled(request_id, num_cached=cached_tokens)
+        self._forget(request_id)
+        data = answers.encode_handle(replace(handle, prefill_seconds=seconds))
+        self._emit([messages.PrefillDone(request_id, 0, 0.0, handle=data)])
+        self._reports.changed()
+
+    def broken_off(self, request: Request, exchange: Exchange, reason: str) -> None:
+        """Fail a request whose answer broke off, alone or with the engine that has ended."""
+
+        async def look() -> None:
+            is_alive = await self._reports.is_alive(reason)
+            is_known = self._requests.get(request.spec.request_id) is request
+            if is_alive and is_known and request.exchange is exchange:
+                message = f"the engine broke off its answer: {reason}"
+                self.failed(request, AnswerError(message))
+
+        looking = asyncio.create_task(look())
+        self._looking.add(looking)
+        looking.add_done_callback(self._looking.discard)
+
+    def failed(self, request: Request, error: AnswerError) -> None:
+        """End a request, or have the server say how to go on without a peer's KV."""
+        request_id = request.spec.request_id
+        if request.is_fetching:
+            self._has_fetched(request)
+            self._reports.load.ended(request_id)
+            self._emit([messages.FetchFailed(request_id, str(error))])
+        else:
+            self._forget(request_id)
+            failed = messages.RequestFailed(
+                request_id, str(error), is_refusal=error.is_refusal, param=error.param
+            )
+            self._emit([failed])
+        self._reports.changed()

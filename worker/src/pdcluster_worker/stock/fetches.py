@@ -1,0 +1,46 @@
+"""Fetches of KV that take too long: for how long each has been under way, by the engine's page.
+
+Pure: the clock's values are passed in.  A fetch that still waits in the engine's queue
+costs nothing and is not timed: the engine renews the KV's lease meanwhile.  The page
+says how many wait, are under way and have come, not which; the queue is in the order of
+priority and arrival, so the last ones wait.
+"""
+
+FETCH_SECONDS = 30.0
+"""Longest time under way: that for which a prefill engine keeps KV that nothing asks for."""
+
+
+class Fetches:
+    """Those of one engine that have no token yet."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, tuple[int, float]] = {}  # (priority, when the engine got it)
+        self._under_way: dict[str, float] = {}  # since when
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def begun(self, request_id: str, priority: int, now: float) -> None:
+        """The engine is asked for tokens by a peer's KV."""
+        self._asked[request_id] = priority, now
+
+    def ended(self, request_id: str) -> None:
+        """Its KV has come, or is waited for no more."""
+        self._asked.pop(request_id, None)
+        self._under_way.pop(request_id, None)
+
+    def seen(self, num_to_start: int, num_complete: int, asked_at: float) -> None:
+        """Take what a page says that was asked for then.
+
+        num_to_start: fetches that wait in the queue.  num_complete: whose KV has come, without a
+        token yet.
+        """
+        known = {one: place for one, place in self._asked.items() if place[1] <= asked_at}
+        num_under_way = len(known) - num_to_start - num_complete
+        in_order = sorted(known, key=lambda one: known[one])
+        under_way = in_order[: max(0, num_under_way)]
+        self._under_way = {one: self._under_way.get(one, asked_at) for one in under_way}
+
+    def overdue(self, now: float) -> list[str]:
+        """Requests whose KV is waited for no more."""
+        return [one for one, since in self._under_way.items() if now - since >= FETCH_SECONDS]
