@@ -20,7 +20,7 @@ from e2e.harness import Json, Kubernetes
 from e2e.rig import cluster as rig
 from e2e.rig import removal
 from e2e.rig.__main__ import main
-from e2e.rig.images import CACHE_MOUNT
+from e2e.rig.images import CACHE_MOUNT, ROOM_GB, ask_for_room
 from e2e.rig.paths import IMAGES, REPOSITORY, Cluster
 from e2e.rig.relay import relay
 from e2e.rig.shell import CommandError, install_packages, run
@@ -92,6 +92,20 @@ def test_dockerfiles_are_built_without_cache_mounts_and_otherwise_whole() -> Non
         built = CACHE_MOUNT.sub("", text)
         assert "--mount" not in built
         assert built.count("\nRUN ") == text.count("\nRUN ")
+
+
+@ON_THE_RIG
+def test_disk_without_room_for_an_image_is_refused_before_it_is_built(
+    cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ROOM_GB, "localhost/huge:e2e", 10**9)
+    monkeypatch.setitem(ROOM_GB, IMAGES.operator, 10**9)
+
+    with pytest.raises(
+        CommandError, match=r"localhost/huge:e2e takes 1000000000 GB .* PDCLUSTER_CACHE"
+    ):
+        ask_for_room("localhost/huge:e2e")
+    ask_for_room(IMAGES.operator)  # it is there
 
 
 @contextlib.contextmanager

@@ -7,8 +7,9 @@ the packages that the benchmarks install.  buildah keeps its layers in the cache
 directory, so a change of our code rebuilds the last layers only.
 
 Debian's buildah (1.28) empties the file system of an image after `RUN
---mount=type=cache`; the same folder is given to it as a volume of the build,
-and those options are taken out.  Nothing else of the Dockerfiles changes.
+--mount=type=cache`, so those options are taken out.  Nothing else of the
+Dockerfiles changes.  Without a cache uv links what it unpacks into the
+environment, which a cache elsewhere would hold a second time, in gigabytes.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from e2e.rig.own_root import with_own_root
 from e2e.rig.paths import CACHE, HAS_STOCK_ENGINE, IMAGES, REPOSITORY
-from e2e.rig.shell import run, step
+from e2e.rig.shell import CommandError, run, step
 
 BASE_PACKAGES = "ca-certificates,python3,python3-venv"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -33,6 +34,7 @@ REGISTRY_SETTINGS = (
     "HTTP_PROXY",
     "HTTPS_PROXY",
 )
+NO_CACHE = "ENV UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1"
 
 # torch's build for CPUs is in an index of its own, which this machine need not reach.
 DOCKERFILES: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -41,6 +43,9 @@ DOCKERFILES: tuple[tuple[str, str, dict[str, str]], ...] = (
     if HAS_STOCK_ENGINE
     else (IMAGES.worker, "Dockerfile.worker", {"VARIANT": "cuda"}),
 )
+
+# Free disk that the building and loading of an image takes for a while, in GB (measured).
+ROOM_GB = {IMAGES.worker: 25, IMAGES.vllm: 30}
 
 VLLM_INSTALLER = REPOSITORY / "bench/peers/install_vllm.sh"
 VLLM_DOCKERFILE = Path(__file__).with_name("vllm.Dockerfile")
@@ -62,11 +67,11 @@ def build_images() -> None:
     )
     _build_binary(IMAGES.etcd, CACHE.kubernetes / "etcd", 'ENTRYPOINT ["/bin/etcd"]')
     for image, dockerfile, arguments in DOCKERFILES:
+        ask_for_room(image)
         with step(f"building {image}"):
             _build(image, REPOSITORY / dockerfile, REPOSITORY, BASE_IMAGE=IMAGES.base, **arguments)
     if HAS_STOCK_ENGINE:
         _build_vllm()
-    # The packages are of use only when the pins change, and are gigabytes.
     shutil.rmtree(CACHE.images / "tmp")
     (CACHE.images / "dependencies").write_text(_dependencies())
 
@@ -88,6 +93,18 @@ def buildah(*arguments: object) -> str:
 
 def has_image(name: str) -> bool:
     return name in buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
+
+
+def ask_for_room(image: str) -> None:
+    """Raise CommandError where the disk cannot take an image that is not there, before minutes of
+    building it.
+    """
+    wanted, free = ROOM_GB.get(image, 0), shutil.disk_usage(CACHE.images).free / 1e9
+    if free < wanted and not has_image(image):
+        raise CommandError(
+            f"{CACHE.images} has {free:.0f} GB free, and {image} takes {wanted} GB for a while: "
+            "free some, or name a folder on a larger disk in PDCLUSTER_CACHE"
+        )
 
 
 def _dependencies() -> str:
@@ -122,15 +139,14 @@ def _forget_old_layers() -> None:
 def _build(image: str, dockerfile: Path, context: Path, **arguments: str) -> None:
     """Build with these arguments of the Dockerfile."""
     given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
-    packages, without_mounts = CACHE.images / "tmp/packages", CACHE.images / "tmp/Dockerfile"
-    packages.mkdir(parents=True, exist_ok=True)
+    without_mounts = CACHE.images / "tmp/Dockerfile"
+    without_mounts.parent.mkdir(parents=True, exist_ok=True)
     without_mounts.write_text(CACHE_MOUNT.sub("", dockerfile.read_text()))
     options = (
         "--layers",
         "--pull-never",
         "--network=host",
         "--format=docker",
-        f"--volume={packages}:/root/.cache",
     )
     buildah("build", *options, *given, "-f", without_mounts, "-t", image, context)
 
@@ -143,6 +159,7 @@ def _build_vllm() -> None:
     sources = VLLM_DOCKERFILE.read_text() + (CACHE.vllm / ".ready").read_text()
     if has_image(IMAGES.vllm) and record.is_file() and record.read_text() == sources:
         return
+    ask_for_room(IMAGES.vllm)
     with step(f"building {IMAGES.vllm}"):
         _build(IMAGES.vllm, VLLM_DOCKERFILE, CACHE.vllm, BASE_IMAGE=IMAGES.base)
     record.write_text(sources)
@@ -158,7 +175,7 @@ def _build_base() -> None:
     ]
     shutil.copy(CERTIFICATES, context / "certificates")
     (context / "Dockerfile").write_text(
-        f"FROM {IMAGES.debian}\nCOPY certificates {CERTIFICATES}\n" + "".join(settings)
+        f"FROM {IMAGES.debian}\nCOPY certificates {CERTIFICATES}\n{NO_CACHE}\n" + "".join(settings)
     )
     _build(IMAGES.base, context / "Dockerfile", context)
     shutil.rmtree(context)
