@@ -77,7 +77,13 @@ def build_images() -> None:
 
 
 def buildah(*arguments: object) -> str:
-    """Run buildah on the storage in the cache directory.  Raises CommandError."""
+    """Run buildah to its end and return its stdout.  Raises CommandError."""
+    command, environment = buildah_command(*arguments)
+    return run(command, environment=environment)
+
+
+def buildah_command(*arguments: object) -> tuple[list[str], dict[str, str]]:
+    """Command line and environment of buildah on the storage in the cache directory."""
     (CACHE.images / "tmp").mkdir(parents=True, exist_ok=True)
     storage = [
         "--root",
@@ -87,8 +93,9 @@ def buildah(*arguments: object) -> str:
         "--storage-driver",
         "overlay",
     ]
+    command = with_own_root(["buildah", *storage, *arguments])
     environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(CACHE.images / "tmp")}
-    return run(with_own_root(["buildah", *storage, *arguments]), environment=environment)
+    return [str(word) for word in command], environment
 
 
 def has_image(name: str) -> bool:

@@ -33,7 +33,7 @@ class Cache:
 
     @property
     def images(self) -> Path:
-        """Build storage, the images as OCI layout, and the store that containerd starts from."""
+        """Build storage, and the store that containerd starts from."""
         return self.root / "images"
 
     def containerd(self, control_group: str) -> Path:

@@ -1,31 +1,27 @@
 """The image store that a cluster's containerd starts from, filled before the cluster starts.
 
 Importing gigabytes takes longer than anything else, so it is done once for
-each image: the store lies in the cache directory, a new image sends only the
-layers that the store lacks, and a cluster takes a copy whose unchanging files
-are hard links.  The images' layers thus lie on the disk once unpacked and once
+each image: the store lies in the cache directory, keeps the layers that it has
+of an older image, and a cluster takes a copy whose unchanging files are hard
+links.  The images' layers thus lie on the disk once unpacked and once
 as blobs, whatever the number of clusters.
 """
 
 import fcntl
-import json
-import os
 import shutil
 import subprocess
-import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from e2e.rig.images import buildah
+from e2e.rig.images import buildah, buildah_command
 from e2e.rig.paths import CACHE, IMAGES
 from e2e.rig.shell import CommandError, run, step
 
 STORE = CACHE.images / "containerd"
-LAYOUT = CACHE.images / "layout"
-BLOBS = STORE / "io.containerd.content.v1.content/blobs/sha256"
 START_SECONDS = 30.0
 
 
@@ -46,7 +42,6 @@ def fill() -> None:
                         _load(address, image)
                     (STORE / "loaded").mkdir(exist_ok=True)
                     _record(image).write_text(wanted)
-        shutil.rmtree(LAYOUT, ignore_errors=True)
 
 
 def copy_to(folder: Path) -> None:
@@ -102,38 +97,26 @@ def _identity(image: str) -> str:
 
 
 def _load(address: Path, image: str) -> None:
-    """Write the image as OCI layout, uncompressed, and import what the store lacks of it."""
-    shutil.rmtree(LAYOUT, ignore_errors=True)
-    (LAYOUT / "blobs/sha256").mkdir(parents=True)
-    if BLOBS.is_dir():
-        for blob in BLOBS.iterdir():  # present in the layout: buildah does not write them again
-            os.link(blob, LAYOUT / "blobs/sha256" / blob.name)
-    present = set((LAYOUT / "blobs/sha256").iterdir())
-    buildah("push", "--disable-compression", "--quiet", image, f"oci:{LAYOUT}:{image}")
-    index = json.loads((LAYOUT / "index.json").read_text())
-    for manifest in index["manifests"]:
-        manifest["annotations"] = {
-            "io.containerd.image.name": image,
-            "org.opencontainers.image.ref.name": image,
-        }
-    (LAYOUT / "index.json").write_text(json.dumps(index))
-    command = ["ctr", "--address", str(address), "--namespace", "k8s.io", "images", "import", "-"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as importing:
-        assert importing.stdin is not None
-        assert importing.stderr is not None
-        with (
-            importing.stdin,
-            tarfile.open(mode="w|", fileobj=importing.stdin, bufsize=1 << 20) as archive,
-        ):
-            for name in ("oci-layout", "index.json"):
-                archive.add(LAYOUT / name, name)
-            for path in sorted(set((LAYOUT / "blobs/sha256").iterdir()) - present):
-                archive.add(path, f"blobs/sha256/{path.name}")
-        message = importing.stderr.read().decode()
-    if importing.returncode:
-        raise CommandError(f"importing {image}: {message}")
+    """Send the image to the store, layers uncompressed: to compress gigabytes takes minutes."""
+    command, environment = buildah_command(
+        "push", "--quiet", image, f"docker-archive:/dev/stdout:{image}"
+    )
+    importer = ["ctr", "--address", str(address), "--namespace", "k8s.io", "images", "import", "-"]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors
+        ) as sending,
+        subprocess.Popen(
+            importer, stdin=sending.stdout, stdout=subprocess.DEVNULL, stderr=errors
+        ) as importing,
+    ):
+        assert sending.stdout is not None
+        sending.stdout.close()  # the importer's alone, so that its end ends the sender
+        statuses = (importing.wait(), sending.wait())
+        errors.seek(0)
+        if any(statuses):
+            raise CommandError(f"importing {image}: {errors.read()[-3000:]}")
 
 
 @contextmanager

@@ -170,6 +170,14 @@ def test_image_keeps_no_tool_of_its_build(name: str) -> None:
     assert installing.split("&&")[-1].strip() == "rm -rf /build/*"
 
 
+def test_operators_commands_start_an_interpreter_that_the_image_has() -> None:
+    stages = {stage.base.partition(" AS ")[2]: stage for stage in parse("Dockerfile.operator")[1]}
+    (installing,) = stages["source"].all("RUN")
+
+    assert "--python /opt/venv/bin/python" in installing
+    assert "/opt/venv" in stages["dependencies"].all("RUN")[-1]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_labels_say_what_it_is(name: str) -> None:
     (text,) = parse(name)[1][-1].all("LABEL")
