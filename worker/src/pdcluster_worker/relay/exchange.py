@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    """Implements `relay.line.Asking`.  request: head and body as the worker gets them."""
+    """Implements `relay.line.Asking`.
+
+    request: head and body as the worker gets them; nothing once the answer has begun, since no
+             other worker is tried after that.
+    """
 
     def __init__(self, relay: "Relay", front: "Front", head: bytes, body: bytes) -> None:
-        self.request = head + body
+        self.request: tuple[bytes, ...] = (head, body)
         self._relay = relay
         self._front = front
         policy = relay.policy()
@@ -100,6 +104,7 @@ class Exchange:
 
     def pass_on(self, data: bytes) -> None:
         """See `Asking`."""
+        self.request = ()
         self._front.write(data)
 
     def end(self, data: bytes) -> None:

@@ -58,6 +58,7 @@ class Front(asyncio.Protocol):
         self._chunks: list[bytes] = []
         self._missing = 0
         self._num_held = 0
+        self._has_place = False
 
     @property
     def is_answering(self) -> bool:
@@ -151,7 +152,8 @@ class Front(asyncio.Protocol):
             return
         self._missing = self._head.length
         self._num_held = self._head.length
-        relay.hold(self._num_held)
+        self._has_place = True
+        relay.begin_request(self._num_held)
         self.deadline = relay.now() + SLOW_SECONDS
         if len(data) > end:
             self._take_body(data[end:])
@@ -188,13 +190,15 @@ class Front(asyncio.Protocol):
     # --- its answer ---------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """A part of the answer."""
+        """A part of the answer: no other worker is tried from now on."""
+        if self._num_held:
+            self._let_go()
         self.transport.write(data)
 
     def end(self, data: bytes) -> None:
         """The last part: then the next request."""
         self._exchange = None
-        self.relay.hold(-self._num_held)
+        self._end_request()
         self._begin()
         self.transport.write(data)
         if self.closes:
@@ -252,5 +256,16 @@ class Front(asyncio.Protocol):
         """Leave the connections that are watched, and give back what is held."""
         self._connections.discard(self)
         self.relay.leave(self)
-        self.relay.hold(-self._num_held)
+        self._end_request()
+
+    def _end_request(self) -> None:
+        self._let_go()
+        if self._has_place:
+            self._has_place = False
+            self.relay.end_request()
+
+    def _let_go(self) -> None:
+        """The body is not needed any more."""
+        self._chunks = []
+        self.relay.let_go(self._num_held)
         self._num_held = 0

@@ -31,9 +31,13 @@ _CONNECTION = re.compile(rb"\r\n(?:connection|keep-alive)[ \t]*:[^\r]*", re.IGNO
 
 
 class Asking(Protocol):
-    """The request that a line carries.  closes: its answer is the last of its connection."""
+    """The request that a line carries.
 
-    request: bytes
+    request: its parts, sent one after the other.
+    closes:  its answer is the last of its connection.
+    """
+
+    request: tuple[bytes, ...]
 
     @property
     def closes(self) -> bool:
@@ -111,7 +115,7 @@ class Line(asyncio.Protocol):
         self._asking = asking
         self._begun = self._has_head = self._is_whole = False
         self._pool.lines.add(self)
-        self._transport.write(asking.request)
+        self._transport.writelines(asking.request)
 
     def close(self) -> None:
         """End it now, and with it what the worker does for its request."""

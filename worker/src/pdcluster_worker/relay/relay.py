@@ -166,10 +166,18 @@ class Relay:
         """Its end here."""
         self.fronts.discard(front)
 
-    def hold(self, num_bytes: int) -> None:
-        """Bytes of a request's body are kept, or (fewer than 0) not any more."""
+    def begin_request(self, num_bytes: int) -> None:
+        """A request comes, whose body is kept until its answer begins."""
         self._num_held_bytes += num_bytes
-        self._num_requests += (num_bytes > 0) - (num_bytes < 0)
+        self._num_requests += 1
+
+    def let_go(self, num_bytes: int) -> None:
+        """Bytes of a body are not kept any more."""
+        self._num_held_bytes -= num_bytes
+
+    def end_request(self) -> None:
+        """It is over."""
+        self._num_requests -= 1
 
     def reason_against(self, front: Front, head: bytes) -> str | None:
         """Reason why the router serves this request itself; None = it is relayed."""
