@@ -21,6 +21,7 @@ from pdcluster_worker.dispatch.worker import Engineless, Worker
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.journeys.tracing import close_tracing, start_tracing
+from pdcluster_worker.machine.open_files import allow_more_files
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.processes.life import WatchedFiles, leave, open_files, settle_memory, signals
@@ -34,6 +35,7 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None) -> int:
     """Serve until drained; returns the exit status.  Raises ConfigError, ModelError."""
+    allow_more_files()
     files = open_files(config, policy_path)
     folder = Path(config.model.path)
     max_model_len, vocab_size = model_limits(folder, config.engine.max_model_len)

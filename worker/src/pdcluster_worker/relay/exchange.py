@@ -47,9 +47,11 @@ class Exchange:
             return
         self._pool = pool
         self._relay.chooser.begin(pool)
-        if pool.idle and not self._was_stale:
-            self._ask(pool.idle.pop())
+        line = None if self._was_stale else self._relay.kept_line(pool)
+        if line is not None:
+            self._ask(line)
         else:
+            self._relay.make_room()
             self._connecting = asyncio.create_task(self._connect(pool))
 
     def cancel(self) -> None:

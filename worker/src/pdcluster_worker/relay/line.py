@@ -20,7 +20,7 @@ MAX_IDLE = 64
 """Idle connections that are kept to one worker."""
 
 IDLE_SECONDS = 30.0
-"""Time for which one is kept: well below the least that a worker keeps it by default (75 s)."""
+"""Time for which one is kept at most; less where workers close idle ones sooner."""
 
 CONNECT_SECONDS = 2.0
 MAX_HELD_BYTES = 64 << 10
@@ -108,12 +108,13 @@ class Line(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._asking: Asking | None = None
         self._held = b""
-        self._begun = self._has_head = self._is_whole = self._has_more = self._keeps = False
+        self._came = self._begun = self._has_head = False
+        self._is_whole = self._has_more = self._keeps = False
 
     def ask(self, asking: Asking) -> None:
         """Send a request."""
         self._asking = asking
-        self._begun = self._has_head = self._is_whole = False
+        self._came = self._begun = self._has_head = self._is_whole = False
         self._pool.lines.add(self)
         self._transport.writelines(asking.request)
 
@@ -148,6 +149,7 @@ class Line(asyncio.Protocol):
         if asking is None:
             self._transport.abort()
             return
+        self._came = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -231,7 +233,8 @@ class Line(asyncio.Protocol):
             if self._begun:
                 asking.cut()
             else:
-                asking.fail("stale" if reason == "lost" and self.is_used else reason)
+                is_stale = reason == "lost" and self.is_used and not self._came
+                asking.fail("stale" if is_stale else reason)
 
 
 def _with_end(data: bytes, *, closes: bool) -> bytes:

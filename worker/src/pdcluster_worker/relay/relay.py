@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.machine.open_files import fitting
+from pdcluster_worker.machine.open_files import FILES_OF_RELAYED, fitting
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.relay.choice import Chooser
 from pdcluster_worker.relay.front import Front
-from pdcluster_worker.relay.line import IDLE_SECONDS, Pool
+from pdcluster_worker.relay.line import IDLE_SECONDS, Line, Pool
 from pdcluster_worker.server.http.authorization import TenantOfKey, key_in
 from pdcluster_worker.server.http.connection import Connection
 from pdcluster_worker.server.http.limits import limits_of
@@ -93,7 +93,8 @@ class Relay:
         self.max_header_bytes = limits.max_header_bytes
         self.max_fields = limits.max_headers
         self.keep_alive_seconds = limits.keep_alive_seconds
-        self.max_requests = fitting(limits.max_connections)
+        self._idle_seconds = min(IDLE_SECONDS, limits.keep_alive_seconds / 2)
+        self.max_requests = fitting(limits.max_connections, files_each=FILES_OF_RELAYED)
         self.max_connections = self.max_requests + limits.spare_connections
         self.max_held_bytes = limits.max_bodies_bytes
         self._max_body_bytes = self.policy().admission.max_body_bytes
@@ -124,7 +125,7 @@ class Relay:
             for front in [front for front in self.fronts if front.deadline <= now]:
                 front.expire(now)
             for pool in self._pools.values():
-                pool.close_idle(now - IDLE_SECONDS)
+                pool.close_idle(now - self._idle_seconds)
 
     def look(self) -> None:
         """Take the workers as they are now; requests at a lost one go on elsewhere, or end."""
@@ -211,6 +212,26 @@ class Relay:
         tenant_of = self._router.tenant_of
         key = key_in(authorization.decode("latin-1"), api_key.decode("latin-1"))
         return tenant_of is None or (key is not None and tenant_of(key) is not None)
+
+    # --- what requests ask --------------------------------------------------------------------
+
+    def kept_line(self, pool: Pool) -> Line | None:
+        """An idle connection to a worker that it will not have closed; None = make one."""
+        pool.close_idle(self.now() - self._idle_seconds)
+        return pool.idle.pop() if pool.idle else None
+
+    def make_room(self) -> None:
+        """Have as many connections to workers as requests may be open, one more among them: those
+        idle for longest end.
+        """
+        kept = [pool for pool in self._pools.values() if pool.idle]
+        num_idle = sum(len(pool.idle) for pool in kept)
+        too_many = self.num_open + num_idle - self.max_requests
+        for _ in range(min(too_many, num_idle)):
+            longest = min(kept, key=lambda pool: pool.idle[0].idle_since)
+            longest.idle.pop(0).close()
+            if not longest.idle:
+                kept.remove(longest)
 
     # --- counts -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.machine.open_files import fitting
+from pdcluster_worker.machine.open_files import FILES_OF_RELAYED, fitting
 from pdcluster_worker.server.http.connection import Connection
 from pdcluster_worker.server.http.crowd import OpenConnections
 from pdcluster_worker.server.http.incoming import Incoming
@@ -142,7 +142,7 @@ async def serve(
     front: what takes connections in place of ours, which it gets.
     """
     bound = _bind(host, port)
-    connections = _connections(limits)
+    connections = _connections(limits, 1 if front is None else FILES_OF_RELAYED)
     config = uvicorn.Config(
         app,
         http=connections if front is None else front(connections),
@@ -156,9 +156,9 @@ async def serve(
     return HttpServer(_Server(config), bound)
 
 
-def _connections(limits: LimitsNow) -> type[Connection]:
+def _connections(limits: LimitsNow, files_each: int) -> type[Connection]:
     """The protocol of one server, whose connections know of each other."""
-    most = fitting(limits().max_connections)
+    most = fitting(limits().max_connections, files_each=files_each)
     crowd = OpenConnections[Incoming](most, limits().spare_connections, _close)
     return type("Connection", (Connection,), {"limits_now": staticmethod(limits), "crowd": crowd})
 
