@@ -117,6 +117,7 @@ async def test_absence_names_each_worker_and_what_keeps_work_from_it(
 
     await eventually(lambda: "c is lost" in r.directory.absence())
     assert r.directory.absence() == "a is loading the model, b is draining, c is lost"
+    assert {peer.key for peer in r.directory.known_decodes()} == {"b", "c"}
     r.directory.set_members(
         {f"d{number}": record(f"d{number}", state="drained") for number in range(6)}
     )

@@ -158,9 +158,9 @@ class JoinedWorker:
         """Decode and mixed peers that take new work."""
         return self._directory.decodes()
 
-    def connected_decodes(self) -> list[Peer]:
-        """Those that are connected, a draining one too."""
-        return self._directory.connected_decodes()
+    def known_decodes(self) -> list[Peer]:
+        """Those of the revision, in whatever state."""
+        return self._directory.known_decodes()
 
     def num_ingresses(self) -> int:
         """Workers that clients' requests come to, this one included."""

@@ -106,6 +106,11 @@ class Peer:
         return self.state == "ready" and "draining" in (self.record.state, self.load.state)
 
     @property
+    def has_drained(self) -> bool:
+        """By its record or its last report, it has sent every answer."""
+        return "drained" in (self.record.state, self.load.state)
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request there; 0 = unknown."""
         return 0 if self.hello is None else self.hello.max_model_len
@@ -122,7 +127,7 @@ class Peer:
         That one has sent every answer before etcd says that it is gone, but we may not have read
         them yet.  Any other may hang, with a connection that goes on answering pings.
         """
-        has_drained = "drained" in (self.record.state, self.load.state)
+        has_drained = self.has_drained
         await self._end_streams()
         try:
             if has_drained:

@@ -66,13 +66,9 @@ class Directory:
             else None
         )
 
-    def connected_decodes(self) -> list[Peer]:
-        """Decode and mixed workers that are connected, also those that drain."""
-        return [
-            peer
-            for peer in self._peers.values()
-            if peer.state == "ready" and peer.record.role in _DECODING
-        ]
+    def known_decodes(self) -> list[Peer]:
+        """Decode and mixed workers of the revision, in whatever state."""
+        return [peer for peer in self._peers.values() if peer.record.role in _DECODING]
 
     def num_ingresses(self, *, relaying: bool = False) -> int:
         """Workers that clients' requests come to, this one included: routers where there are any,

@@ -126,7 +126,7 @@ def _follow_workers(node: JoinedWorker, relay: Relay) -> None:
 
     node.on_peers = on_peers
     relay.workers = lambda: [
-        now for peer in node.connected_decodes() if (now := _now(peer)) is not None
+        now for peer in node.known_decodes() if (now := _now(peer)) is not None
     ]
     relay.look()
 
@@ -144,7 +144,15 @@ def _now(peer: Peer) -> WorkerNow | None:
         return None
     key = f"{record.pod} {record.engine_id}"
     address = join_address(host, port)
-    return WorkerNow(key, record.pod, address, peer.ready, peer.load.num_requests)
+    return WorkerNow(
+        key,
+        record.pod,
+        address,
+        peer.ready,
+        peer.load.num_requests,
+        is_connected=peer.state == "ready",
+        has_drained=peer.has_drained,
+    )
 
 
 def model_limits(folder: Path, max_model_len: int | None) -> tuple[int, int]:

@@ -81,7 +81,7 @@ class Exchange:
             self.fail("connect")
             return
         self._connecting = None
-        if pool.is_lost:  # while it was connected to
+        if not pool.is_connected:  # lost while this connection was made
             line.close()
             self.fail("lost")
             return

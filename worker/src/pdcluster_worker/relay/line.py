@@ -26,6 +26,12 @@ CONNECT_SECONDS = 2.0
 MAX_HELD_BYTES = 64 << 10
 """Bytes of an answer's head, or of a refusal, before anything of it is passed on."""
 
+_SIGNS_OF_LIFE = (
+    ("TCP_KEEPIDLE", 5),
+    ("TCP_KEEPINTVL", 5),
+    ("TCP_KEEPCNT", 3),
+    ("TCP_USER_TIMEOUT", 20_000),
+)
 _GOING = re.compile(rb'"code": ?"(draining|not_ready)"')
 _CONNECTION = re.compile(rb"\r\n(?:connection|keep-alive)[ \t]*:[^\r]*", re.IGNORECASE)
 
@@ -64,9 +70,10 @@ class Asking(Protocol):
 class Pool(Candidate):
     """A worker and the connections to it.
 
-    key:     its pod and engine.
-    lines:   connections with a request.
-    is_lost: it is no worker of ours any more, and takes no request.
+    key:          its pod and engine.
+    lines:        connections with a request.
+    is_connected: by gRPC; else it takes no request.
+    has_drained:  it has sent every answer, which may not all have been read.
     """
 
     def __init__(self, pod: str, key: str, address: str) -> None:
@@ -75,7 +82,8 @@ class Pool(Candidate):
         self.host, self.port = parse_address(address)
         self.idle: list[Line] = []
         self.lines: set[Line] = set()
-        self.is_lost = False
+        self.is_connected = True
+        self.has_drained = False
 
     async def connect(self) -> "Line":
         """A new connection.  Raises OSError, TimeoutError."""
@@ -90,16 +98,33 @@ class Pool(Candidate):
         while self.idle and self.idle[0].idle_since <= since:
             self.idle.pop(0).close()
 
-    def abort(self) -> None:
-        """The worker is lost: end all."""
-        self.is_lost = True
-        for line in [*self.idle, *self.lines]:
+    def leave(self, *, moves: bool) -> None:
+        """The worker does not answer by gRPC: keep no idle connection; answers that have begun go
+        on.
+
+        moves: requests without a byte of an answer go elsewhere.
+        """
+        self.is_connected = False
+        for line in self.idle:
             line.close()
         self.idle.clear()
+        for line in [line for line in self.lines if moves and not line.has_begun]:
+            line.give_up()
+
+    def abort(self) -> None:
+        """The worker is lost: end all, but the answers of one that has drained."""
+        self.leave(moves=False)
+        for line in [] if self.has_drained else [*self.lines]:
+            line.give_up()
 
 
 class Line(asyncio.Protocol):
-    """One connection.  is_used: it has carried an answer; idle_since: by the loop's clock."""
+    """One connection.
+
+    is_used:    it has carried an answer.
+    idle_since: by the loop's clock.
+    has_begun:  bytes of an answer have been passed on.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self.is_used = False
@@ -108,19 +133,23 @@ class Line(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._asking: Asking | None = None
         self._held = b""
-        self._came = self._begun = self._has_head = False
+        self._came = self.has_begun = self._has_head = False
         self._is_whole = self._has_more = self._keeps = False
 
     def ask(self, asking: Asking) -> None:
         """Send a request."""
         self._asking = asking
-        self._came = self._begun = self._has_head = self._is_whole = False
+        self._came = self.has_begun = self._has_head = self._is_whole = False
         self._pool.lines.add(self)
         self._transport.writelines(asking.request)
 
     def close(self) -> None:
         """End it now, and with it what the worker does for its request."""
         self._transport.abort()
+
+    def give_up(self) -> None:
+        """End it, as if the worker had: its request fails now."""
+        self._end_badly("lost")
 
     def leave(self) -> None:
         """The request has gone: nothing of it is wanted any more."""
@@ -157,7 +186,7 @@ class Line(asyncio.Protocol):
         if self._has_more:
             self._end_badly("not_http")
             return
-        if not self._begun:
+        if not self.has_begun:
             data = self._first(asking, data)
             if not data:
                 return
@@ -170,7 +199,7 @@ class Line(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more comes."""
         if self._asking is not None:
-            self._end_badly("lost")
+            self._end_badly("stale" if self.is_used and not self._came else "lost")
         elif self in self._pool.idle:
             self._pool.idle.remove(self)
 
@@ -208,7 +237,7 @@ class Line(asyncio.Protocol):
             self._free()
             asking.fail("draining")
             return b""
-        self._begun = True
+        self.has_begun = True
         if asking.closes or not self._keeps:
             return _with_end(data, closes=asking.closes)
         return data
@@ -218,7 +247,7 @@ class Line(asyncio.Protocol):
         self._asking = None
         self._pool.lines.discard(self)
         idle = self._pool.idle
-        if not self._keeps or len(idle) >= MAX_IDLE:
+        if not self._keeps or not self._pool.is_connected or len(idle) >= MAX_IDLE:
             self._transport.close()
             return
         self.is_used = True
@@ -230,11 +259,10 @@ class Line(asyncio.Protocol):
         self._pool.lines.discard(self)
         self._transport.abort()
         if asking is not None:
-            if self._begun:
+            if self.has_begun:
                 asking.cut()
             else:
-                is_stale = reason == "lost" and self.is_used and not self._came
-                asking.fail("stale" if is_stale else reason)
+                asking.fail(reason)
 
 
 def _with_end(data: bytes, *, closes: bool) -> bytes:
@@ -252,8 +280,10 @@ def _with_end(data: bytes, *, closes: bool) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Ask for a sign of life after 5 s without a byte, and give up after 15."""
+    """Ask for a sign of life after 5 s without a byte, and give up after 15; and where bytes of a
+    request are not acknowledged, after 20 s.
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+    for name, value in _SIGNS_OF_LIFE:
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

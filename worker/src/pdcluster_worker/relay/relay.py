@@ -6,7 +6,7 @@ server with its first bytes.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,13 @@ LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class WorkerNow:
-    """A decode or mixed worker that is connected.
+    """A decode or mixed worker of the revision.
 
     key:          of its pod and engine.
     takes:        it takes new requests; a draining one has what it has.
     num_requests: by its last report.
+    is_connected: it answers by gRPC.
+    has_drained:  it has sent every answer.
     """
 
     key: str
@@ -37,6 +39,8 @@ class WorkerNow:
     address: str
     takes: bool
     num_requests: int
+    is_connected: bool = True
+    has_drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +132,37 @@ class Relay:
                 pool.close_idle(now - self._idle_seconds)
 
     def look(self) -> None:
-        """Take the workers as they are now; requests at a lost one go on elsewhere, or end."""
+        """Take the workers as they are now.
+
+        Requests at one that is gone go on elsewhere, or end.  One that only lost its gRPC
+        connection keeps its answers that have begun: they come by connections of their own.
+        """
         found = {worker.key: worker for worker in self.workers()}
-        for key in [key for key in self._pools if key not in found]:
-            self._lose(self._pools.pop(key))
+        gone = [self._pools.pop(key) for key in [*self._pools] if key not in found]
+        left = []
         for key, worker in found.items():
-            if key not in self._pools:
-                self._pools[key] = Pool(worker.pod, key, worker.address)
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = self._pools[key] = Pool(worker.pod, key, worker.address)
+            if pool.is_connected and not worker.is_connected:
+                left.append(pool)
+            pool.is_connected, pool.has_drained = worker.is_connected, worker.has_drained
+        self._choose_among(found)
+        for pool in left:
+            pool.leave(moves=bool(self.chooser.members))
+        for pool in gone:
+            pool.abort()
+
+    def _choose_among(self, found: Mapping[str, WorkerNow]) -> None:
         takes = [pool for key, pool in self._pools.items() if found[key].takes]
         if {*takes} != {*self.chooser.members}:
             self.chooser.set(takes)
         for pool in takes:
             self.chooser.report(pool, found[pool.key].num_requests)
 
-    def _lose(self, pool: Pool) -> None:
-        self.chooser.set([each for each in self.chooser.members if each is not pool])
-        pool.abort()
-
     def close(self) -> None:
         """End all connections to workers."""
+        self.chooser.set([])
         for pool in self._pools.values():
             pool.abort()
 
