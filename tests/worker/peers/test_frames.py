@@ -5,9 +5,14 @@ wait.
 import asyncio
 from typing import Any
 
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.generate import CallOff, decode_asked
-from pdcluster_worker.peers.frames import FRAME_BYTES, FULL, FramesOut
+from pdcluster_worker.peers.frames import FRAME_BYTES, FULL, MAX_ITEM_BYTES, FramesOut
 from pdcluster_worker.proto import worker_pb2 as pb
+
+
+def none_left_out(item: Any, error: RequestError) -> None:
+    raise AssertionError(f"an item was left out: {error}")
 
 
 class Line:
@@ -25,7 +30,7 @@ class Line:
 
 async def test_items_of_one_moment_are_one_frame_in_order() -> None:
     line = Line()
-    out = FramesOut(line.write)
+    out = FramesOut(line.write, none_left_out)
     running = asyncio.create_task(out.run())
     for number in range(3):
         out.put(CallOff(number))
@@ -45,7 +50,7 @@ async def test_a_frame_ends_where_it_is_large() -> None:
     async def write(frame: pb.Frame) -> None:
         sizes.append(len(frame.items))
 
-    out = FramesOut(write)
+    out = FramesOut(write, none_left_out)
     running = asyncio.create_task(out.run())
     for _ in range(5):
         out.put(bytes(FRAME_BYTES // 2))
@@ -59,7 +64,7 @@ async def test_a_frame_ends_where_it_is_large() -> None:
 async def test_what_waits_for_a_slow_reader_is_bounded() -> None:
     line = Line()
     line.may_take.clear()
-    out = FramesOut(line.write)
+    out = FramesOut(line.write, none_left_out)
     running = asyncio.create_task(out.run())
     for number in range(FULL):
         out.put(CallOff(number))
@@ -78,7 +83,7 @@ async def test_what_waits_for_a_slow_reader_is_bounded() -> None:
 async def test_what_was_put_has_been_written_after_the_wait() -> None:
     line = Line()
     line.may_take.clear()
-    out = FramesOut(line.write)
+    out = FramesOut(line.write, none_left_out)
     running = asyncio.create_task(out.run())
     out.put(CallOff(1))
     waiting = asyncio.create_task(out.written())
@@ -93,4 +98,30 @@ async def test_what_was_put_has_been_written_after_the_wait() -> None:
     assert line.frames[0] == [CallOff(1)]
     await out.written()
     assert line.frames[1:] == [[CallOff(2)]]
+    running.cancel()
+
+
+async def test_an_item_too_long_for_a_message_is_left_out_and_the_others_go() -> None:
+    sizes: list[list[int]] = []
+    left: list[str] = []
+
+    async def write(frame: pb.Frame) -> None:
+        sizes.append([len(item) for item in frame.items])
+
+    def left_out(item: bytes, error: RequestError) -> bytes | None:
+        left.append(str(error))
+        return b"instead" if len(left) == 2 else None
+
+    out = FramesOut(write, left_out)
+    running = asyncio.create_task(out.run())
+    long = bytes(MAX_ITEM_BYTES)  # and the bytes that say how long it is
+    for item in (b"1", long, b"2"):
+        out.put(item)
+    await out.written()
+    out.put(long)
+    await out.written()
+
+    assert sizes == [[3, 3], [9]]
+    assert len(left) == 2
+    assert f"may take {MAX_ITEM_BYTES}" in left[0]
     running.cancel()

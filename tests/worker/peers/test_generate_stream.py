@@ -14,7 +14,9 @@ from pdcluster_worker.messages.generate import Ask, CallOff, Made, Over, decode_
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.peers.calls import open_channel, open_stub
+from pdcluster_worker.peers.frames import MAX_ITEM_BYTES
 from pdcluster_worker.peers.generate_service import GenerateService
+from pdcluster_worker.peers.options import MAX_MESSAGE_BYTES
 from pdcluster_worker.proto import worker_pb2 as pb
 
 Eventually = Callable[..., Any]
@@ -66,6 +68,45 @@ async def test_an_end_of_one_request_leaves_the_others_alone(
     assert "q1" not in d.other.handler.closed
     await other.aclose()
     await eventually(lambda: "q1" in d.other.handler.closed)
+
+
+async def test_a_request_too_long_for_a_message_fails_alone(
+    d: Any, spec: Any, eventually: Eventually
+) -> None:
+    d.other.handler.hold = True
+    one = d.d2.generate(spec(request_id="one"), "auto")
+    await anext(one)
+    long = spec(request_id="x" * MAX_MESSAGE_BYTES)
+
+    with pytest.raises(RequestError, match=f"may take {MAX_ITEM_BYTES}") as raised:
+        await collect(d.d2.generate(long, "auto"))
+
+    assert (raised.value.status, raised.value.code) == (413, "message_too_large")
+    d.other.handler.hold = False
+    assert len(await collect(d.d2.generate(spec(), "auto"))) == 2
+    await eventually(lambda: d.other.handler.closed == ["q1"])  # the first one goes on
+    await one.aclose()
+
+
+async def test_an_answer_too_long_for_a_message_fails_alone(
+    d: Any, spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d.other.handler.hold = True
+    one = d.d2.generate(spec(request_id="one"), "auto")
+    await anext(one)
+    d.other.handler.hold = False
+    generate = d.other.handler.generate
+
+    async def too_much(asked: Any, prefill: str) -> AsyncIterator[Generated]:
+        yield Generated(Token("long", 1), degraded=("x" * MAX_MESSAGE_BYTES,))
+
+    monkeypatch.setattr(d.other.handler, "generate", too_much)
+    with pytest.raises(RequestError, match="fewer logprobs"):
+        await collect(d.d2.generate(spec(request_id="long"), "auto"))
+
+    monkeypatch.setattr(d.other.handler, "generate", generate)
+    assert len(await collect(d.d2.generate(spec(), "auto"))) == 2
+    await one.aclose()
 
 
 async def test_a_request_after_a_break_opens_another_stream(d: Any, spec: Any) -> None:

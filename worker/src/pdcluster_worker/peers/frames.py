@@ -1,7 +1,8 @@
 """The way out of a stream of frames: what is put at one moment goes out as one message.
 
 A message costs more than what is in it, and tokens of one step come together.  A frame that is
-being written holds up what comes meanwhile, which is the next frame.
+being written holds up what comes meanwhile, which is the next frame.  A message above gRPC's limit
+would end the stream with all that is on it, so an item that is too long for one is left out.
 """
 
 import asyncio
@@ -9,7 +10,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.generate import encode
+from pdcluster_worker.peers.options import MAX_MESSAGE_BYTES
 from pdcluster_worker.proto import worker_pb2 as pb
 
 FRAME_BYTES = 1 << 20
@@ -17,15 +20,28 @@ FRAME_BYTES = 1 << 20
 as long as that.
 """
 
+MAX_ITEM_BYTES = MAX_MESSAGE_BYTES - 4 * FRAME_BYTES
+"""The rest is for the items before it in its frame, and their framing."""
+
 FULL = 1024
 """Items that wait at most before their makers wait too."""
 
 
 class FramesOut:
-    """One end's frames.  write: sends one; waits while the other end takes nothing."""
+    """One end's frames.
 
-    def __init__(self, write: Callable[[pb.Frame], Awaitable[Any]]) -> None:
+    write:    sends one; waits while the other end takes nothing.
+    left_out: called with an item that is too long to be sent, and its error; returns an item to be
+              sent instead, or None.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[pb.Frame], Awaitable[Any]],
+        left_out: Callable[[Any, RequestError], Any],
+    ) -> None:
         self._write = write
+        self._left_out = left_out
         self._items: deque[Any] = deque()
         self._came = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -63,9 +79,10 @@ class FramesOut:
             await self._came.wait()
             self._came.clear()
             while self._items:
-                frame = self._frame()
-                await self._write(frame)
-                self._note_written(len(frame.items))
+                frame, num_taken = self._frame()
+                if frame.items:
+                    await self._write(frame)
+                self._note_written(num_taken)
             self._has_room.set()
 
     def _note_written(self, num_items: int) -> None:
@@ -75,10 +92,29 @@ class FramesOut:
             if not future.done():
                 future.set_result(None)
 
-    def _frame(self) -> pb.Frame:
+    def _frame(self) -> tuple[pb.Frame, int]:
+        """The next frame, and the number of items taken for it."""
         items: list[bytes] = []
-        num_bytes = 0
+        num_bytes = num_taken = 0
         while self._items and num_bytes < FRAME_BYTES:
-            items.append(encode(self._items.popleft()))
-            num_bytes += len(items[-1])
-        return pb.Frame(items=items)
+            item = self._items.popleft()
+            num_taken += 1
+            encoded = encode(item)
+            if len(encoded) > MAX_ITEM_BYTES:
+                instead = self._left_out(item, too_long(len(encoded)))
+                if instead is None:
+                    continue
+                encoded = encode(instead)
+            items.append(encoded)
+            num_bytes += len(encoded)
+        return pb.Frame(items=items), num_taken
+
+
+def too_long(num_bytes: int) -> RequestError:
+    """The error of a request that no message between workers holds."""
+    return RequestError(
+        f"the request or its answer takes {num_bytes} bytes in a message between workers, and may "
+        f"take {MAX_ITEM_BYTES}: send a shorter prompt or schema, or ask for fewer logprobs",
+        status=413,
+        code="message_too_large",
+    )

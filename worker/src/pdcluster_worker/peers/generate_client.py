@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from pdcluster_worker.errors import PeerError
+from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.journeys import trace_context
 from pdcluster_worker.messages.generate import Ask, CallOff, Over, decode_said, encode
 from pdcluster_worker.messages.peers import Generated, PrefillMode
@@ -63,7 +63,7 @@ class _Stream:
     """One stream, from its first request to its break."""
 
     def __init__(self, start: "Callable[[], FramesCall]", count: Callable[[int], None]) -> None:
-        self.out = FramesOut(self._write)
+        self.out = FramesOut(self._write, self._not_sent)
         self._start = start
         self._count = count
         self._call: FramesCall | None = None
@@ -107,6 +107,10 @@ class _Stream:
 
     def _fail(self, error: Exception) -> None:
         for answer in list(self._answers.values()):
+            answer.fail(error)
+
+    def _not_sent(self, item: Ask | CallOff, error: RequestError) -> None:
+        if (answer := self._answers.get(item.call)) is not None:
             answer.fail(error)
 
     def _begin(self) -> "FramesCall":

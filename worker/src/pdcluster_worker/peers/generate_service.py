@@ -46,7 +46,7 @@ class GenerateService:
 
     def __init__(self, handler: Generates, context: Context) -> None:
         self._handler = handler
-        self._out = FramesOut(context.write)
+        self._out = FramesOut(context.write, self._not_sent)
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, frames: AsyncIterator[pb.Frame]) -> None:
@@ -80,6 +80,12 @@ class GenerateService:
             task = self._running[asked.call] = asyncio.create_task(self._run(asked))
             # not within it: one that is called off before it begins runs no line of it
             task.add_done_callback(lambda _: self._running.pop(asked.call))
+
+    def _not_sent(self, item: Made | Over, error: RequestError) -> Over:
+        """The call's end, in place of an item that is too long; what follows finds no reader."""
+        if (task := self._running.get(item.call)) is not None:
+            task.cancel()
+        return Over(item.call, failure_of(error))
 
     async def _run(self, ask: Ask) -> None:
         failure = None
