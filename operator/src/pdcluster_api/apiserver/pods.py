@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pdcluster_api.apiserver.crashes import BACK_OFF, keeps_crashing, latest_end
 from pdcluster_api.apiserver.last_words import first_error, last_words
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import PodState
@@ -164,11 +165,12 @@ def _first_problem(body: Body, advice: Advice) -> Problem | None:
     status = body.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *_statuses(body)]
     images = {entry["name"]: entry.get("image", "") for entry in _containers(body)}
+    since = _condition(body, "Ready").get("lastTransitionTime")
     return next(
         (
             found
             for entry in containers
-            if (found := _container_problem(entry, images.get(entry["name"], ""), advice))
+            if (found := _container_problem(entry, images.get(entry["name"], ""), advice, since))
         ),
         None,
     )
@@ -183,7 +185,10 @@ def _containers(body: Body) -> Iterable[Body]:
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
-def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | None:
+def _container_problem(
+    entry: Body, image: str, advice: Advice, since: str | None
+) -> Problem | None:
+    """Problem of one container.  since: when the pod became unready; None = that is not known."""
     is_engine = entry["name"] == ENGINE
     advice = FOR_ENGINES if is_engine else advice
     state = entry.get("state") or {}
@@ -203,7 +208,7 @@ def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | Non
             f"container {entry['name']} cannot be started: {detail}; make what is missing, or "
             "correct its name",
         )
-    ended = state.get("terminated") or (entry.get("lastState") or {}).get("terminated") or {}
+    ended = latest_end(entry, since)
     if entry["name"] == FETCH:
         return _fetch_problem(ended, is_running=running)
     if (
@@ -211,10 +216,10 @@ def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | Non
         (entry.get("ready") and not is_engine)
         or not ended
         # vLLM ends with status 0 when the process that computes has died
-        or (ended.get("exitCode") == 0 and not is_engine and reason != "CrashLoopBackOff")
+        or (ended.get("exitCode") == 0 and not is_engine and reason != BACK_OFF)
     ):
         return None
-    if not _is_refusal(entry["name"], ended) and not _keeps_crashing(entry, reason):
+    if not _is_refusal(entry["name"], ended) and not keeps_crashing(entry, since):
         return None
     return _crash(entry["name"], ended, advice)
 
@@ -223,13 +228,6 @@ def _is_refusal(container: str, ended: Body) -> bool:
     """Return whether it ended on purpose, and will each time."""
     code = ended.get("exitCode")
     return code == WRONG_SETTING or (code == NO_DEVICE and container == WORKER)
-
-
-def _keeps_crashing(entry: Body, waiting_reason: str) -> bool:
-    """Problem of crashes: one may be chance; from the second on it is reported, also while it
-    runs.
-    """
-    return waiting_reason == "CrashLoopBackOff" or entry.get("restartCount", 0) >= 2
 
 
 def _image_message(reason: str, message: str, image: str, advice: Advice) -> str:
