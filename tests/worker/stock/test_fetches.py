@@ -33,6 +33,24 @@ def test_the_last_of_the_engine_s_order_wait() -> None:
     assert fetches.overdue(3.0 + FETCH_SECONDS) == ["early"]
 
 
+def test_one_under_way_stays_so_when_a_better_priority_comes() -> None:
+    fetches = asked(("first", 5))
+    fetches.seen(num_to_start=0, num_complete=0, asked_at=1.0)
+    fetches.begun("urgent", 0, 2.0)
+    for second in range(3, 40):
+        fetches.seen(num_to_start=1, num_complete=0, asked_at=float(second))
+
+    assert fetches.overdue(40.0) == ["first"]
+
+
+def test_time_under_way_counts_on_while_an_earlier_one_has_come() -> None:
+    fetches = asked(("come", 0), ("hung", 0))
+    fetches.seen(num_to_start=0, num_complete=0, asked_at=2.0)
+    fetches.seen(num_to_start=0, num_complete=1, asked_at=3.0)
+
+    assert fetches.overdue(2.0 + FETCH_SECONDS) == ["hung"]
+
+
 def test_kv_that_has_come_is_not_timed() -> None:
     fetches = asked(("a", 0))
     fetches.seen(num_to_start=0, num_complete=0, asked_at=1.0)

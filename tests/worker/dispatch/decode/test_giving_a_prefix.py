@@ -164,6 +164,20 @@ async def test_a_giver_that_hangs_is_not_waited_for(
     await wait_aborted(engine)
 
 
+async def test_a_giver_that_times_out_itself_is_not_called_late(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    engine.answer = lambda it: [BLOCKS] if isinstance(it, Receive) else []
+
+    async def given() -> tuple[Token, PrefillDone]:
+        raise TimeoutError("no write for 5 s")
+
+    with pytest.raises(RequestError, match="the giver timed out: no write for 5 s"):
+        async for _ in take_prefix(worker, SPEC, given):
+            pass
+    await wait_aborted(engine)
+
+
 async def wait_aborted(engine: ScriptedEngine) -> None:
     """Wait until the engine has the blocks back."""
     async with asyncio.timeout(20):

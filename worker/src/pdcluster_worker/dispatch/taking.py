@@ -42,8 +42,9 @@ async def take_prefix(
 
 async def _in_time(given: Awaitable[tuple[Token, PrefillDone]]) -> tuple[Token, PrefillDone]:
     try:
-        async with asyncio.timeout(GIFT_SECONDS):
+        async with asyncio.timeout(GIFT_SECONDS) as limit:
             return await given
     except TimeoutError as e:
-        message = f"the giver has not written the prefix within {GIFT_SECONDS:g} s"
+        late = f"the giver has not written the prefix within {GIFT_SECONDS:g} s"
+        message = late if limit.expired() else f"the giver timed out: {e or 'it says no more'}"
         raise RequestError(message, status=503, code="prefix_not_given") from e

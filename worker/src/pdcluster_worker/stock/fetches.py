@@ -2,9 +2,12 @@
 
 Pure: the clock's values are passed in.  A fetch that still waits in the engine's queue
 costs nothing and is not timed: the engine renews the KV's lease meanwhile.  The page
-says how many wait, are under way and have come, not which; the queue is in the order of
-priority and arrival, so the last ones wait.
+says how many wait, are under way and have come, not which.  The queue is in the order of
+priority and arrival, so the last ones of it wait; one that has left it does not go back,
+so a later one of better priority is behind it.  Of those that have, the first ones have come.
 """
+
+import math
 
 FETCH_SECONDS = 30.0
 """Longest time under way: that for which a prefill engine keeps KV that nothing asks for."""
@@ -15,7 +18,8 @@ class Fetches:
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[int, float]] = {}  # (priority, when the engine got it)
-        self._under_way: dict[str, float] = {}  # since when
+        self._begun: dict[str, float] = {}  # since when, of those that have left the queue
+        self._num_complete = 0
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -27,7 +31,7 @@ class Fetches:
     def ended(self, request_id: str) -> None:
         """Its KV has come, or is waited for no more."""
         self._asked.pop(request_id, None)
-        self._under_way.pop(request_id, None)
+        self._begun.pop(request_id, None)
 
     def seen(self, num_to_start: int, num_complete: int, asked_at: float) -> None:
         """Take what a page says that was asked for then.
@@ -36,11 +40,12 @@ class Fetches:
         token yet.
         """
         known = {one: place for one, place in self._asked.items() if place[1] <= asked_at}
-        num_under_way = len(known) - num_to_start - num_complete
-        in_order = sorted(known, key=lambda one: known[one])
-        under_way = in_order[: max(0, num_under_way)]
-        self._under_way = {one: self._under_way.get(one, asked_at) for one in under_way}
+        in_order = sorted(known, key=lambda one: (self._begun.get(one, math.inf), known[one]))
+        begun = in_order[: max(0, len(known) - num_to_start)]
+        self._begun = {one: self._begun.get(one, asked_at) for one in begun}
+        self._num_complete = num_complete
 
     def overdue(self, now: float) -> list[str]:
         """Requests whose KV is waited for no more."""
-        return [one for one, since in self._under_way.items() if now - since >= FETCH_SECONDS]
+        under_way = list(self._begun.items())[self._num_complete :]
+        return [one for one, since in under_way if now - since >= FETCH_SECONDS]

@@ -76,7 +76,7 @@ def read_numbers(page: bytes) -> Scrape:
         if name in _READ:
             values[name] = values.get(name, 0.0) + float(match[3])
         elif name == _FETCHES:
-            field = _STAGES.get(_labels(match[2])["stage"])
+            field = _STAGES.get(_labels(match[2]).get("stage", ""))
             if field is not None:
                 stages[field] += int(float(match[3]))
         elif name == _INFO:
