@@ -155,22 +155,33 @@ async def test_a_command_that_ends_says_its_last_lines(tmp_path: Path) -> None:
     assert child.exit_status.result() == 1
 
 
+SILENT = "print('waiting for a device', flush=True); import time; time.sleep(3600)"
+
+
 async def test_a_command_that_never_serves_is_ended_with_its_last_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = tmp_path / "said"
-    program = (
-        "import pathlib, time; print('waiting for a device', flush=True); "
-        f"pathlib.Path({str(said)!r}).touch(); time.sleep(3600)"
-    )
-    async with started(tmp_path, free_port(), sys.executable, "-c", program) as child:
-        async with asyncio.timeout(30):
-            while not said.exists():
-                await asyncio.sleep(0.05)
-        monkeypatch.setattr(stock_child, "NEVER_READY_SECONDS", 0.0)
-        with pytest.raises(EngineDiedError, match=r"not serve after \d+ s.*waiting for a device"):
+    monkeypatch.setattr(stock_child, "NEVER_READY_SECONDS", 3.0)
+    async with started(tmp_path, free_port(), sys.executable, "-c", SILENT) as child:
+        with pytest.raises(EngineDiedError, match=r"not serve after 3 s.*waiting for a device"):
             await asyncio.wait_for(child.client.ready(), 30)
 
+    assert child.exit_status.result() == 1
+
+
+async def test_a_warm_up_that_gets_no_answer_is_ended_likewise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stock_child, "NEVER_READY_SECONDS", 3.0)
+    async with (
+        fake_vllm() as fake,
+        started(tmp_path, fake.port, sys.executable, "-c", SILENT) as child,
+    ):
+        fake.pages = pages()
+        with pytest.raises(EngineDiedError, match=r"not serve after 3 s.*waiting for a device"):
+            await asyncio.wait_for(child.client.ready(), 30)
+
+    assert fake.calls.qsize() == 1
     assert child.exit_status.result() == 1
 
 

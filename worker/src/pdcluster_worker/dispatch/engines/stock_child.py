@@ -20,7 +20,7 @@ from pdcluster_worker.messages.engine import Begin, Stop
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.stock.command import Command
 from pdcluster_worker.stock.engine import StockEngine
-from pdcluster_worker.stock.facts import read_facts
+from pdcluster_worker.stock.facts import Served, read_facts
 from pdcluster_worker.stock.http import HttpFailedError, LoopbackHttp
 from pdcluster_worker.stock.reports import Reports
 from pdcluster_worker.stock.subscription import Subscription
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.5
 """Time between two questions whether it serves yet."""
 
 NEVER_READY_SECONDS = 3600.0
-"""Time for it to become ready; the largest models load from a slow disk in less."""
+"""Time for it to become ready, its warm-up included; the largest models load from a slow disk in less."""
 
 
 class StockChild:
@@ -129,8 +129,7 @@ class StockChild:
             self.exit_status.set_result(status)
 
     async def _serve(self) -> None:
-        await self._healthy()
-        served = await read_facts(self._http, self._config)
+        served = await self._served()
         client = self.client
         model, max_sequences = self._config.model.name, self._config.engine.max_sequences
         reports = Reports(
@@ -148,18 +147,26 @@ class StockChild:
                 if not isinstance(message, Begin | Stop):
                     engine.take(message)
 
+    async def _served(self) -> Served:
+        """Wait until it answers as it should, warmed up.
+
+        One that is ours to start has NEVER_READY_SECONDS; a probe restarts any other.
+        """
+        try:
+            async with asyncio.timeout(NEVER_READY_SECONDS if self._command else None):
+                await self._healthy()
+                return await read_facts(self._http, self._config)
+        except TimeoutError as e:
+            said = self._command.last_lines() if self._command else ""
+            message = f"it does not serve after {NEVER_READY_SECONDS:.0f} s{said}"
+            raise HttpFailedError(message) from e
+
     async def _healthy(self) -> None:
-        """Wait until it answers; one that is not ours to start as long as it takes."""
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
+        """Wait until it answers."""
         while True:
             with contextlib.suppress(HttpFailedError):
                 await self._http.get("/health")
                 return
-            waited = loop.time() - begun
-            if self._command is not None and waited >= NEVER_READY_SECONDS:
-                said = self._command.last_lines()
-                raise HttpFailedError(f"it does not serve after {waited:.0f} s{said}")
             await asyncio.sleep(POLL_SECONDS)
 
     def _on_gone(self, reason: str) -> None:
