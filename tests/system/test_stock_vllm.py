@@ -182,13 +182,15 @@ def test_both_engines_spans_are_below_their_workers(
         assert owner[parents("llm_request")[engine]] == worker
 
 
-def test_a_verified_transfer_counts_the_tokens_that_came(
+def test_a_verified_transfer_counts_the_tokens_and_bytes_that_came(
     stock_pair: Pair, certificates: Certificates
 ) -> None:
     found = verified(stock_pair.decode, certificates, even_if_busy=True)
 
     assert found["outcome"] == "verified", found
     assert found["num_prompt_tokens"] > 0, found
+    assert found["num_bytes"] > 0, found
+    assert found["bytes_per_second"] > 0, found
 
 
 def test_a_prefill_worker_killed_in_the_middle_costs_no_answer_and_comes_back(

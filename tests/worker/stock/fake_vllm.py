@@ -21,6 +21,7 @@ vllm:num_preemptions_total{engine="0",model_name="m"} 3.0
 vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="waiting_to_start"} 0.0
 vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="in_progress"} 0.0
 vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="completed_waiting"} 0.0
+vllm:nixl_xfer_time_seconds_sum{engine="0",model_name="m"} 0.5
 vllm:nixl_bytes_transferred_sum{engine="0",model_name="m"} 4.42368e+06
 vllm:nixl_num_failed_transfers_total{engine="0",model_name="m"} 1.0
 vllm:cache_config_info{block_size="4",cache_dtype="auto",engine="0",num_gpu_blocks="16"} 1.0

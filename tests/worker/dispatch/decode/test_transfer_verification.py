@@ -102,8 +102,9 @@ class Rig:
         return await self.verification.run("a", even_if_busy=even_if_busy)
 
 
-def _fields(received: Received) -> tuple[int, int, int, bool | None]:
-    return received.num_tokens, received.num_blocks, received.num_bytes, received.is_intact
+def _fields(received: Received) -> tuple[int, int, int, bool | None, float]:
+    arrived = received.num_tokens, received.num_blocks, received.num_bytes
+    return *arrived, received.is_intact, received.seconds
 
 
 @pytest.fixture
@@ -182,6 +183,14 @@ async def test_engine_without_checksums_is_verified_without_them(rig: Rig) -> No
     found = await rig.run()
 
     assert (found.outcome, found.has_checksum, found.num_bytes) == ("verified", False, 4096)
+
+
+async def test_engine_that_fetches_measures_the_rate_itself(rig: Rig) -> None:
+    rig.received = Received("r", 8, num_bytes=3000, seconds=0.5)
+
+    found = await rig.run()
+
+    assert (found.num_bytes, found.bytes_per_second) == (3000, 6000)
 
 
 @pytest.mark.parametrize("replies", [[PeerError("it is gone")], [Token("r", 1)], [DONE]])

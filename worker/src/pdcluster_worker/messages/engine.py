@@ -212,6 +212,7 @@ class Received(msgspec.Struct, frozen=True, tag=True):
 
     num_tokens: prompt tokens whose KV the peer made and this engine uses; 0 = it computes all.
     num_blocks, num_bytes: that arrived; 0 where the engine does not know.
+    seconds: for which these bytes were moved; 0 = the peer's engine measured it.
     is_intact: both checksums are equal; None = this engine or the peer's has none.
     """
 
@@ -220,6 +221,7 @@ class Received(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int = 0
     num_bytes: int = 0
     is_intact: bool | None = None
+    seconds: float = 0.0
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, tag=True):

@@ -216,9 +216,9 @@ class StockEngine:
 
     # --- what exchanges say -----------------------------------------------------------------
 
-    def verified(self, request: Request, num_tokens: int) -> None:
-        """Say how many of a prompt's tokens came from its peer's engine."""
-        self._emit([messages.Received(request.spec.request_id, num_tokens)])
+    def verified(self, received: messages.Received) -> None:
+        """Say what of a prompt came from its peer's engine."""
+        self._emit([received])
 
     def made(self, request: Request, tokens: list[Token], *, is_end: bool) -> None:
         """Pass on tokens that have come."""

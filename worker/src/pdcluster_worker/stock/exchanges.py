@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pdcluster_worker.messages.engine import Received
 from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Token
 from pdcluster_worker.stock import answers, requests
 from pdcluster_worker.stock.answers import AnswerError, Handle, Stream, read_error
 from pdcluster_worker.stock.http import Exchange, HttpFailedError, LoopbackHttp
-from pdcluster_worker.stock.numbers import read_numbers
+from pdcluster_worker.stock.numbers import Scrape, read_numbers
 
 OK = 200
 
@@ -43,8 +44,8 @@ class Taker(Protocol):
         """Pass on tokens that have come."""
         ...
 
-    def verified(self, request: Request, num_tokens: int) -> None:
-        """Say how many of a prompt's tokens came from its peer's engine."""
+    def verified(self, received: Received) -> None:
+        """Say what of a prompt came from its peer's engine."""
         ...
 
     def prefilled(self, request: Request, handle: Handle) -> None:
@@ -129,13 +130,12 @@ class TokenAnswer(_Answer):
 class VerifiedAnswer(TokenAnswer):
     """Tokens of a request whose fetched KV is counted before its first one is said.
 
-    By the engine's own count, to which other requests that fetch meanwhile can only add: no more
-    than the prompt is said.
+    By the engine's own counts; see `received`.
     """
 
     def __init__(self, engine: Taker, request: Request, body: bytes, stream: Stream) -> None:
         super().__init__(engine, request, body, stream)
-        self._before = 0
+        self._before = Scrape()
         self._counting: asyncio.Task[None] | None = None
         self._held: list[bytes] | None = []
         self._has_ended = False
@@ -165,7 +165,7 @@ class VerifiedAnswer(TokenAnswer):
     async def _begin(self, http: LoopbackHttp) -> None:
         self._http = http
         try:
-            self._before = await external_tokens(http)
+            self._before = await _page(http)
         except HttpFailedError as e:
             self._fail(AnswerError(f"the engine does not say what it fetched: {e}"))
             return
@@ -174,12 +174,11 @@ class VerifiedAnswer(TokenAnswer):
 
     async def _count(self) -> None:
         try:
-            now = await external_tokens(self._http)
+            now = await _page(self._http)
         except HttpFailedError as e:
             self._fail(AnswerError(f"the engine does not say what it fetched: {e}"))
             return
-        spec = self._request.spec
-        self._engine.verified(self._request, min(now - self._before, len(spec.prompt)))
+        self._engine.verified(received(self._request.spec, self._before, now))
         held, self._held = self._held or [], None
         for data in held:
             if not self.is_closed:
@@ -188,9 +187,26 @@ class VerifiedAnswer(TokenAnswer):
             super().on_end()
 
 
-async def external_tokens(http: LoopbackHttp) -> int:
-    """Tokens whose KV came from peers' engines since its start.  Raises HttpFailedError."""
-    return read_numbers(await http.get("/metrics")).external_tokens
+def received(spec: RequestSpec, before: Scrape, now: Scrape) -> Received:
+    """Outcome of one request's transfer, of the pages before it and at its first token.
+
+    Other requests that fetch meanwhile can only add to the counts: of more tokens than its prompt
+    has, those are its own, and which bytes are its own is not known.
+    """
+    num_tokens = now.external_tokens - before.external_tokens
+    if num_tokens > len(spec.prompt):
+        return Received(spec.request_id, len(spec.prompt))
+    return Received(
+        spec.request_id,
+        num_tokens,
+        num_bytes=now.bytes_received - before.bytes_received,
+        seconds=now.transfer_seconds - before.transfer_seconds,
+    )
+
+
+async def _page(http: LoopbackHttp) -> Scrape:
+    """Raises HttpFailedError."""
+    return read_numbers(await http.get("/metrics"))
 
 
 class PrefillAnswer(_Answer):

@@ -21,6 +21,7 @@ class Scrape:
     kv_usage:        share of the blocks that requests hold, or that are kept for a peer's engine.
     started_seconds: when its process began, of the clock on the wall; another one is another engine
     external_tokens: prompt tokens whose KV came from a peer's engine.
+    bytes_received, transfer_seconds: of NIXL's transfers to here, each rank's counted by itself.
     fetches_to_start, fetches_complete: requests whose KV comes from one: that are in the queue, and
                      that have it and wait to run.
     """
@@ -35,6 +36,7 @@ class Scrape:
     prefix_hit_tokens: int = 0
     external_tokens: int = 0
     bytes_received: int = 0
+    transfer_seconds: float = 0.0
     failed_transfers: int = 0
     fetches_to_start: int = 0
     fetches_complete: int = 0
@@ -58,6 +60,7 @@ _COUNTS = {
 }
 _REALS = {
     "kv_usage": "kv_cache_usage_perc",
+    "transfer_seconds": "nixl_xfer_time_seconds_sum",
     "started_seconds": "process_start_time_seconds",
 }
 _FETCHES = "num_requests_kv_fetch_by_stage"

@@ -175,7 +175,7 @@ class TransferVerification:
             )
             raise _FailedError("tokens_differ", message)
         num_bytes = received.num_bytes or done.num_bytes
-        seconds = done.busy_seconds or done.seconds
+        seconds = received.seconds or done.busy_seconds or done.seconds
         return Verification(
             "verified",
             self._pod,

@@ -31,7 +31,9 @@ POLL_SECONDS = 0.5
 """Time between two questions whether it serves yet."""
 
 NEVER_READY_SECONDS = 3600.0
-"""Time for it to become ready, its warm-up included; the largest models load from a slow disk in less."""
+"""Time for it to become ready, its warm-up included; the largest models load from a slow disk in
+less.
+"""
 
 
 class StockChild:
