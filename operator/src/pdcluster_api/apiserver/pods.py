@@ -96,13 +96,33 @@ def pod_state(body: Body) -> PodState:
         problem=pod_problem(body),
         node=(body.get("spec") or {}).get("nodeName") or "",
         gpu=str((metadata.get("annotations") or {}).get(labels.GPU, "")),
-        started=any(
-            each["name"] == WORKER
-            and each.get("started")
-            and "running" in (each.get("state") or {})
-            for each in _statuses(body)
-        ),
+        started=_has_started(body),
         since=_since(body),
+        loading=_loading(body),
+    )
+
+
+def _has_started(body: Body) -> bool:
+    return any(
+        each["name"] == WORKER and each.get("started") and "running" in (each.get("state") or {})
+        for each in _statuses(body)
+    )
+
+
+def _loading(body: Body) -> str:
+    """`PodState.loading`: a time that it began at, not how long ago that is, which always differs.
+
+    Kubernetes shows no line of a container that runs; the operator may not read logs.
+    """
+    entries = (body.get("status") or {}).get("initContainerStatuses") or ()
+    engine: Body = next((each for each in entries if each["name"] == ENGINE), {})
+    running = (engine.get("state") or {}).get("running")
+    if running is None or _has_started(body) or _condition(body, "Ready").get("status") == "True":
+        return ""
+    name, since = body["metadata"]["name"], running.get("startedAt") or "its start"
+    return (
+        f"pod {name}: its engine runs since {since} and does not serve yet; `kubectl logs {name} "
+        f"-c {ENGINE}` shows what it waits for"
     )
 
 

@@ -441,6 +441,34 @@ def test_a_worker_has_started_when_it_runs_and_has_been_ready(
     assert pod_state(make_pod(**containers)).started is is_started
 
 
+SERVES = {**running(), "started": True}
+READY = [{"type": "Ready", "status": "True"}]
+
+
+def test_an_engine_that_does_not_serve_yet_is_named_with_what_shows_why():
+    state = pod_state(make_pod(engine=running(), worker=running()))
+
+    assert state.problem is None
+    assert state.loading == (
+        "pod chat-decode-cpu-aaaa-0: its engine runs since 2026-01-02T03:04:05Z and does not serve "
+        "yet; `kubectl logs chat-decode-cpu-aaaa-0 -c engine` shows what it waits for"
+    )
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        make_pod(worker=running()),
+        make_pod(engine=waiting("CrashLoopBackOff", last=ended(1)), worker=running()),
+        make_pod(engine=running(), worker=SERVES),
+        make_pod(engine=running(), worker=running(), conditions=READY),
+    ],
+    ids=["of our own", "that does not run", "of a worker that drains", "that serves"],
+)
+def test_no_other_engine_is_said_to_load(pod: Any):
+    assert pod_state(pod).loading == ""
+
+
 MADE, CHANGED, GONE = (f"2026-01-02T03:04:0{second}Z" for second in range(3))
 
 

@@ -24,6 +24,8 @@ class PodState:
     gpu:     type of accelerator that it was made for; empty = unknown
     since:   RFC 3339; of a terminating one: when it has to be gone, its grace period included;
              of another: since when it is not ready; None = it is ready, or unknown
+    loading: that its stock engine runs and has not served yet, and what shows why; empty = it has
+             none, or that serves
     """
 
     name: str
@@ -35,6 +37,7 @@ class PodState:
     started: bool = False
     gpu: str = ""
     since: str | None = None
+    loading: str = ""
 
     def __str__(self) -> str:
         return f"pod {self.name} on node {self.node}" if self.node else f"pod {self.name}"

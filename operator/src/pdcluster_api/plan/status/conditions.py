@@ -14,7 +14,7 @@ from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed
 from pdcluster_api.plan.rollout.steps import Left
-from pdcluster_api.plan.status.problems import rank, worst_problem
+from pdcluster_api.plan.status.problems import rank, still_loading, worst_problem
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.sections import ROUTER
 from pdcluster_api.schema.workload import WorkloadId
@@ -168,11 +168,10 @@ def _on_the_way(view: RoleView, facts: Facts) -> Problem:
         return Problem(words.PROGRESS_DEADLINE_EXCEEDED, f"{_numbers(view)}; {became}")
     if facts.waits_for is not None and not any(pool.target for pool in view.pools):
         return Problem(words.ROLLING_OUT, waiting(facts.waits_for))
+    message = "; ".join([_numbers(view), *still_loading(view)])
     if facts.is_rolling:
-        return Problem(words.ROLLING_OUT, _numbers(view))
-    return Problem(
-        words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view)
-    )
+        return Problem(words.ROLLING_OUT, message)
+    return Problem(words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, message)
 
 
 def lacks(views: Sequence[RoleView], discovery: DiscoveryState) -> str:

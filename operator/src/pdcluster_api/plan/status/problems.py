@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pdcluster_api.plan.drain.shrink import ordinal_of
 from pdcluster_api.plan.observed.pools import PoolView, RoleView
 from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import PodState
 from pdcluster_api.schema import conditions as words
 
 _WORST_FIRST = (
@@ -60,6 +61,23 @@ def worst_problem(view: RoleView) -> Problem | None:
     return Problem(reason, f"{affected} of {view.wanted} workers: {message}")
 
 
+def still_loading(view: RoleView) -> Iterator[str]:
+    """The first pod whose stock engine has not served yet, in words, and how many more do so."""
+    found = sorted(
+        pod.loading
+        for pool in view.pools
+        for pod in (pool.target.pods if pool.target else ())
+        if pod.loading and not _is_leaving(pod, pool)
+    )
+    if found:
+        yield found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
+
+
+def _is_leaving(pod: PodState, pool: PoolView) -> bool:
+    """Return whether its not being ready is no problem: it ends, or drains."""
+    return pod.terminating or ordinal_of(pod) >= pool.wanted
+
+
 def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
     """(object, reason, message, number of workers) of one pool."""
     if pool.target is None:
@@ -73,7 +91,5 @@ def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
             pool.wanted - pool.target.current,
         )
     for pod in pool.target.pods:
-        # a draining pod is not ready, which is no problem
-        is_leaving = pod.terminating or ordinal_of(pod) >= pool.wanted
-        if pod.problem is not None and not pod.ready and not is_leaving:
+        if pod.problem is not None and not pod.ready and not _is_leaving(pod, pool):
             yield pod.name, *pod.problem, 1

@@ -242,6 +242,18 @@ def test_ready_takes_the_worst_pods_words_and_says_how_many_share_its_reason():
     assert not condition_of(status, words.RECONCILING)
 
 
+def test_engines_that_do_not_serve_yet_are_named():
+    pods = tuple(
+        pod_state(DECODE, ordinal, ready=False, loading=f"pod {ordinal}: its engine runs")
+        for ordinal in (3, 1, 0)
+    )
+    status = status_of(with_decode(workload(DECODE, 2, ready=0, pods=pods)))
+
+    said = "0 of 2 workers are ready; pod 0: its engine runs (and 1 more)"
+    assert words_of(status, words.DECODE_READY) == ("False", words.STARTING, said)
+    assert words_of(status, words.READY)[1:] == (words.STARTING, f"decode: {said}")
+
+
 def test_what_is_on_its_way_out_has_no_problem():
     """A worker that drains says that it is not ready; one that crashed long ago too."""
     drains = failing_pod(DECODE, 2, words.CRASH_LOOPING)
