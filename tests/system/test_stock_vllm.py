@@ -29,6 +29,11 @@ from tests.system.worker_process import END_SECONDS, WorkerProcess
 
 START_SECONDS = 600.0
 
+LEASE_SECONDS = 60
+"""While one vLLM starts or spins, a server process may get no turn for as long as other tests'
+leases last.
+"""
+
 pytestmark = [
     pytest.mark.skipif(
         not os.environ.get(SWITCH) or not (FOLDER / ".ready").is_file(),
@@ -65,6 +70,7 @@ def stock_pair(open_cluster: NewCluster, wide_model: Path, collector: Collector)
             traces = sent["OTEL_EXPORTER_OTLP_ENDPOINT"]
             worker.settings["engine"] = stock_engine(wide_model, role, traces=traces)
             worker.environment |= sent
+            worker.settings["discovery"]["leaseSeconds"] = LEASE_SECONDS
             worker.start()
             workers.append(worker)
         pair = Pair(cluster, *workers)
