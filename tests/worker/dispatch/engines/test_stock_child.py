@@ -155,6 +155,22 @@ async def test_a_command_that_ends_says_its_last_lines(tmp_path: Path) -> None:
     assert child.exit_status.result() == 1
 
 
+async def test_what_an_engine_waits_for_is_said_until_it_serves(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        said: list[str] = []
+        child.client.on_wait = said.append
+        del fake.pages["/health"]
+        async with asyncio.timeout(10):
+            while not said:
+                await asyncio.sleep(0.05)
+        fake.pages = pages()
+        await warmed(fake)
+        await asyncio.wait_for(child.client.ready(), 10)
+
+    assert said[0].startswith("the engine does not serve yet: the engine answered 404")
+    assert said[-1] == "the engine answers /health, and warms up"
+
+
 SILENT = "print('waiting for a device', flush=True); import time; time.sleep(3600)"
 
 

@@ -43,6 +43,10 @@ class WorkerBackend:
         self.device = facts.device
         self.scheduler = facts.scheduler
 
+    def wait(self, what: str) -> None:
+        """Say in the place of loading what its engine waits for."""
+        self.waits_for = what
+
     def serve(self, node: JoinedWorker) -> None:
         """Take requests from now on."""
         self._node = node

@@ -104,12 +104,12 @@ class ServerProcess:
         self._journeys = Journeys()
         self._tracing = start_tracing(self._journeys, config, identity)
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
-        group.report_children(self._watch_stats)
+        self._backend = WorkerBackend(config.model.name, group.engines)
+        group.report_children(self._watch)
 
     async def run(self) -> int:
         """Serve; see the module."""
-        group = self._group
-        backend = WorkerBackend(self._config.model.name, group.engines)
+        group, backend = self._group, self._backend
         stop, hurry = signals()
         http = await self._serve_http(backend)
         try:
@@ -130,9 +130,10 @@ class ServerProcess:
             await http.close()
             await close_tracing(self._tracing)
 
-    def _watch_stats(self, child: Child) -> None:
+    def _watch(self, child: Child) -> None:
         self._engine_metrics.forget(child.rank, for_good=False)  # a new process counts from 0
         child.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, child.rank))
+        child.client.on_wait = self._backend.wait
 
     async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
         listen, files = self._config.listen, self._files

@@ -181,6 +181,7 @@ class EngineClient:
     socket:        to its process; None = its owner moves the messages, by `inputs` and `deliver`.
     died, stalled: why it does not serve; None while it does.
     has_ended:     its process is gone, and its last words may still be on the way.
+    on_wait:       called with what is waited for, where that is known before it serves.
     """
 
     def __init__(self, socket: FrameSocket | None = None) -> None:
@@ -188,6 +189,7 @@ class EngineClient:
         self.stalled: str | None = None
         self.has_ended = False
         self.on_pong: Callable[[Pong], None] = lambda _: None
+        self.on_wait: Callable[[str], None] = lambda _: None
         self.stats: EngineStats | None = None
         self.on_stats: list[Callable[[EngineStats], None]] = []
         self.on_blocks: list[Callable[[BlockEvents], None]] = []

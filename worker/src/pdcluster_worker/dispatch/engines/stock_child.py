@@ -7,7 +7,6 @@ neither started nor killed from here.
 """
 
 import asyncio
-import contextlib
 import logging
 from typing import Any
 
@@ -166,9 +165,12 @@ class StockChild:
     async def _healthy(self) -> None:
         """Wait until it answers."""
         while True:
-            with contextlib.suppress(HttpFailedError):
+            try:
                 await self._http.get("/health")
+                self.client.on_wait("the engine answers /health, and warms up")
                 return
+            except HttpFailedError as e:
+                self.client.on_wait(f"the engine does not serve yet: {e}")
             await asyncio.sleep(POLL_SECONDS)
 
     def _on_gone(self, reason: str) -> None:
