@@ -43,6 +43,11 @@ CONNECT_SECONDS = 5.0
 
 OK = 200
 
+_WRITE = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
+"""Query of every write.  By default the API server parses a body twice, to warn of unknown fields:
+no one reads a warning of ours, and an apply with one is refused all the same.
+"""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -211,9 +216,7 @@ class ApiClient:
         Raises ConflictError when one of that name exists, also by a lost answer.
         """
         path = kind.path(body["metadata"]["namespace"])
-        return await self._send(
-            Request("create", kind.name, "POST", path, {"fieldManager": FIELD_MANAGER}, body)
-        )
+        return await self._send(Request("create", kind.name, "POST", path, _WRITE, body))
 
     async def apply(self, kind: Kind, body: Mapping[str, Any], *, force: bool = True) -> Body:
         """Server-side apply; with metadata.uid only to that very object.
@@ -221,7 +224,7 @@ class ApiClient:
         force: take over fields that others have set otherwise; without it they are a ConflictError
         """
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
-        query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
+        query = {**_WRITE, "force": str(force).lower()}
         return await self._send(Request("apply", kind.name, "PATCH", path, query, body, APPLY))
 
     async def merge_patch(
@@ -253,17 +256,14 @@ class ApiClient:
         return await self._patch(kind, path, operations, JSON_PATCH)
 
     async def _patch(self, kind: Kind, path: str, content: Any, content_type: str) -> Body:
-        owner = {"fieldManager": FIELD_MANAGER}
         return await self._send(
-            Request("patch", kind.name, "PATCH", path, owner, content, content_type)
+            Request("patch", kind.name, "PATCH", path, _WRITE, content, content_type)
         )
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         """PUT; metadata.resourceVersion makes it conditional."""
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
-        return await self._send(
-            Request("update", kind.name, "PUT", path, {"fieldManager": FIELD_MANAGER}, body)
-        )
+        return await self._send(Request("update", kind.name, "PUT", path, _WRITE, body))
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False

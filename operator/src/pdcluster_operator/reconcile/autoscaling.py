@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pdcluster_api.apiserver.body import Key
@@ -22,17 +22,17 @@ from pdcluster_api.apiserver.kinds import PDCLUSTER
 from pdcluster_api.apiserver.observe import Live, ready_workers
 from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.plan.autoscale.decide import decide
-from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
+from pdcluster_api.plan.autoscale.values import Clock, Outcome
 from pdcluster_api.plan.cluster import asked_of
 from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.plan.observed.state import Observed
-from pdcluster_api.plan.sizes.pool_facts import Seen, is_unschedulable, pool_facts
+from pdcluster_api.plan.sizes.pool_facts import Seen, pool_facts
 from pdcluster_api.plan.status.autoscaled import has_changed
 from pdcluster_api.schema import labels
-from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.text import address_of
 from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.reconcile.followed import Followed
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import scrape_round
@@ -61,47 +61,6 @@ class Scaling:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
-@dataclass(frozen=True)
-class _Handed:
-    """A decision on its way to a reconcile.  made_on: see `_version`"""
-
-    outcome: Outcome
-    made_on: object
-
-
-@dataclass
-class _Followed:
-    """State while a PDCluster is followed.
-
-    cluster, observed: of the last reconcile
-    next_at: when its next round begins
-    outcome: the last decision that was kept, or that a reconcile has taken
-    handed:  the decision of the newest round, for the reconcile that it enqueued
-    leaving: pods that drain or terminate, scraped as long as they run
-    waiting: since when each pod has been unschedulable, by name
-    task:    that runs the rounds; None = not begun
-    """
-
-    cluster: PDCluster
-    observed: Observed
-    next_at: float
-    windows: Windows
-    outcome: Outcome | None = None
-    handed: _Handed | None = None
-    leaving: frozenset[str] = frozenset()
-    waiting: dict[str, float] = field(default_factory=dict)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def spec(self) -> AutoscaleSpec:
-        return self.cluster.spec.autoscale
-
-    @property
-    def memory(self) -> Memory:
-        return Memory() if self.outcome is None else self.outcome.memory
-
-
 @dataclass
 class Autoscaling:
     """The autoscaling of one PDCluster.
@@ -112,7 +71,7 @@ class Autoscaling:
     key: Key
     shared: Scaling
     enqueue: Callable[[], None]
-    _followed: _Followed | None = None
+    _followed: Followed | None = None
 
     @property
     def windows(self) -> Windows | None:
@@ -122,7 +81,7 @@ class Autoscaling:
     @property
     def has_decided(self) -> bool:
         """Return whether a decision waits for a reconcile."""
-        return self._followed is not None and self._followed.handed is not None
+        return self._followed is not None and self._followed.has_decided
 
     def follow(self, cluster: PDCluster, observed: Observed) -> Decision | None:
         """Scrape the workers from now on, as the spec says; with mode Off no longer.
@@ -134,7 +93,7 @@ class Autoscaling:
             self.stop()
             return None
         if followed is None:
-            followed = self._followed = _Followed(cluster, observed, now, Windows(self.key))
+            followed = self._followed = Followed(cluster, observed, now, Windows(self.key))
             followed.task = asyncio.create_task(self._run(followed), name=f"rounds of {self.key}")
             return None
         before, followed.cluster, followed.observed = followed.spec, cluster, observed
@@ -156,42 +115,42 @@ class Autoscaling:
         self.shared.metrics.forget(self.key)
         return followed.task
 
-    def _take(self, followed: _Followed) -> Decision | None:
-        handed, followed.handed = followed.handed, None
-        if handed is None or handed.made_on != _version(followed.observed):
+    def _take(self, followed: Followed) -> Decision | None:
+        outcome = followed.take()
+        if outcome is None:
             return None
-        self._keep(followed, handed.outcome)
-        return handed.outcome.decision
+        self._keep(followed, outcome)
+        return outcome.decision
 
-    def _keep(self, followed: _Followed, outcome: Outcome) -> None:
+    def _keep(self, followed: Followed, outcome: Outcome) -> None:
         self.shared.metrics.show(self.key, outcome, followed.outcome)
         followed.outcome = outcome
 
-    def _decide(self, followed: _Followed, scraped: Iterable[str]) -> bool:
+    def _decide(self, followed: Followed, scraped: Iterable[str]) -> bool:
         """Decide on a round; returns whether a reconcile has to write the decision.
 
         scraped: pods of the round
         """
-        followed.handed = None
+        followed.drop()
         body = self.shared.cache.get(PDCLUSTER.name, *self.key)
         if body is None:
             return False
         # As the last reconcile has left it.
         observed = replace(followed.observed, status=body.get("status", {}))
         clock = Clock(self.shared.clock(), self.shared.now())
-        seen = Seen(frozenset(scraped), _waits(followed, observed, clock.now))
+        seen = Seen(frozenset(scraped), followed.waits(observed, clock.now))
         facts = pool_facts(asked_of(followed.cluster, observed), observed, seen)
         followed.leaving = frozenset[str]().union(*(each.leaving for each in facts))
         followed.windows.leave(followed.leaving)
         windows = followed.windows.pools()
         outcome = decide(followed.cluster.spec, facts, windows, followed.memory, clock)
         if has_changed(followed.spec, replace(observed, decision=outcome.decision)):
-            followed.handed = _Handed(outcome, _version(observed))
+            followed.hand(outcome, observed)
             return True
         self._keep(followed, outcome)
         return False
 
-    async def _run(self, followed: _Followed) -> None:
+    async def _run(self, followed: Followed) -> None:
         """Run one round after the other, each when it is due."""
         while True:
             now = self.shared.clock()
@@ -204,7 +163,7 @@ class Autoscaling:
                 async with asyncio.timeout(followed.next_at - now):
                     await followed.wake.wait()
 
-    async def _round(self, followed: _Followed) -> None:
+    async def _round(self, followed: Followed) -> None:
         try:
             targets = self._targets(followed.leaving)
             scraper, scrapes = self.shared.scraper, self.shared.scrapes
@@ -237,15 +196,3 @@ class Autoscaling:
             for workload, pod in ready_workers(live, revision, leaving)
             if pod["status"].get("podIP")
         ]
-
-
-def _version(observed: Observed) -> object:
-    """State that a decision is valid for: generation, serving revision and workloads."""
-    workloads = frozenset(state.id for state in observed.workloads)
-    return observed.generation, observed.service_revision, workloads
-
-
-def _waits(followed: _Followed, observed: Observed, now: float) -> Mapping[str, float]:
-    pods = {pod.name for state in observed.workloads for pod in state.pods if is_unschedulable(pod)}
-    followed.waiting = {name: followed.waiting.get(name, now) for name in pods}
-    return {name: now - since for name, since in followed.waiting.items()}

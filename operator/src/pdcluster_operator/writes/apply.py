@@ -6,48 +6,35 @@ keep their order, each pair for itself: a CA has to be there before a certificat
 has signed: with a CA that is refused that is not written.
 
 One object that is refused does not stop the others, but for a ServiceAccount,
-a Secret or a NetworkPolicy that pods need (`held_back`).  An object that is not as
-it was taken to be (changed, made or deleted in between) is fetched and decided
-again.  While a Service is not as it should be nothing is deleted, since requests may
-still go to what would be deleted.
+a Secret or a NetworkPolicy that pods need (`held_back`).  While a Service is not as
+it should be nothing is deleted, since requests may still go to what would be
+deleted.
 """
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import (
     ClusterError,
     ConflictError,
-    MissingKindError,
-    NameTakenError,
-    NotFoundError,
     UnavailableError,
     UnsettledError,
     failure_of,
 )
-from pdcluster_api.apiserver.kinds import SECRET, SERVICE, Kind, Manner
+from pdcluster_api.apiserver.kinds import SECRET, SERVICE
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_operator.writes import held_back
-from pdcluster_operator.writes.actions import Action, Verb, is_held, stages
-from pdcluster_operator.writes.diff import decide
+from pdcluster_operator.writes.actions import Action, is_held, stages
+from pdcluster_operator.writes.one_action import OnAnswer, carry_out
 
 logger = logging.getLogger(__name__)
 
-MAX_DECISIONS = 5  # an object that changes faster than that is left for the next reconcile
 MAX_AT_ONCE = 8
 """Objects written at a time by one reconcile: more make none shorter, and delay other requests."""
-
-NO_VERSION = "1"
-"""A resourceVersion that no object has, since etcd's first write is its revision 2: an apply with
-it makes, or is a conflict.
-"""
-
-OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
 
 
 async def apply(
@@ -131,7 +118,7 @@ class _Stage:
                 if self._unavailable is not None:
                     return
                 try:
-                    await _carry_out_one(self.client, self.actions[position], self.on_answer)
+                    await carry_out(self.client, self.actions[position], self.on_answer)
                 except UnavailableError as e:
                     self._unavailable = e
                 except ClusterError as e:
@@ -155,113 +142,3 @@ def _chains(actions: Sequence[Action]) -> list[list[int]]:
         *pairs.values(),
         *([position] for position, action in enumerate(actions) if action.kind is not SECRET),
     ]
-
-
-async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
-    """One action, decided again as often as the object turns out to be another than was thought."""
-    following: Action | None = action
-    for _ in range(MAX_DECISIONS):
-        if following is None:
-            return
-        logger.info(
-            "%s object=%s namespace=%s", following.verb.value, following, following.namespace
-        )
-        following = await _once_or_anew(client, following, on_answer)
-    if following is not None:
-        raise ConflictError(f"{action} was changed by others again and again")
-
-
-async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
-    """Carry out an action; returns what is still to be done, as when the object is another by
-    now.
-    """
-    try:
-        return await _once(client, action, on_answer)
-    except ConflictError as e:
-        logger.info("decided again object=%s namespace=%s because=%s", action, action.namespace, e)
-    except NotFoundError as e:
-        if action.verb is Verb.CREATE and action.kind.is_optional:
-            said = f"the API server has no kind {action.kind} ({action.kind.api_version})"
-            raise MissingKindError(said) from e
-        if action.verb is Verb.CREATE:
-            raise
-    live = await client.find(action.kind, action.namespace, action.name)
-    if live is not None:
-        on_answer(action.kind, live)
-    is_seed = action.kind.manner is Manner.REQUEST and action.verb is Verb.CREATE
-    return decide(
-        _without_request(action.desired) if is_seed and live else action.desired,
-        live,
-        asked=action.asked,
-    )
-
-
-async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
-    """Returns what is still to be done."""
-    match action.verb:
-        case Verb.CREATE:
-            return await _create(client, action, on_answer)
-        case Verb.APPLY:
-            on_answer(action.kind, await client.apply(action.kind, _with_uid(action)))
-        case Verb.PATCH:
-            patch = {
-                **(action.patch or {}),
-                "metadata": {**(action.patch or {}).get("metadata", {}), "uid": action.uid},
-            }
-            on_answer(
-                action.kind,
-                await client.merge_patch(action.kind, action.namespace, action.name, patch),
-            )
-        case Verb.REPLACE:
-            await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid))
-            return replace(action, verb=Verb.CREATE, uid=None)
-        case Verb.DELETE:
-            await _delete(client, action, on_answer)
-        case Verb.REFUSE:
-            raise NameTakenError(f"{action} exists and does not belong to this PDCluster")
-    return None
-
-
-async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
-    if action.kind.manner is Manner.REQUEST:
-        on_answer(action.kind, await client.create(action.kind, action.desired))
-        return None
-    # Apply alone would quietly add to a foreign object, and none of them is among the children that
-    # were observed.
-    # A record is applied too: create would keep `data` byte for byte as it was sent, and every
-    # later patch, of a label,
-    # is refused then: the server writes it otherwise and takes that for a change of what may not
-    # change.
-    metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
-    on_answer(
-        action.kind,
-        await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False),
-    )
-    return None
-
-
-async def _delete(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
-    try:
-        left = await client.delete(
-            action.kind,
-            action.namespace,
-            action.name,
-            uid=str(action.uid),
-            foreground=action.foreground,
-        )
-    except ConflictError:
-        logger.debug("another object has that name now object=%s", action)
-        return
-    if left is not None:
-        on_answer(action.kind, left)
-
-
-def _without_request(desired: Mapping[str, Any]) -> dict[str, Any]:
-    """Our part of a scaler that exists, unexpectedly: its replicas are not to be overwritten."""
-    metadata = {key: value for key, value in desired["metadata"].items() if key != "annotations"}
-    return {**{key: value for key, value in desired.items() if key != "spec"}, "metadata": metadata}
-
-
-def _with_uid(action: Action) -> dict[str, Any]:
-    """The manifest for that very object and for no other of its name."""
-    return {**action.desired, "metadata": {**action.desired["metadata"], "uid": action.uid}}

@@ -22,6 +22,7 @@ from tests.operator.pdcluster_api.apiserver.answering_server import (
 )
 
 BODY = {"metadata": {"name": "chat", "namespace": "x"}}
+OWN_FIELDS = "fieldManager=pdcluster-operator&fieldValidation=Ignore"
 
 
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
@@ -138,18 +139,13 @@ async def test_requests_say_what_is_meant():
         await server.client.create(SERVICE, BODY)
         await server.client.merge_patch(SERVICE, "x", "chat", {"status": {}}, subresource="status")
         await server.client.delete(SERVICE, "x", "chat", uid="u")
+        services, query = "/api/v1/namespaces/x/services", OWN_FIELDS
         assert [(method, path) for method, path, _ in server.seen] == [
-            (
-                "PATCH",
-                "/api/v1/namespaces/x/services/chat?fieldManager=pdcluster-operator&force=true",
-            ),
-            (
-                "PATCH",
-                "/api/v1/namespaces/x/services/chat?fieldManager=pdcluster-operator&force=false",
-            ),
-            ("POST", "/api/v1/namespaces/x/services?fieldManager=pdcluster-operator"),
-            ("PATCH", "/api/v1/namespaces/x/services/chat/status?fieldManager=pdcluster-operator"),
-            ("DELETE", "/api/v1/namespaces/x/services/chat"),
+            ("PATCH", f"{services}/chat?{query}&force=true"),
+            ("PATCH", f"{services}/chat?{query}&force=false"),
+            ("POST", f"{services}?{query}"),
+            ("PATCH", f"{services}/chat/status?{query}"),
+            ("DELETE", f"{services}/chat"),
         ]
         assert server.seen[4][2]["preconditions"] == {"uid": "u"}
         assert server.seen[4][2]["propagationPolicy"] == "Background"
