@@ -442,3 +442,12 @@ async def test_an_object_of_somebody_else_is_not_touched(
         before
     )
     assert await connection.actions(owner, []) == []
+
+
+async def test_text_is_stored_character_by_character(connection: Connection, owner: Body):
+    text = "emoji \U0001f600, lines \u2028 \u2029 \x85, controls \x01 \x7f \x9f, mark \ufeff <&>\n"
+    assert await connection.converge(owner, [objects.config_map(owner, text)]) == []
+    namespace = owner["metadata"]["namespace"]
+    stored = await connection.client.get(CONFIG_MAP, namespace, "chat-policy")
+    assert stored["data"] == {"policy.yaml": text}
+    assert await connection.actions(owner, [objects.config_map(owner, text)]) == []

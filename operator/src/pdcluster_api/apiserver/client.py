@@ -7,7 +7,6 @@ The caller decides what to do about a 409: only it knows what that meant.
 """
 
 import asyncio
-import json
 import logging
 import random
 import time
@@ -30,11 +29,15 @@ from pdcluster_api.apiserver.errors import (
 from pdcluster_api.apiserver.kinds import POD, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.backoff import Backoff
+from pdcluster_api.quick_json import decoded, encoded_as_yaml
 from pdcluster_api.schema.labels import FIELD_MANAGER
 
 logger = logging.getLogger(__name__)
 
-APPLY = "application/apply-patch+yaml"  # JSON is YAML
+APPLY = "application/apply-patch+yaml; charset=utf-8"
+"""JSON is YAML.  With its charset the type is not one whose bodies the Kubernetes client encodes by
+itself, which takes several times as long.
+"""
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 JSON = "application/json"
@@ -340,8 +343,10 @@ class ApiClient:
             header_params={"Content-Type": request.content_type, "Accept": JSON},
             auth_settings=["BearerToken"],
         )
+        is_applied = request.content_type == APPLY
+        body = encoded_as_yaml(request.body) if is_applied else request.body
         answer = await self._transport.call_api(
-            method, url, headers, request.body, _request_timeout=timeout
+            method, url, headers, body, _request_timeout=timeout
         )
         response: aiohttp.ClientResponse = answer.response
         return response
@@ -358,7 +363,7 @@ def _no_answer(error: Exception) -> UnavailableError:
 
 def _object(content: bytes) -> Body:
     try:
-        body = json.loads(content)
+        body = decoded(content)
     except ValueError as e:
         raise UnavailableError(
             "the API server's answer is not JSON; is there a proxy in between?"

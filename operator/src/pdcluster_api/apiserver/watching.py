@@ -4,7 +4,6 @@ A watch goes on from the version of a list, or of the last event.  Bookmarks car
 object: the API server sends one a minute, so a watch without any line for longer is dead.
 """
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +12,7 @@ from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import UnavailableError, error_of
 from pdcluster_api.apiserver.kinds import Kind
+from pdcluster_api.quick_json import decoded, encoded
 
 SILENCE_SECONDS = 70.0
 """Silence of a watch that is taken for dead."""
@@ -67,10 +67,10 @@ async def watch(
 def _event(line: bytes) -> WatchEvent:
     """One line.  Raises the error that it says, and UnavailableError for what is no event."""
     try:
-        found = json.loads(line)
+        found = decoded(line)
         kind, body = found["type"], found["object"]
     except (ValueError, KeyError, TypeError) as e:
         raise UnavailableError("a line of a watch is no event; is there a proxy between?") from e
     if kind not in _TYPES:
-        raise error_of(int(body.get("code") or 500), json.dumps(body).encode(), {})
+        raise error_of(int(body.get("code") or 500), encoded(body), {})
     return WatchEvent(kind, body)

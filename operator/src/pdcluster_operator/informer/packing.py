@@ -5,13 +5,13 @@ kept as examples, a dictionary in the sense of zlib, and every later one takes a
 takes without.  Of a Secret no example is kept, since that would outlive it.
 """
 
-import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pdcluster_api.apiserver.body import Body
+from pdcluster_api.quick_json import decoded, encoded
 
 NUM_EXAMPLES = 4
 """Examples of a kind: a PDCluster has up to four children of one, each of another form."""
@@ -33,7 +33,7 @@ class Packed:
     def body(self) -> Body:
         """The body again."""
         unpacking = zlib.decompressobj(zdict=self.examples)
-        body: Body = json.loads(unpacking.decompress(self.content))
+        body: Body = decoded(unpacking.decompress(self.content))
         return body
 
 
@@ -45,7 +45,7 @@ class Packing:
 
     def pack(self, kind: str, body: Mapping[str, Any]) -> Packed:
         """Pack a body of a kind."""
-        text = json.dumps(body, separators=(",", ":")).encode()
+        text = encoded(body)
         examples, number = self._examples.get(kind, (b"", 0))
         packing = zlib.compressobj(_LEVEL, zdict=examples)
         packed = Packed(packing.compress(text) + packing.flush(), examples)

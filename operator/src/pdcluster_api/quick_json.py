@@ -1,0 +1,37 @@
+"""JSON by pydantic's core, which reads and writes it several times as fast as the standard library.
+
+For bodies of the API server, of which the operator reads and writes some hundred for each new
+PDCluster.
+"""
+
+import re
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that JSON may have in a string as they are, and YAML refuses or takes for an end of
+line.
+"""
+
+
+def encoded(value: Any) -> bytes:
+    """A value as JSON without spaces, in UTF-8."""
+    return to_json(value)
+
+
+def encoded_as_yaml(value: Any) -> bytes:
+    """A value as JSON that says the same when it is read as YAML.
+
+    Of characters that YAML cannot have as they are the code is written, as in `\\u2028`; of others
+    it is not: YAML refuses the pair of codes that JSON has for an emoji.
+    """
+    text = to_json(value)
+    if text.isascii() and b"\x7f" not in text:
+        return text
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text.decode()).encode()
+
+
+def decoded(content: bytes) -> Any:
+    """The value that JSON says.  Raises ValueError."""
+    return from_json(content)
