@@ -19,7 +19,7 @@ NUM_EXAMPLES = 4
 MAX_BYTES = 32_768
 """Bytes of a dictionary that zlib looks at: its window."""
 
-_LEVEL = 1
+_LEVEL = 3
 _WITHOUT = frozenset({"Secret"})
 
 
