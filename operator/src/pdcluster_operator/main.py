@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from aiohttp import web
-from kubernetes.aio.client.api_client import ApiClient as Transport
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pdcluster_api.apiserver.client import ApiClient, Limits
 from pdcluster_api.apiserver.connect import MAX_CONNECTIONS, connect
+from pdcluster_api.apiserver.kubernetes_client import Transport
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_api.manifests.render import Site

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from kubernetes.aio.client.api_client import ApiClient as Transport
 
 from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.errors import (
@@ -27,6 +26,7 @@ from pdcluster_api.apiserver.errors import (
     error_of,
 )
 from pdcluster_api.apiserver.kinds import POD, Kind
+from pdcluster_api.apiserver.kubernetes_client import Transport
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.backoff import Backoff
 from pdcluster_api.quick_json import decoded, encoded_as_yaml

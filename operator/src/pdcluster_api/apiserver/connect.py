@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
-from kubernetes.aio.client.api_client import ApiClient as Transport
-from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.config import load_incluster_config, load_kube_config
-from kubernetes.aio.config.config_exception import ConfigException
 from yaml import YAMLError
 
+from pdcluster_api.apiserver.kubernetes_client import (
+    ConfigException,
+    Configuration,
+    Transport,
+    load_incluster_config,
+    load_kube_config,
+)
 from pdcluster_api.errors import StartError
 from pdcluster_api.schema.labels import FIELD_MANAGER
 

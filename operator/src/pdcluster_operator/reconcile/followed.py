@@ -50,7 +50,7 @@ class Followed:
 
     @property
     def spec(self) -> AutoscaleSpec:
-        """How it is scaled."""
+        """The autoscale section of its spec."""
         return self.cluster.spec.autoscale
 
     @property

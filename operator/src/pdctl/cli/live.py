@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kubernetes.aio.config import list_kube_config_contexts
-from kubernetes.aio.config.config_exception import ConfigException
 from prometheus_client import CollectorRegistry
 from yaml import YAMLError
 
@@ -26,6 +24,7 @@ from pdcluster_api.apiserver.kinds import (
     SERVICE,
     STATEFUL_SET,
 )
+from pdcluster_api.apiserver.kubernetes_client import ConfigException, list_kube_config_contexts
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.errors import StartError

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from aiohttp import web
-from kubernetes.aio.client.api_client import ApiClient as Transport
-from kubernetes.aio.client.configuration import Configuration
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.client import ApiClient, Limits
+from pdcluster_api.apiserver.kubernetes_client import Configuration, Transport
 from pdcluster_api.apiserver.metrics import ApiMetrics
 
 Answer = Callable[[web.Request], Awaitable[web.Response]]

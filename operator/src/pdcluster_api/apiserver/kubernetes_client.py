@@ -1,0 +1,32 @@
+"""The asynchronous half of the Kubernetes client, imported without the synchronous one.
+
+The package `kubernetes` imports both, with a tree of libraries for the other half: 7 MiB in each
+operator, for nothing.  So its own `__init__` is left out, and all that we use is imported here and
+nowhere else.  Its parts can still be imported by others, one by one, as kopf does.
+"""
+
+import importlib.util
+import sys
+
+if "kubernetes" not in sys.modules:
+    _found = importlib.util.find_spec("kubernetes")
+    assert _found is not None, "the package kubernetes is not installed"
+    sys.modules["kubernetes"] = importlib.util.module_from_spec(_found)
+
+from kubernetes.aio.client.api_client import ApiClient as Transport
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import (
+    list_kube_config_contexts,
+    load_incluster_config,
+    load_kube_config,
+)
+from kubernetes.aio.config.config_exception import ConfigException
+
+__all__ = [
+    "ConfigException",
+    "Configuration",
+    "Transport",
+    "list_kube_config_contexts",
+    "load_incluster_config",
+    "load_kube_config",
+]
