@@ -164,6 +164,9 @@ async def test_the_wire_of_a_stream(rig, http):
         "message_delta",
         "message_stop",
     ]
+    at_start = events[0][1]["message"]["usage"]
+    assert at_start["output_tokens"] == 1, "the first token: nothing is sent before it"
+    assert at_start["input_tokens"] == len(rig.backend.calls[0][0][0].prompt) - 16
     assert events[0][1]["message"]["content"] == []
     assert events[0][1]["message"]["stop_reason"] is None
     assert events[2][1] == {
