@@ -35,6 +35,19 @@ async def test_echo_with_logprobs_gives_those_of_the_prompt(rig, client):
     assert asked == [[1, None], [1, None]]
 
 
+async def test_the_usage_of_chunks_counts_no_token_that_is_not_shown(client):
+    stream = await client.completions.create(
+        model="tiny",
+        prompt=[0, 1],
+        max_tokens=0,
+        echo=True,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )
+
+    assert [chunk.usage.total_tokens async for chunk in stream] == [2, 2]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_max_tokens_0_says_what_there_is_of_the_prompt(rig, client, stream):
     options = {"include_usage": True} if stream else None

@@ -44,6 +44,26 @@ async def test_chat_streams_the_same_text(rig, client):
     assert chunks[-1].usage.completion_tokens == 14
 
 
+async def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for(rig, client):
+    rig.say("Hi!")
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await client.chat.completions.create(
+        model="tiny", messages=HELLO, stream=True, stream_options=options, n=2
+    )
+    chunks = [chunk async for chunk in stream]
+    num_prompt_tokens = len(rig.backend.calls[0][0][0].prompt)
+
+    assert [chunk.usage.completion_tokens for chunk in chunks] == [*range(1, 9), 8]
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {num_prompt_tokens}
+    assert chunks[2].usage.total_tokens == num_prompt_tokens + 3
+    assert chunks[-1].choices == []
+
+    alone = await client.completions.create(
+        model="tiny", prompt="a", stream=True, stream_options={"continuous_usage_stats": True}
+    )
+    assert all([chunk.usage is None async for chunk in alone]), "include_usage is not there"
+
+
 async def test_sync_client_works(url):
     def ask() -> tuple[str, str]:
         with openai.OpenAI(

@@ -27,3 +27,13 @@ class Usage(BaseModel):
     completion_tokens_details: Annotated[
         CompletionTokensDetails | None, Field(exclude_if=lambda value: value is None)
     ] = None
+
+    def with_completion(self, num_tokens: int) -> "Usage":
+        """The same prompt with so many tokens of an answer, of any kind."""
+        return self.model_copy(
+            update={
+                "completion_tokens": num_tokens,
+                "total_tokens": self.prompt_tokens + num_tokens,
+                "completion_tokens_details": None,
+            }
+        )

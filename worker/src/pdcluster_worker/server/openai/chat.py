@@ -60,7 +60,7 @@ async def complete(
     shape = ChatShape(
         response_id, int(time.time()), request.model, shown, bool(request.logprobs), has_usage
     )
-    writer, rules = OpenAIWriter(shape, include_usage=has_usage), prepared.rules
+    writer, rules = OpenAIWriter(shape, request.stream_options), prepared.rules
     prompts, wanted = [prepared.prompt], prepared.wanted
     return respond(
         serving,
@@ -127,7 +127,7 @@ class ChatShape:
     has_logprobs: bool
     has_usage: bool
 
-    def chunk(self, delta: Delta) -> BaseModel | None:
+    def chunk(self, delta: Delta, usage: Usage | None = None) -> BaseModel | None:
         """One event; None when the token adds nothing to see."""
         added = added_by(delta)
         if added is None:
@@ -139,7 +139,7 @@ class ChatShape:
             finish_reason=delta.finish_reason,
             token_ids=self.shown.token_ids([delta]),
         )
-        chunk = self._chunk([choice], None, served([delta]))
+        chunk = self._chunk([choice], usage, served([delta]))
         chunk.prompt_token_ids = self.shown.prompt_token_ids(0) if delta.is_first else None
         return chunk
 

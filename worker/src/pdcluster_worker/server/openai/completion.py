@@ -57,7 +57,7 @@ async def complete(
     shape = CompletionShape(
         response_id, int(time.time()), request.model, shown, request.logprobs is not None, has_usage
     )
-    writer = OpenAIWriter(shape, include_usage=has_usage)
+    writer = OpenAIWriter(shape, request.stream_options)
     return respond(
         serving, request, wanted, prompts, writer, response_id=response_id, context=context
     )
@@ -113,7 +113,7 @@ class CompletionShape:
     has_logprobs: bool
     has_usage: bool
 
-    def chunk(self, delta: Delta) -> BaseModel | None:
+    def chunk(self, delta: Delta, usage: Usage | None = None) -> BaseModel | None:
         """One event; None when the token adds nothing to see."""
         shown, index = self.shown, delta.index
         shown.note([delta])
@@ -128,7 +128,7 @@ class CompletionShape:
             prompt_token_ids=shown.prompt_token_ids(index) if delta.is_first else None,
             token_ids=shown.token_ids([delta]),
         )
-        return self._chunk([choice], None, served([delta]))
+        return self._chunk([choice], usage and self._usage(usage), served([delta]))
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
         """The event with the usage and no choices."""
@@ -184,9 +184,7 @@ class CompletionShape:
         """
         if not self.shown.hides_output:
             return usage
-        return usage.model_copy(
-            update={"completion_tokens": 0, "total_tokens": usage.prompt_tokens}
-        )
+        return usage.with_completion(0)
 
     def _chunk(
         self, choices: list[CompletionChunkChoice], usage: Usage | None, part: Served | None = None

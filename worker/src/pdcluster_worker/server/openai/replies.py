@@ -184,7 +184,9 @@ class ChatChunk(BaseModel):
 
 
 class ChatUsageChunk(ChatChunk):
-    """With include_usage: usage is null but in the last chunk, which has no choices."""
+    """With include_usage: usage is null but in the last chunk, which has no choices, and in all of
+    them with continuous_usage_stats.
+    """
 
     usage: Usage | None
 
@@ -236,7 +238,9 @@ class CompletionChunk(BaseModel):
 
 
 class CompletionUsageChunk(CompletionChunk):
-    """With include_usage: usage is null but in the last chunk, which has no choices."""
+    """With include_usage: usage is null but in the last chunk, which has no choices, and in all of
+    them with continuous_usage_stats.
+    """
 
     usage: Usage | None
 

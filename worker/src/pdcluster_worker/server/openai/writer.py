@@ -12,14 +12,15 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.schemas.requests import StreamOptions
 from pdcluster_worker.server.text.events import Delta, TextDelta
 
 
 class Shape(Protocol):
     """The JSON of one API."""
 
-    def chunk(self, delta: Delta) -> BaseModel | None:
-        """One event of a stream; None when the delta shows nothing."""
+    def chunk(self, delta: Delta, usage: Usage | None = None) -> BaseModel | None:
+        """One event of a stream; None when the delta shows nothing.  usage: so far, to be shown."""
         ...
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
@@ -34,18 +35,26 @@ class Shape(Protocol):
 class OpenAIWriter:
     """See `generation.response.Writer`."""
 
-    def __init__(self, shape: Shape, *, include_usage: bool) -> None:
+    def __init__(self, shape: Shape, options: StreamOptions | None) -> None:
         self._shape = shape
-        self._include_usage = include_usage
+        self._include_usage = bool(options and options.include_usage)
+        self._counts = bool(self._include_usage and options and options.continuous_usage_stats)
+        self._so_far: Usage | None = None  # where every chunk shows it
         self._events = Events(shape.chunk)
 
     def begin(self, usage: Usage) -> bytes:
         """Nothing."""
+        if self._counts:
+            self._so_far = usage.with_completion(0)
         return b""
 
     def of(self, delta: Delta) -> bytes | None:
         """See `Writer`."""
-        return self._events.of(delta)
+        if self._so_far is None:
+            return self._events.of(delta)
+        self._so_far = self._so_far.with_completion(self._so_far.completion_tokens + 1)
+        body = self._shape.chunk(delta, self._so_far)
+        return None if body is None else sse.event(body)
 
     def end(self, usage: Usage) -> bytes:
         """See `Writer`."""

@@ -39,9 +39,12 @@ Logprobs = Annotated[int, Field(ge=0, le=20)]
 
 
 class StreamOptions(Body):
-    """include_usage: one more chunk before [DONE], with the usage of the whole request."""
+    """include_usage: one more chunk before [DONE], with the usage of the whole request.
+    continuous_usage_stats: with it, every chunk has the usage so far; vLLM's and SGLang's.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Extension(Body):
