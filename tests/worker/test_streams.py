@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from pdcluster_worker.streams import Merged
+from pdcluster_worker.streams import Mapped, Merged
 
 
 async def numbers(
@@ -52,3 +52,30 @@ async def test_one_stream_can_be_ended_while_others_go_on() -> None:
 
     assert [item async for item in merged] == [3]
     assert sorted(closed) == [1, 2]
+
+
+class Collecting:
+    """A reader that keeps what it takes."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.taken: list[str] = []
+
+    def take(self, item: str) -> None:
+        self.taken.append(item)
+
+
+def test_mapped_readers_in_a_row_drop_what_one_makes_nothing_of() -> None:
+    end = Collecting()
+    reader = Mapped(lambda number: number + 1 if number else None, Mapped(str, end))
+    for number in (1, 0, 2):
+        reader.take(number)
+    assert end.taken == ["2", "3"]
+
+
+def test_mapped_reader_is_open_while_its_last_one_is() -> None:
+    end = Collecting()
+    reader = Mapped(int, Mapped(str, end))
+    assert reader.is_open
+    end.is_open = False
+    assert not reader.is_open

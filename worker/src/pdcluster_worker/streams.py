@@ -8,8 +8,7 @@ time, and ends early by `aclose`.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 ItemT = TypeVar("ItemT")
 ItemT_co = TypeVar("ItemT_co", covariant=True)
@@ -52,25 +51,34 @@ class Reader(Protocol[ItemT_contra]):
 MadeT = TypeVar("MadeT")
 
 
-@dataclass(frozen=True, slots=True)
 class Mapped(Generic[ItemT, MadeT]):
     """Implements `Reader`: gives another one what is made of each item.
 
-    make: returns None where an item makes nothing to read.
+    Several in a row are one loop over what they make, not a call within a call.
     """
 
-    make: Callable[[ItemT], MadeT | None]
-    reader: Reader[MadeT]
+    __slots__ = ("_end", "_makes")
+
+    def __init__(self, make: Callable[[ItemT], MadeT | None], reader: Reader[MadeT]) -> None:
+        """make: returns None where an item makes nothing to read."""
+        self._end: Reader[Any] = reader
+        self._makes: tuple[Callable[[Any], Any], ...] = (make,)
+        if isinstance(reader, Mapped):
+            self._end = reader._end
+            self._makes += reader._makes
 
     @property
     def is_open(self) -> bool:
         """See `Reader`."""
-        return self.reader.is_open
+        return self._end.is_open
 
     def take(self, item: ItemT) -> None:
         """See `Reader`."""
-        if (made := self.make(item)) is not None:
-            self.reader.take(made)
+        made: Any = item
+        for make in self._makes:
+            if (made := make(made)) is None:
+                return
+        self._end.take(made)
 
 
 class Merged(AsyncIterator[ItemT]):

@@ -109,14 +109,14 @@ class RequestOutputs:
 
     def put(self, item: RequestOutput | messages.Preempted | RequestError) -> None:
         """Deliver; `ended` follows from what the item says."""
-        if isinstance(item, messages.Preempted):
-            self._preempted()
-            return
         if isinstance(item, Token):
             self.num_tokens += 1
             self.ended = item.finish_reason is not None
             if self._hand_over(item):
                 return
+        elif isinstance(item, messages.Preempted):
+            self._preempted()
+            return
         elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
             # An engine that has stalled, or is short of blocks, holds the request, and would
             # continue it.

@@ -99,7 +99,8 @@ class Course:
         is_first = not self.output
         self.output.append(token.token_id)
         self.is_over = token.finish_reason is not None
-        self.spec = _as_degraded(self.spec, generated.degraded)
+        if generated.degraded:
+            self.spec = _as_degraded(self.spec, generated.degraded)
         if self.failed:
             self.failed.clear()
         if is_first_leg:

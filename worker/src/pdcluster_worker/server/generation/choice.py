@@ -8,7 +8,7 @@ Holds what has to be remembered between two tokens; HTTP, JSON and clocks are el
 from dataclasses import dataclass
 
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.server.text.detokenizer import Detokenizer
+from pdcluster_worker.server.text.detokenizer import Detokenizer, Piece
 from pdcluster_worker.server.text.events import (
     AnswerParser,
     AnswerReason,
@@ -72,8 +72,12 @@ class Choice:
         if token.finish_reason and not stopped:
             text += self._stops.flush()
         is_last = stopped or token.finish_reason is not None
-        parts = (*self._parser.feed(text), *(self._parser.end() if is_last else ()))
-        self._has_calls = self._has_calls or any(isinstance(part, ToolCallEnd) for part in parts)
+        parts = tuple(self._parser.feed(text))
+        if is_last:
+            parts = (*parts, *self._parser.end())
+        for part in parts:
+            if isinstance(part, ToolCallEnd):
+                self._has_calls = True
         if is_last:
             self.finish_reason = self._reason(token, stopped)
         made = (token,) if self._rules.shows_tokens else ()
@@ -93,19 +97,16 @@ class Choice:
         return "tool_calls" if self._has_calls and self._rules.ends_by_calls else "stop"
 
     def _decode(self, token: Token) -> str:
-        text = (
-            ""
-            if self._is_hidden(token)
-            else self._detokenizer.feed(self._tokenizer.piece(token.token_id))
-        )
+        piece = self._tokenizer.piece(token.token_id)
+        text = "" if self._is_hidden(token, piece) else self._detokenizer.feed(piece)
         return text + self._detokenizer.flush() if token.finish_reason else text
 
-    def _is_hidden(self, token: Token) -> bool:
+    def _is_hidden(self, token: Token, piece: Piece) -> bool:
         if token.finish_reason == "stop" and not self._rules.include_stop:
             return True  # the engine ended it by this token: eos or a stop token id
         if not (self._rules.skip_special and self._tokenizer.is_special(token.token_id)):
             return False
-        return self._tokenizer.piece(token.token_id).text not in self._parser.markers
+        return piece.text not in self._parser.markers
 
     def _visible(self, decoded: str) -> tuple[str, bool]:
         if self.num_tokens <= self._rules.min_tokens:
