@@ -278,12 +278,10 @@ async def main(options: argparse.Namespace) -> None:
     engine, metrics = PlayedEngine(), Metrics()
     client = EngineClient(engine)
     moving = asyncio.create_task(client.run())
-    app = create_app(
-        make_backend(client, metrics, policy),
-        Tokenizer.load(MODEL.expanduser()),
-        metrics,
-        lambda: policy,
-    )
+    tokenizer = Tokenizer.load(MODEL.expanduser())
+    for token_id in range(VOCABULARY):
+        tokenizer.piece(token_id)  # spelled once in a process, and known to one that has served
+    app = create_app(make_backend(client, metrics, policy), tokenizer, metrics, lambda: policy)
     server = await serve(app, "127.0.0.1", 0)
     settle_memory()
     for target in (app, server.port):
