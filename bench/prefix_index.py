@@ -67,6 +67,10 @@ def main() -> None:
     _print_lookups(
         "lookup, one worker has 32 blocks", index, draw.choices(chains[options.shared :], k=LOOKUPS)
     )
+    strange: list[Sequence[bytes]] = [
+        [os.urandom(32) for _ in range(CHAIN)] for _ in range(LOOKUPS)
+    ]
+    _print_lookups("lookup, no worker has any", index, strange)
     seconds = _seconds(
         *[lambda batch=batch: index.apply(batch[0], (), batch[1]) for batch in batches[::10]]
     )

@@ -1,5 +1,6 @@
 """The prefix index: leading matches only, and the same sets as a naive model [Y11]."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +98,25 @@ def test_match_all_answers_for_every_worker_at_once() -> None:
     assert index.match_all([b"a", b"b", b"c"]) == {"p0": 3, "p1": 2}
     assert index.match_all([b"a", b"x"]) == {"p0": 1, "p1": 1}
     assert index.match_all([b"x"]) == index.match_all([]) == {}
+
+
+@pytest.mark.parametrize("num_known", [1, 3, 4, 5, 35, 36, 37, 99, 100])
+def test_match_all_ends_where_a_worker_does(num_known: int) -> None:
+    blocks = [bytes([number]) for number in range(100)]
+    index = PrefixIndex()
+    index.snapshot("p0", blocks[:num_known])
+    index.snapshot("p1", blocks)
+
+    assert index.match_all(blocks) == {"p0": num_known, "p1": 100}
+
+
+def test_blocks_of_the_same_workers_share_memory() -> None:
+    index = PrefixIndex()
+    blocks = [number.to_bytes(4, "big") for number in range(1000)]
+    for name in range(40):
+        index.apply(f"p{name}", blocks, [])
+
+    assert len({id(mask) for mask in index._table.values()}) == 1
 
 
 def test_match_all_of_an_empty_index_is_nothing() -> None:

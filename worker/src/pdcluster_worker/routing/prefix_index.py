@@ -19,6 +19,7 @@ MAX_BLOCKS = 2_000_000
 
 _CLEARED_AT_ONCE = 4096  # blocks, so that no call takes much longer than another
 _EVICTED_AT_ONCE = 4096
+_LOOKED_UP_FIRST = 4  # of a prompt that no worker knows no more than these
 _LOOKED_UP_AT_ONCE = 32
 
 
@@ -55,10 +56,13 @@ class PrefixIndex:
         A hash in both lists ends as removed: a missed hit costs less than a false one.
         """
         bit, table = self._bits.get(worker) or self._new_bit(worker), self._table
+        before = after = 0  # blocks that are alike share one number: lookups touch less memory
         for block in stored:
             mask = table.get(block, 0)
             if not mask & bit:
-                table[block] = mask | bit if mask else bit
+                if mask != before:
+                    before, after = mask, mask | bit
+                table[block] = after if mask else bit
         for block in removed:
             mask = table.get(block, 0)
             if mask == bit:
@@ -101,8 +105,10 @@ class PrefixIndex:
         """Leading blocks of `hashes` that each worker has; workers with none are left out."""
         matching, get = sum(self._bits.values()), self._table.get
         ended: list[tuple[int, int]] = []  # (bits of workers, leading blocks that they have)
-        for start in range(0, len(hashes), _LOOKED_UP_AT_ONCE):
-            masks = list(map(get, hashes[start : start + _LOOKED_UP_AT_ONCE], repeat(0)))
+        end = 0
+        while end < len(hashes) and matching:
+            start, end = end, end + (_LOOKED_UP_AT_ONCE if end else _LOOKED_UP_FIRST)
+            masks = list(map(get, hashes[start:end], repeat(0)))
             if masks.count(masks[0]) == len(masks):
                 # all alike, as most are: the walk is in C, since every request takes it
                 del masks[1:]
@@ -110,8 +116,6 @@ class PrefixIndex:
                 if mask & matching != matching:
                     ended.append((matching & ~mask, start + offset))
                     matching &= mask
-            if not matching:
-                break
         ended.append((matching, len(hashes)))
         bits_of = self._bits.items()
         return {
