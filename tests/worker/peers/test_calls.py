@@ -17,6 +17,7 @@ from pdcluster_worker.messages.peers import Generated, Load, Report
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import open_channel, open_stub
+from pdcluster_worker.peers.options import MAX_MESSAGE_BYTES
 from pdcluster_worker.peers.service import WorkerService
 from pdcluster_worker.proto import worker_pb2 as pb
 
@@ -394,6 +395,18 @@ async def test_watch_numbers_its_reports(p: Any, stub: Any) -> None:
         (3, False),
     ]
     watch.cancel()
+
+
+async def test_prefix_cache_larger_than_a_message_comes_in_parts(
+    p: Any, worker: Any, eventually: Eventually
+) -> None:
+    hashes = tuple(number.to_bytes(32) for number in range(MAX_MESSAGE_BYTES // 34 + 1))
+    p.handler.reports = [Report(Load(state="ready"), stored=hashes, snapshot=True)]
+    d = await worker("d", "decode")
+    d.sees(p)
+
+    await eventually(lambda: d.index.match("p", hashes[-1:]) == 1)
+    assert d.index.match("p", hashes[:100]) == 100
 
 
 async def test_watch_of_an_old_engine_is_refused(stub: Any) -> None:

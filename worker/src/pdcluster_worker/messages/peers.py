@@ -1,5 +1,6 @@
 """Types that cross between peers, dispatch and server."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -87,6 +88,21 @@ class Report:
     stored: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     snapshot: bool = False
+
+    def parts(self, max_hashes: int) -> Iterator["Report"]:
+        """The same as reports of at most so many hashes each, to be taken in this order.
+
+        All that is stored comes before what is removed: a hash in both ends as removed.
+        """
+        num_stored = len(self.stored)
+        for start in range(0, max(num_stored + len(self.removed), 1), max_hashes):
+            end = start + max_hashes
+            yield replace(
+                self,
+                stored=self.stored[start:end],
+                removed=self.removed[max(start - num_stored, 0) : max(end - num_stored, 0)],
+                snapshot=self.snapshot and start == 0,
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pdcluster_worker.messages.constraint import (
 )
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Hello, Load
+from pdcluster_worker.messages.peers import Hello, Load, Report
 from pdcluster_worker.messages.requests import (
     EPOCH_BYTES,
     FinishReason,
@@ -322,6 +322,17 @@ def done_from_proto(request_id: str, message: pb.PrefillDone) -> PrefillDone:
         message.transport[:_MAX_TRANSPORT],
         message.handle,
         cut(message.transport_note, _MAX_NOTE),
+    )
+
+
+def report_to_proto(sequence: int, report: Report) -> pb.WorkerReport:
+    """A report with its number."""
+    return pb.WorkerReport(
+        sequence=sequence,
+        snapshot=report.snapshot,
+        load=load_to_proto(report.load),
+        blocks_stored=report.stored,
+        blocks_removed=report.removed,
     )
 
 

@@ -14,9 +14,7 @@ their address.
 """
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Holds a prompt of 128k tokens (5 bytes each at most) and a snapshot of two million
-block hashes.
-"""
+"""Holds a prompt of 128k tokens (5 bytes each at most) many times; a prefix cache goes in parts."""
 
 KEEPALIVE_SECONDS = 5.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0

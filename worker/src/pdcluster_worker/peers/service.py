@@ -26,6 +26,9 @@ from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.proto.worker_pb2_grpc import WorkerServicer
 from pdcluster_worker.routing.credits import CreditLedger
 
+MAX_HASHES = 1 << 19
+"""Of one report: 18 MB with SHA-256, within a message and short of what holds up the others."""
+
 MessageT = TypeVar("MessageT")
 ValueT = TypeVar("ValueT")
 
@@ -183,16 +186,9 @@ class WorkerService(WorkerServicer):
             sequence = 0
             async with aclosing(self._handler.watch()) as reports:
                 async for report in reports:
-                    sequence += 1
-                    await context.write(
-                        pb.WorkerReport(
-                            sequence=sequence,
-                            snapshot=report.snapshot,
-                            load=convert.load_to_proto(report.load),
-                            blocks_stored=report.stored,
-                            blocks_removed=report.removed,
-                        )
-                    )
+                    for part in report.parts(MAX_HASHES):
+                        sequence += 1
+                        await context.write(convert.report_to_proto(sequence, part))
 
     def _on_credit_request(self, peer: str, request: pb.CreditRequest) -> None:
         match request.WhichOneof("request"):
