@@ -20,7 +20,7 @@ from e2e.harness import Json, Kubernetes
 from e2e.rig import cluster as rig
 from e2e.rig import removal
 from e2e.rig.__main__ import main
-from e2e.rig.images import CACHE_MOUNT, ROOM_GB, ask_for_room
+from e2e.rig.images import MOUNT, ROOM_GB, ask_for_room
 from e2e.rig.paths import IMAGES, REPOSITORY, Cluster
 from e2e.rig.relay import relay
 from e2e.rig.shell import CommandError, install_packages, run
@@ -86,10 +86,10 @@ def test_machine_has_no_interface_mount_or_rule_of_the_cluster(cluster: Kubernet
     assert cluster.kubeconfig.stat().st_mode & 0o077 == 0
 
 
-def test_dockerfiles_are_built_without_cache_mounts_and_otherwise_whole() -> None:
+def test_dockerfiles_are_built_without_mounts_and_otherwise_whole() -> None:
     for name in ("Dockerfile.worker", "Dockerfile.operator"):
         text = (REPOSITORY / name).read_text()
-        built = CACHE_MOUNT.sub("", text)
+        built = MOUNT.sub("", text)
         assert "--mount" not in built
         assert built.count("\nRUN ") == text.count("\nRUN ")
 

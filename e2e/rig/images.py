@@ -7,7 +7,7 @@ the packages that the benchmarks install.  buildah keeps its layers in the cache
 directory, so a change of our code rebuilds the last layers only.
 
 Debian's buildah (1.28) empties the file system of an image after `RUN
---mount=type=cache`, so those options are taken out.  Nothing else of the
+--mount=type=cache`, so such options are taken out.  Nothing else of the
 Dockerfiles changes.  Without a cache uv links what it unpacks into the
 environment, which a cache elsewhere would hold a second time, in gigabytes.
 """
@@ -50,7 +50,7 @@ ROOM_GB = {IMAGES.worker: 25, IMAGES.vllm: 30}
 VLLM_INSTALLER = REPOSITORY / "bench/peers/install_vllm.sh"
 VLLM_DOCKERFILE = Path(__file__).with_name("vllm.Dockerfile")
 
-CACHE_MOUNT = re.compile(r"--mount=type=cache,target=/root/.cache\s+(\\\n\s*)?")
+MOUNT = re.compile(r"--mount=type=(?:cache|secret),\S+\s+(\\\n\s*)?")
 
 PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap", "busybox": "busybox-static"}
 
@@ -148,7 +148,7 @@ def _build(image: str, dockerfile: Path, context: Path, **arguments: str) -> Non
     given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     without_mounts = CACHE.images / "tmp/Dockerfile"
     without_mounts.parent.mkdir(parents=True, exist_ok=True)
-    without_mounts.write_text(CACHE_MOUNT.sub("", dockerfile.read_text()))
+    without_mounts.write_text(MOUNT.sub("", dockerfile.read_text()))
     options = (
         "--layers",
         "--pull-never",

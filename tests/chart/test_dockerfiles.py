@@ -161,6 +161,16 @@ def test_dependencies_are_layers_that_a_change_of_our_code_keeps(name: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_mirrors_password_need_not_be_an_argument_which_the_history_keeps(name: str) -> None:
+    installing = [
+        run for stage in parse(name)[1] for run in stage.all("RUN") if "pip install" in run
+    ]
+
+    assert len(installing) >= 3
+    assert all("--mount=type=secret,id=netrc,target=/root/.netrc" in run for run in installing)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_image_keeps_no_tool_of_its_build(name: str) -> None:
     (stage,) = [stage for stage in parse(name)[1] if stage.base.endswith(" AS dependencies")]
     (installing,) = [run for run in stage.all("RUN") if "pip install" in run]

@@ -37,6 +37,30 @@ def test_an_emoji_is_written_as_it_is():
     assert encoded_as_yaml("\U0001f600") == '"\U0001f600"'.encode()
 
 
+def nested(levels: int) -> object:
+    value: object = "é\u2028"
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+@pytest.mark.parametrize("levels", [50, 95, 100, 105, 200, 400])
+def test_a_value_of_many_levels_comes_back(levels: int):
+    value = nested(levels)
+
+    # compared as text: Python compares values only to some depth
+    assert encoded(decoded(encoded(value))) == encoded(value)
+    assert json.loads(encoded_as_yaml(value)) == value
+
+
+def test_too_many_levels_are_a_value_error_with_their_limit():
+    value, content = nested(5000), b'{"a":' * 9000 + b"1" + b"}" * 9000
+
+    for fails in (lambda: encoded(value), lambda: decoded(content)):
+        with pytest.raises(ValueError, match="fewer than 900"):
+            fails()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"<html>", b"\xff"])
 def test_what_is_not_json_is_a_value_error(content: bytes):
     with pytest.raises(ValueError, match="column"):

@@ -32,7 +32,7 @@ async def test_an_engine_that_serves_is_restarted_when_it_stalls_alone() -> None
     assert "no step for 40 s" in (fault.reason() or "")
 
 
-async def test_a_worker_is_unready_for_what_its_engine_waits_for() -> None:
+async def test_readiness_names_what_the_engine_waits_for() -> None:
     backend = backend_of()
     backend.wait("the engine answers /health, and warms up")
 

@@ -409,7 +409,7 @@ class Handler:
 
 class Worker:
     """One worker: service, directory and the calls of the directory; left: the prefill workers at
-    each loss.
+    each loss; changes: (ready, has_drained) at each change of a peer.
     """
 
     def __init__(
@@ -424,11 +424,12 @@ class Worker:
         self.service = WorkerService(self.handler, self.refusals)  # type: ignore[arg-type]
         self.credits: list[tuple[str, str, bool]] = []
         self.lost: list[str] = []
+        self.changes: list[tuple[bool, bool]] = []
         self.left: list[list[Peer]] = []
         events = PeerEvents(
             lambda peer, request_id, granted: self.credits.append((peer.key, request_id, granted)),
             self._on_lost,
-            lambda _: None,
+            lambda peer: self.changes.append((peer.ready, peer.has_drained)),
         )
         self.directory = Directory(
             record.pod, LocalSide(hello, credentials, self.refusals, self.index), self.metrics

@@ -515,6 +515,20 @@ async def test_peer_that_reports_draining_takes_no_new_work(
     assert [peer.state for peer in d.directory._peers.values()] == ["ready"]
 
 
+async def test_the_end_of_a_drain_is_a_change(worker: Any, eventually: Eventually) -> None:
+    """It may vanish at once after it, and those that read its answers must know."""
+    d, p = await worker("d", "decode"), await worker("p", "prefill")
+    p.handler.reports = [
+        Report(Load(state="ready"), snapshot=True),
+        Report(Load(state="draining")),
+        Report(Load(state="drained")),
+    ]
+    d.sees(p)
+
+    await eventually(lambda: d.changes[-1:] == [(False, True)])
+    assert d.changes[-2] == (False, False)
+
+
 async def test_call_on_a_peer_that_was_dropped_is_the_peers_end(
     worker: Any, eventually: Eventually
 ) -> None:

@@ -51,6 +51,32 @@ def test_time_under_way_counts_on_while_an_earlier_one_has_come() -> None:
     assert fetches.overdue(2.0 + FETCH_SECONDS) == ["hung"]
 
 
+def test_a_hung_one_is_given_up_while_others_come_and_go() -> None:
+    fetches = asked(("hung", 0))
+    fetches.seen(num_to_start=0, num_complete=0, asked_at=1.0)
+    for second in range(2, 40):
+        fetches.begun(f"other-{second}", 0, second - 0.5)
+        fetches.seen(num_to_start=0, num_complete=1, asked_at=float(second))
+        if second < 1 + FETCH_SECONDS:
+            assert fetches.overdue(float(second)) == []
+        if second < 39:
+            fetches.ended(f"other-{second}")
+
+    assert fetches.overdue(39.0) == ["hung"]
+
+
+def test_an_urgent_one_that_has_its_token_first_overtakes_none() -> None:
+    fetches = asked(("come", 5))
+    fetches.seen(num_to_start=0, num_complete=0, asked_at=1.0)
+    fetches.begun("urgent", 0, 2.0)
+    fetches.seen(num_to_start=0, num_complete=2, asked_at=3.0)
+    fetches.ended("urgent")
+    fetches.begun("later", 5, 4.0)
+    fetches.seen(num_to_start=0, num_complete=1, asked_at=5.0)
+
+    assert fetches.overdue(5.0 + FETCH_SECONDS) == ["later"]
+
+
 def test_kv_that_has_come_is_not_timed() -> None:
     fetches = asked(("a", 0))
     fetches.seen(num_to_start=0, num_complete=0, asked_at=1.0)

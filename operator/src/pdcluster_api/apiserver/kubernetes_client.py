@@ -1,8 +1,8 @@
 """The asynchronous half of the Kubernetes client, imported without the synchronous one.
 
-The package `kubernetes` imports both, with a tree of libraries for the other half: 7 MiB in each
-operator, for nothing.  So its own `__init__` is left out, and all that we use is imported here and
-nowhere else.  Its parts can still be imported by others, one by one, as kopf does.
+The package `kubernetes` imports both, with a tree of libraries for the other half: some 7 MiB in
+each operator, for nothing.  So its own `__init__` is left out, and all that we use is imported
+here and nowhere else.  Its parts can still be imported by others, one by one, as kopf does.
 """
 
 import importlib.util

@@ -48,7 +48,7 @@ def test_a_cpu_without_a_levels_flags_gets_a_lower_one():
 
 
 def test_an_asked_level_that_the_cpu_lacks_is_refused_with_what_is_missing():
-    found = load_kernels("amx", cpu_flags() - {"amx_tile"})
+    found = load_kernels("amx", LEVELS["amx"] - {"amx_tile"})
     assert found == NoKernels("PDCLUSTER_KERNELS is amx, but this CPU has no amx_tile")
 
 

@@ -107,7 +107,7 @@ class Peer:
 
     @property
     def has_drained(self) -> bool:
-        """By its record or its last report, it has sent every answer."""
+        """True if it has sent every answer, by its record or its last report."""
         return "drained" in (self.record.state, self.load.state)
 
     @property
@@ -147,8 +147,8 @@ class Peer:
 
     def take_record(self, record: WorkerRecord) -> None:
         """Take a newer record of the same worker."""
-        was_ready, self.record = self.ready, record
-        self._tell_readiness(was_ready)
+        before, self.record = self._standing, record
+        self._tell_of_change(before)
 
     # --- what dispatch asks of it -----------------------------------------------------------------
 
@@ -341,15 +341,19 @@ class Peer:
 
     def _on_report(self, report: pb.WorkerReport) -> None:
         load = _parsed(lambda _, load: convert.load_from_proto(load), "", report.load)
-        was_ready, self.load = self.ready, load
-        self._tell_readiness(was_ready)
+        before, self.load = self._standing, load
+        self._tell_of_change(before)
         if report.snapshot:
             self._here.index.snapshot(self.key, report.blocks_stored)
         else:
             self._here.index.apply(self.key, report.blocks_stored, report.blocks_removed)
 
-    def _tell_readiness(self, was_ready: bool) -> None:
-        if self.ready != was_ready:
+    @property
+    def _standing(self) -> tuple[bool, bool]:
+        return self.ready, self.has_drained
+
+    def _tell_of_change(self, before: tuple[bool, bool]) -> None:
+        if self._standing != before:
             self._events.on_change(self)
 
     def _on_broken(self, error: Exception) -> None:

@@ -134,7 +134,8 @@ def _follow_workers(node: JoinedWorker, relay: Relay) -> None:
 def _now(peer: Peer) -> WorkerNow | None:
     """A worker as the relay sees it; None for one whose addresses are none.
 
-    Its host is the one that has shown the cluster's certificate; etcd is believed the port alone.
+    The host of a connected one has shown the cluster's certificate; etcd is believed the port
+    alone.  No request goes to one that is not connected.
     """
     record = peer.record
     try:

@@ -280,8 +280,8 @@ def _with_end(data: bytes, *, closes: bool) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Ask for a sign of life after 5 s without a byte, and give up after 15; and where bytes of a
-    request are not acknowledged, after 20 s.
+    """Ask for a sign of life after 5 s without a byte, and give up after 20 s without one, also
+    where bytes of a request are not acknowledged.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _SIGNS_OF_LIFE:

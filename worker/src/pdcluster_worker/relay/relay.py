@@ -105,7 +105,7 @@ class Relay:
 
     @property
     def pools(self) -> Collection[Pool]:
-        """Workers that are connected."""
+        """Workers that are connected, and those whose answers still come."""
         return self._pools.values()
 
     @property
@@ -161,7 +161,7 @@ class Relay:
             self.chooser.report(pool, found[pool.key].num_requests)
 
     def close(self) -> None:
-        """End all connections to workers."""
+        """End all connections to workers, but for answers of drained ones."""
         self.chooser.set([])
         for pool in self._pools.values():
             pool.abort()
@@ -193,7 +193,7 @@ class Relay:
         self._num_held_bytes -= num_bytes
 
     def end_request(self) -> None:
-        """It is over."""
+        """Count a request less."""
         self._num_requests -= 1
 
     def reason_against(self, front: Front, head: bytes) -> str | None:

@@ -205,7 +205,7 @@ def received(spec: RequestSpec, before: Scrape, now: Scrape) -> Received:
 
 
 async def _page(http: LoopbackHttp) -> Scrape:
-    """Raises HttpFailedError."""
+    """Read the engine's page.  Raises HttpFailedError."""
     return read_numbers(await http.get("/metrics"))
 
 

@@ -4,7 +4,8 @@ Pure: the clock's values are passed in.  A fetch that still waits in the engine'
 costs nothing and is not timed: the engine renews the KV's lease meanwhile.  The page
 says how many wait, are under way and have come, not which.  The queue is in the order of
 priority and arrival, so the last ones of it wait; one that has left it does not go back,
-so a later one of better priority is behind it.  Of those that have, the first ones have come.
+so a later one of better priority is behind it.  Of those that have, the first ones have come,
+but for one that a later one has overtaken: its KV hangs.
 """
 
 import math
@@ -19,6 +20,7 @@ class Fetches:
     def __init__(self) -> None:
         self._asked: dict[str, tuple[int, float]] = {}  # (priority, when the engine got it)
         self._begun: dict[str, float] = {}  # since when, of those that have left the queue
+        self._overtaken: set[str] = set()  # begun ones before which a later one had its token
         self._num_complete = 0
 
     def __len__(self) -> int:
@@ -30,8 +32,14 @@ class Fetches:
 
     def ended(self, request_id: str) -> None:
         """Its KV has come, or is waited for no more."""
-        self._asked.pop(request_id, None)
-        self._begun.pop(request_id, None)
+        self._overtaken.discard(request_id)
+        priority, _ = self._asked.pop(request_id, (0, 0.0))
+        since = self._begun.pop(request_id, -math.inf)
+        self._overtaken |= {
+            one
+            for one, begun in self._begun.items()
+            if begun < since and self._asked[one][0] <= priority
+        }
 
     def seen(self, num_to_start: int, num_complete: int, asked_at: float) -> None:
         """Take what a page says that was asked for then.
@@ -47,5 +55,6 @@ class Fetches:
 
     def overdue(self, now: float) -> list[str]:
         """Requests whose KV is waited for no more."""
-        under_way = list(self._begun.items())[self._num_complete :]
-        return [one for one, since in under_way if now - since >= FETCH_SECONDS]
+        in_order = sorted(self._begun, key=lambda one: (one in self._overtaken, self._begun[one]))
+        under_way = in_order[self._num_complete :]
+        return [one for one in under_way if now - self._begun[one] >= FETCH_SECONDS]
