@@ -159,6 +159,7 @@ async def test_last_of_many_quick_changes_is_what_etcd_holds(
     shared_etcd: Any, watcher: Any, eventually: Eventually
 ) -> None:
     a = watcher(shared_etcd.endpoint, "a")
+    await eventually(lambda: a.pods == {"a"})
     for last in ("drained", "ready"):
         for turn in range(50):
             a.discovery.update(
