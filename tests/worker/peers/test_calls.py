@@ -5,6 +5,7 @@ ends.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -378,6 +379,26 @@ async def test_impossible_want_ends_the_stream(p: Any, stub: Any) -> None:
 
     with pytest.raises(grpc.aio.AioRpcError, match="wants 0 tokens"):
         await collect(stub.Credits(iter([message])))
+
+
+async def test_a_fault_in_taking_a_credit_loses_no_peer_for_good(
+    d: Any, eventually: Eventually
+) -> None:
+    """A cancellation, too, which looks as if the peer's own task were to end."""
+    reports = d.directory._reports
+    for fault in (asyncio.CancelledError(), KeyError("a fault of ours")):
+
+        def fail(*_: Any, fault: BaseException = fault) -> None:
+            d.directory.report_to(reports)
+            raise fault
+
+        d.lost.clear()
+        d.directory.report_to(replace(reports, on_credit=fail))
+        d.p.want("before", 3, 0)
+        await eventually(lambda: "p" in d.lost)
+        d.p = (await eventually(d.directory.prefills))[0]
+        d.credits.clear()
+        await granted(d, eventually, "after")
 
 
 # --- watch ----------------------------------------------------------------------------------------

@@ -138,6 +138,22 @@ async def test_broker_cancelled_request_gives_back_its_wants(
     assert peer.released == ["r"]
 
 
+async def test_broker_gives_back_a_grant_that_meets_a_cancellation(
+    settle: Callable[[], Awaitable[None]],
+) -> None:
+    """As of a request that is called off in the moment in which its credit comes."""
+    peer = RecordingPeer("a")
+    pool = Pool(peer)
+    task = pool.acquire("r")
+    await settle()
+    task.cancel()
+    pool.answer(peer, "r", granted=True)
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert set(peer.released) == {"r"}
+
+
 async def test_broker_cancelled_after_the_choice_gives_back_the_grant(
     settle: Callable[[], Awaitable[None]],
 ) -> None:

@@ -271,7 +271,9 @@ class Peer:
                 has_served = self.state == "ready"
                 self._on_broken(e)
             # a fault of ours must not lose this peer: log it, and start over
-            except Exception as e:
+            except (Exception, asyncio.CancelledError) as e:
+                if _is_cancelled():
+                    raise
                 logger.exception("peer failed pod=%s", self.key)
                 self._on_broken(e)
             await retry.pause(has_served=has_served)
@@ -356,7 +358,7 @@ class Peer:
         if self._standing != before:
             self._events.on_change(self)
 
-    def _on_broken(self, error: Exception) -> None:
+    def _on_broken(self, error: BaseException) -> None:
         if self.state != "lost":
             logger.warning(
                 "lost peer pod=%s engine=%s reason=%s", self.key, self.record.engine_id, error
@@ -371,6 +373,14 @@ class Peer:
             self._here.index.drop(self.key)
             self._events.on_lost(self)
         self._events.on_change(self)
+
+
+def _is_cancelled() -> bool:
+    """Return whether the running task is to end; False where the cancellation of something else
+    came out here.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _parsed(parse: Callable[[str, ReplyT], OutputT], request_id: str, message: ReplyT) -> OutputT:

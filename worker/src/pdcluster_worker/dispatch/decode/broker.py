@@ -37,6 +37,12 @@ class _Wait:
     asked: dict[Peer, bool | None] = field(default_factory=dict)
     overdue: bool = False
 
+    @property
+    def taken(self) -> Peer | None:
+        """The worker that was chosen; None = none is, or the request is waited for no more."""
+        has_chosen = self.chosen.done() and not self.chosen.cancelled()
+        return self.chosen.result() if has_chosen else None
+
 
 class CreditBroker:
     """The decode side of credits: one per decode worker.
@@ -83,11 +89,7 @@ class CreditBroker:
             self.ask()
             return await wait.chosen
         except asyncio.CancelledError:
-            if (
-                wait.chosen.done()
-                and not wait.chosen.cancelled()
-                and (peer := wait.chosen.result()) is not None
-            ):
+            if (peer := wait.taken) is not None:
                 peer.release(request_id)
             raise
         finally:
@@ -117,9 +119,7 @@ class CreditBroker:
         """Take one answer of a prefill worker."""
         wait = self._waits.get(request_id)
         if wait is None or wait.chosen.done() or peer not in wait.asked:
-            if granted and (
-                wait is None or not wait.chosen.done() or wait.chosen.result() is not peer
-            ):
+            if granted and (wait is None or wait.taken is not peer):
                 peer.release(request_id)
             return
         wait.asked[peer] = granted
@@ -180,7 +180,6 @@ class CreditBroker:
             wait.chosen.set_result(peer)
 
     def _give_back(self, wait: _Wait) -> None:
-        kept = wait.chosen.result() if wait.chosen.done() and not wait.chosen.cancelled() else None
         for peer in wait.asked:
-            if peer is not kept:
+            if peer is not wait.taken:
                 peer.release(wait.request_id)
