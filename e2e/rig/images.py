@@ -44,7 +44,8 @@ DOCKERFILES: tuple[tuple[str, str, dict[str, str]], ...] = (
     else (IMAGES.worker, "Dockerfile.worker", {"VARIANT": "cuda"}),
 )
 
-# Free disk that the building and loading of an image takes for a while, in GB (measured).
+# Free disk that the building and loading of an image takes for a while, in GB: of the worker's
+# some 21 were measured, vLLM's is estimated by its size.
 ROOM_GB = {IMAGES.worker: 25, IMAGES.vllm: 30}
 
 VLLM_INSTALLER = REPOSITORY / "bench/peers/install_vllm.sh"

@@ -33,7 +33,7 @@ class Followed:
     outcome: the last decision that was kept, or that a reconcile has taken
     leaving: pods that drain or terminate, scraped as long as they run
     task:    that runs the rounds; None = not begun
-    _handed:  the decision of the newest round, for the reconcile that it enqueued
+    _handed: the decision of the newest round, for the reconcile that it enqueued
     _waiting: since when each pod has been unschedulable, by name
     """
 
