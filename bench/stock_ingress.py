@@ -1,7 +1,7 @@
 """Cost of our ingress in front of stock vLLM: the same engine processes, asked by us and in another
 way, in turn.
 
-    bench/stock_ingress.py [--rounds 3] [--threads 2] [--log]
+    bench/stock_ingress.py [--rounds 3] [--threads 2] [--dtype bfloat16] [--log]
     bench/stock_ingress.py --proxy toy_proxy_server.py    # one prefill and one decode worker
 
 `pdctl up` starts one vLLM behind one worker, and the other way is vLLM's own port.  With
@@ -14,6 +14,7 @@ lasts hits both; processor time is that of our server processes alone.
 import argparse
 import asyncio
 import os
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import Any
 
 import psutil
 import uvloop
+import yaml
 from layout import cell, table
 from setting import log_entry, setting_lines
 from stats import ratios, summarize
@@ -61,12 +63,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--dtype", default="bfloat16", help="of the model (default: bfloat16)")
     parser.add_argument("--proxy", type=Path, help="vLLM's proxy, which then is the other way")
     parser.add_argument("--log", action="store_true", help="append to docs/bench/LOG.md")
     options = parser.parse_args()
     load_average = os.getloadavg()[0]
     check_installed()
-    found, conditions = uvloop.run(measure(options.rounds, options.threads, options.proxy))
+    found, conditions = uvloop.run(measure(options))
     lines = [*setting_lines("bench/stock_ingress.py", "", load_average), *conditions, ""]
     for measured in found:
         lines += [f"{measured.workload.name}: {measured.workload.describe()}", "", rows(measured)]
@@ -78,16 +81,15 @@ def main() -> None:
             log.write(log_entry(report))
 
 
-async def measure(
-    rounds: int, threads: int, proxy: Path | None
-) -> tuple[list[Measured], list[str]]:
+async def measure(options: argparse.Namespace) -> tuple[list[Measured], list[str]]:
     """Figures of each workload; and what else is to be said of the run."""
-    file, workloads = ("vllm.yaml", PAIR) if proxy else ("mixed.yaml", ONE)
+    file, workloads = ("vllm.yaml", PAIR) if options.proxy else ("mixed.yaml", ONE)
     async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         started = await stack.enter_async_context(
-            started_cluster(ROOT / "examples" / file, MODEL, engine(threads))
+            started_cluster(with_dtype(file, folder, options.dtype), MODEL, engine(options.threads))
         )
-        other, address = await stack.enter_async_context(other_way(started, proxy))
+        other, address = await stack.enter_async_context(other_way(started, options.proxy))
         session = await stack.enter_async_context(http_session())
         systems = {
             OURS: OpenAIServer(session, started.base_url, started.model),
@@ -97,13 +99,13 @@ async def measure(
         for measured in found:
             for name, server in systems.items():
                 await send(server, measured.workload.warm_up(), f"warm {name}")
-        for number in range(rounds):
+        for number in range(options.rounds):
             order = list(systems)[:: 1 if number % 2 else -1]
             for measured in found:
                 for name in order:
                     await take(measured, name, systems[name], number, started)
         page = await (await session.get(f"{started.base_url}/metrics")).text()
-    return found, conditions(threads, page if proxy else "")
+    return found, conditions(options.threads, options.dtype, page if options.proxy else "")
 
 
 async def take(
@@ -126,6 +128,15 @@ async def send(server: OpenAIServer, workload: Workload, seed: str) -> Run:
     run = await run_load(server, workload.asks(seed, VOCAB_SIZE), workload.pace(seed))
     assert not run.failures, run.failures[0]
     return run
+
+
+def with_dtype(file: str, folder: Path, dtype: str) -> Path:
+    """A copy of an example whose model has this dtype."""
+    found = yaml.safe_load((ROOT / "examples" / file).read_text())
+    found["spec"]["model"]["dtype"] = dtype
+    copy = folder / file
+    copy.write_text(yaml.safe_dump(found))
+    return copy
 
 
 def engine(threads: int) -> dict[str, Any]:
@@ -192,9 +203,9 @@ def cpu_seconds(started: Started) -> float:
     return sum(time.user + time.system for time in times)
 
 
-def conditions(threads: int, page: str) -> list[str]:
+def conditions(threads: int, dtype: str, page: str) -> list[str]:
     """Conditions of the run.  page: /metrics of our ingress, where there is a prefill worker."""
-    lines = [f"- vLLM {version()}, eager, bfloat16, {threads} threads, the same processes for both"]
+    lines = [f"- vLLM {version()}, eager, {dtype}, {threads} threads, the same processes for both"]
     lines += [
         f"- {line}" for line in page.splitlines() if line.startswith("pdcluster_remote_prefill_")
     ]

@@ -19,7 +19,11 @@ import yaml
 
 from pdcluster_api.errors import StartError
 
-START_LIMIT_SECONDS = 180.0
+START_LIMIT_SECONDS = 600.0
+"""Two stock engines that start on two cores, and compile meanwhile, take over three minutes.  One
+that ends says so at once.
+"""
+
 STOP_LIMIT_SECONDS = 30.0
 
 _READY = re.compile(r"^ready: (http://[^/\s]+)")

@@ -105,6 +105,20 @@ async def test_what_is_compiled_at_first_use_is_used_before_a_worker_is_ready(
     assert len({tuple(call.body["token_ids"]) for call in plain}) == 2
 
 
+async def test_a_whole_step_is_given_the_time_that_a_short_prompt_takes_in_proportion(
+    tmp_path: Path,
+) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        for _ in range(4):
+            call = await asyncio.wait_for(fake.calls.get(), 10)
+            await asyncio.sleep(0.1)
+            await call.answer(b"{}", 200)
+        ready = await asyncio.wait_for(child.client.ready(), 10)
+
+    assert ready.longest_step_seconds >= 0.1 * 2048 / 64
+
+
 async def test_a_server_that_serves_the_model_is_an_engine(tmp_path: Path) -> None:
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         fake.pages = pages()

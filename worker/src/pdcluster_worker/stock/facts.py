@@ -30,6 +30,8 @@ OLDEST, NEWEST = (0, 32), (0, 32)
 
 TRANSPORT = "nixl"
 _WARM_UP_TOKENS = 64
+_STEP_TOKENS = 2048
+"""Least that a step of vLLM may have where `maxBatchedTokens` is left to it; it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ async def read_facts(http: LoopbackHttp, config: WorkerConfig) -> Served:
     models = msgspec.json.decode(await http.get("/v1/models"), type=_Models).data
     card = _card_of(models, config.model.name)
     shape = read_shape(Path(config.model.path))
-    longest = await _warm_up(http, config.model.name)
+    step_tokens = max(config.engine.max_batched_tokens, _STEP_TOKENS)
+    longest = await _warm_up(http, config.model.name, step_tokens)
     scrape = read_numbers(await http.get("/metrics"))
     if not scrape.num_blocks or not scrape.block_size:
         raise ConfigError(f"vLLM {version} does not say the size of its KV cache in /metrics")
@@ -162,11 +165,12 @@ def _ready(
     )
 
 
-async def _warm_up(http: LoopbackHttp, model: str) -> float:
-    """Seconds of a short prompt and its first token, once nothing has to be compiled for it.
+async def _warm_up(http: LoopbackHttp, model: str, step_tokens: int) -> float:
+    """Seconds that a step of so many tokens may take, by those of a short prompt in proportion.
 
-    vLLM compiles some operations at the first request that needs them, and makes no step meanwhile:
-    of a client's request that would count as a stall.
+    The prompt is timed once nothing has to be compiled for it.  vLLM compiles some operations at
+    the first request that needs them, and makes no step meanwhile: of a client's request that
+    would count as a stall, as would a long step on a slow machine.
     """
     scored = _warm_up_spec(0, Sampling(max_tokens=2, seed=0, logprobs=1, prompt_logprobs=1))
     for body in (requests.generate(scored, model, attempt=1), requests.prompt_only(scored, model)):
@@ -178,7 +182,7 @@ async def _warm_up(http: LoopbackHttp, model: str) -> float:
         start = time.monotonic()
         await http.post(requests.PATH, requests.prompt_only(plain, model))
         seconds = time.monotonic() - start
-    return seconds
+    return seconds * step_tokens / _WARM_UP_TOKENS
 
 
 def _warm_up_spec(number: int, sampling: Sampling) -> RequestSpec:
