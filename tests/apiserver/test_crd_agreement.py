@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.load import load, parse
 from pdcluster_api.schema.revision import revision_of
 from tests.apiserver.control_plane import ControlPlane
@@ -63,6 +64,16 @@ def test_a_null_section_is_dropped_where_the_model_asks_for_a_value(dry_clusters
 
     assert answer.accepted
     assert "engine" not in answer.content["spec"]
+
+
+def test_null_engine_fields_mean_the_same_as_fields_left_out(dry_clusters: Objects) -> None:
+    document = minimal()
+    nulls = {str(field.alias): None for field in EngineSpec.model_fields.values()}
+    document["spec"]["engine"] = {**nulls, "maxBatchedTokens": 256}
+    document["spec"]["roles"]["decode"]["engine"] = {**nulls, "maxSequences": 16}
+    answer = dry_clusters.create(document, dry_run=True)
+
+    assert answer.accepted, answer.causes
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
