@@ -29,7 +29,6 @@ MAX_HELD_BYTES = 64 << 10
 _SIGNS_OF_LIFE = (
     ("TCP_KEEPIDLE", 5),
     ("TCP_KEEPINTVL", 5),
-    ("TCP_KEEPCNT", 3),
     ("TCP_USER_TIMEOUT", 20_000),
 )
 _GOING = re.compile(rb'"code": ?"(draining|not_ready)"')
