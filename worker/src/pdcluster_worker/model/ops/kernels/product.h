@@ -2,10 +2,9 @@
 #ifndef PRODUCT_H
 #define PRODUCT_H
 
-#include "multiply.h"
+#include "pairs.h"
 #include "threads.h"
 
-#define PAIR 32       /* columns that are packed side by side */
 #define ROW_BLOCK 256 /* rows of x that stay in a core's cache while weights pass by */
 
 /* Weights [columns, depth] as [pairs][steps][2 panels][TILE]; bias: [columns] float32 or NULL. */
@@ -44,6 +43,22 @@ static const char *gather_rows(const char *x, int64_t stride, int64_t rows, int6
 }
 #endif
 
+#if MOST_PANELS == 1
+static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, int64_t last_pair, int64_t row, int64_t last_row) {
+    const weights_of *of = w->weights;
+    const kind out_kind = of->is_wide ? F32 : t;
+    const int64_t steps = steps_of(t, of->depth), x_stride = of->depth * bytes_of(t), out_stride = of->columns * bytes_of(out_kind);
+    const int64_t most = least(ROW_BLOCK, MOST_ROW_BYTES / x_stride / most_rows(t) * most_rows(t)), at_once = most > PAIR ? most : PAIR;
+    float sums[ROW_BLOCK * PAIR] __attribute__((aligned(64)));
+    for (int64_t block = row; block < last_row; block += at_once)
+        for (int64_t p = pair; p < last_pair; p++) {
+            const int64_t rows = least(at_once, last_row - block);
+            multiply_pair(t, w->x + block * x_stride, x_stride, rows, of->tiles + p * steps * 2 * TILE, steps, sums);
+            if (of->is_wide) finish_rows(F32, of, sums, w->out + block * out_stride, rows, p * PAIR);
+            else finish_rows(t, of, sums, w->out + block * out_stride, rows, p * PAIR);
+        }
+}
+#else
 static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, int64_t last_pair, int64_t row, int64_t last_row) {
     const weights_of *of = w->weights;
     const kind out_kind = of->is_wide ? F32 : t;
@@ -71,6 +86,7 @@ static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, in
     }
     end_tiles(&tiles);
 }
+#endif
 
 static void product_region(void *data) {
     product_work *w = data;
