@@ -3,10 +3,16 @@ fields.
 """
 
 import json
+import re
 from functools import lru_cache
 from typing import Any
 
 import yaml
+
+_OWN_WAYS = re.compile(r'\\|"":|"[^"]{100,}":')
+"""In JSON: characters that it escapes, an empty key, a long key.  These libyaml writes otherwise
+than PyYAML's own emitter does; a file of a running pod must not change.
+"""
 
 
 def yaml_text(value: Any) -> str:
@@ -17,9 +23,17 @@ def yaml_text(value: Any) -> str:
 @lru_cache(maxsize=128)
 def _text(value: str) -> str:
     """Remembered: every reconcile renders the files, and they rarely change."""
-    return yaml.dump(json.loads(value), Dumper=_Dumper, sort_keys=False, default_flow_style=False)
+    dumper = _Dumper if _OWN_WAYS.search(value) else _QuickDumper
+    return yaml.dump(json.loads(value), Dumper=dumper, sort_keys=False, default_flow_style=False)
 
 
 class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+class _QuickDumper(yaml.CSafeDumper):
+    """The same text, by libyaml."""
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
