@@ -6,7 +6,6 @@ volumes, since a member that lost its data cannot come back under its old name.
 Its StatefulSet is recorded like a worker's: a newer operator restarts no etcd.
 """
 
-import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -41,11 +40,7 @@ def render_etcd(
         return ()
     name = etcd_record_name(cluster)
     live = next((record for record in records if record["metadata"]["name"] == name), None)
-    data = (
-        copy.deepcopy(live["data"])
-        if live
-        else {"statefulSet": {"spec": _stateful_set(cluster, owner, site)}}
-    )
+    data = live["data"] if live else {"statefulSet": {"spec": _stateful_set(cluster, owner, site)}}
     labels = cluster_labels(owner.name, ETCD)
     return (
         new_object("apps/v1/ControllerRevision", name, owner, labels, revision=1, data=data),
@@ -54,7 +49,7 @@ def render_etcd(
             f"{owner.name}-etcd",
             owner,
             labels,
-            spec=copy.deepcopy(data["statefulSet"]["spec"]),
+            spec=data["statefulSet"]["spec"],
         ),
         _client_service(owner),
         _peer_service(owner),

@@ -6,7 +6,6 @@ made from it and from nothing else ever after, so a newer operator, which may
 render otherwise, rolls nothing.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,8 +74,11 @@ def render_record(
 def render_workload(
     record: Mapping[str, Any], replicas: int, owner: Owner
 ) -> tuple[Manifest, Manifest]:
-    """StatefulSet and engine ConfigMap of a record, as rendered or as read from the API server."""
-    name, data = record["metadata"]["name"], copy.deepcopy(record["data"])
+    """StatefulSet and engine ConfigMap of a record, as rendered or as read from the API server.
+
+    They share its parts.
+    """
+    name, data = record["metadata"]["name"], record["data"]
     stateful_set, config = data["statefulSet"], data["engineConfig"]
     return (
         new_object(

@@ -33,6 +33,7 @@ _SENT_METADATA = frozenset(
 )
 _ASIDE = frozenset({"metadata", "status"})
 _IDENTITY_METADATA = frozenset({"name", "namespace"})
+_SCALARS = frozenset({str, int, float, bool})
 
 
 def prepared(manifest: Manifest) -> dict[str, Any]:
@@ -213,8 +214,18 @@ def _owned_part(desired: Manifest) -> dict[str, Any]:
 
 def _without_nulls(value: Any) -> Any:
     # most of what there is, and to ask for a Mapping takes long
-    if isinstance(value, str | int | float):
+    kind = type(value)
+    if kind is dict:
+        return {
+            key: item if type(item) is str else _without_nulls(item)
+            for key, item in value.items()
+            if item is not None
+        }
+    if kind is list:
+        return [item if type(item) is str else _without_nulls(item) for item in value]
+    if kind in _SCALARS:
         return value
-    if isinstance(value, dict | Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list | Sequence) else value
+    if isinstance(value, Mapping):
+        return _without_nulls(dict(value))
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return _without_nulls(list(value)) if is_list else value
