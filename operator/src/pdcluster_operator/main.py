@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pdcluster_api.apiserver.client import ApiClient, Limits
 from pdcluster_api.apiserver.connect import MAX_CONNECTIONS, connect
-from pdcluster_api.apiserver.kubernetes_client import Transport
+from pdcluster_api.apiserver.connection import Connection
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_api.manifests.render import Site
@@ -89,7 +89,7 @@ async def _run(settings: Settings) -> int:
             await runner.cleanup()
 
 
-async def _connect(settings: Settings, connections: int = MAX_CONNECTIONS) -> Transport:
+async def _connect(settings: Settings, connections: int = MAX_CONNECTIONS) -> Connection:
     """Connect without proxies: kopf's watch uses none either."""
     return await connect(settings.kubeconfig, proxies=False, connections=connections)
 

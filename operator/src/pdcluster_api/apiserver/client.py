@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.connection import Connection
 from pdcluster_api.apiserver.errors import (
     ClusterError,
     ConflictError,
@@ -26,18 +27,16 @@ from pdcluster_api.apiserver.errors import (
     error_of,
 )
 from pdcluster_api.apiserver.kinds import POD, Kind
-from pdcluster_api.apiserver.kubernetes_client import Transport
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.backoff import Backoff
-from pdcluster_api.quick_json import decoded, encoded_as_yaml
+from pdcluster_api.quick_json import decoded, encoded, encoded_as_yaml
 from pdcluster_api.schema.labels import FIELD_MANAGER
 
 logger = logging.getLogger(__name__)
 
-APPLY = "application/apply-patch+yaml; charset=utf-8"
-"""JSON is YAML.  With its charset the type is not one whose bodies the Kubernetes client encodes by
-itself, which takes several times as long.
-"""
+APPLY = "application/apply-patch+yaml"
+"""JSON is YAML."""
+
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 JSON = "application/json"
@@ -109,17 +108,14 @@ class ApiClient:
 
     def __init__(
         self,
-        transport: Transport,
+        connection: Connection,
         metrics: ApiMetrics,
         limits: Limits | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._transport, self._metrics, self._limits, self._sleep = (
-            transport,
-            metrics,
-            limits or Limits(),
-            sleep,
-        )
+        self._connection, self._metrics, self._sleep = connection, metrics, sleep
+        self._limits = limits or Limits()
+        self._timeout = aiohttp.ClientTimeout(total=self._limits.timeout_seconds)
 
     async def __aenter__(self) -> "ApiClient":
         return self
@@ -129,7 +125,7 @@ class ApiClient:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._transport.close()  # type: ignore[no-untyped-call]  # its annotations are partial
+        await self._connection.close()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Body:
         """One object.  Raises NotFoundError."""
@@ -316,9 +312,8 @@ class ApiClient:
     async def _try(self, request: Request) -> Body:
         code = 0
         started = time.monotonic()
-        timeout = aiohttp.ClientTimeout(total=self._limits.timeout_seconds)
         try:
-            response = await self._exchange(request, timeout)
+            response = await self._exchange(request, self._timeout)
             code, content = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise _no_answer(e) from e
@@ -332,24 +327,19 @@ class ApiClient:
     async def _exchange(
         self, request: Request, timeout: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
-        """Send a request; returns when the head of its answer is there.
-
-        The body does not go through `param_serialize`, which would copy it value by value.
-        """
-        method, url, headers, _, _ = await self._transport.param_serialize(
+        """Send a request; returns when the head of its answer is there."""
+        kind, content = request.content_type, request.body
+        body = None
+        if content is not None:
+            body = encoded_as_yaml(content) if kind == APPLY else encoded(content)
+        return await self._connection.send(
             request.method,
             request.path,
-            query_params=list(request.query.items()),
-            header_params={"Content-Type": request.content_type, "Accept": JSON},
-            auth_settings=["BearerToken"],
+            request.query,
+            content_type=kind,
+            body=body,
+            timeout=timeout,
         )
-        is_applied = request.content_type == APPLY
-        body = encoded_as_yaml(request.body) if is_applied else request.body
-        answer = await self._transport.call_api(
-            method, url, headers, body, _request_timeout=timeout
-        )
-        response: aiohttp.ClientResponse = answer.response
-        return response
 
 
 def _named(kind: Kind) -> Body:

@@ -4,15 +4,14 @@ from pathlib import Path
 
 from yaml import YAMLError
 
+from pdcluster_api.apiserver.connection import Connection
 from pdcluster_api.apiserver.kubernetes_client import (
     ConfigException,
     Configuration,
-    Transport,
     load_incluster_config,
     load_kube_config,
 )
 from pdcluster_api.errors import StartError
-from pdcluster_api.schema.labels import FIELD_MANAGER
 
 MAX_CONNECTIONS = 32
 
@@ -23,7 +22,7 @@ async def connect(
     *,
     proxies: bool = True,
     connections: int = MAX_CONNECTIONS,
-) -> Transport:
+) -> Connection:
     """Open a connection pool; None = with the ServiceAccount of this pod, whose token is read
     again.
 
@@ -36,7 +35,6 @@ async def connect(
     """
     configuration = Configuration()
     configuration.connection_pool_maxsize = connections
-    configuration.client_session_kwargs = {"trust_env": proxies}
     try:
         if kubeconfig is None:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -47,7 +45,7 @@ async def connect(
                 client_configuration=configuration,
                 persist_config=False,
             )
-        transport = Transport(configuration)
+        return Connection(configuration, proxies=proxies)
     # all that its reader raises of a wrong file
     except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:
         source = (
@@ -58,5 +56,3 @@ async def connect(
         raise StartError(
             f"{source}: {e}; set KUBECONFIG to a working file, or run in a pod", exit_code=2
         ) from e
-    transport.user_agent = FIELD_MANAGER
-    return transport

@@ -13,8 +13,8 @@ if "kubernetes" not in sys.modules:
     assert _found is not None, "the package kubernetes is not installed"
     sys.modules["kubernetes"] = importlib.util.module_from_spec(_found)
 
-from kubernetes.aio.client.api_client import ApiClient as Transport
 from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config import (
     list_kube_config_contexts,
     load_incluster_config,
@@ -25,7 +25,7 @@ from kubernetes.aio.config.config_exception import ConfigException
 __all__ = [
     "ConfigException",
     "Configuration",
-    "Transport",
+    "RESTClientObject",
     "list_kube_config_contexts",
     "load_incluster_config",
     "load_kube_config",

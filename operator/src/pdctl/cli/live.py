@@ -126,8 +126,8 @@ def ask(place: Place, question: Callable[[ApiClient], Awaitable[Result]]) -> Res
     """The answer of the API server.  Raises StartError when it cannot be asked."""
 
     async def connected() -> Result:
-        transport = await connect(place.file(), place.context)
-        async with ApiClient(transport, ApiMetrics(CollectorRegistry()), _LIMITS) as client:
+        connection = await connect(place.file(), place.context)
+        async with ApiClient(connection, ApiMetrics(CollectorRegistry()), _LIMITS) as client:
             return await question(client)
 
     try:

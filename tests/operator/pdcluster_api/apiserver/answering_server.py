@@ -12,7 +12,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.client import ApiClient, Limits
-from pdcluster_api.apiserver.kubernetes_client import Configuration, Transport
+from pdcluster_api.apiserver.connection import Connection
+from pdcluster_api.apiserver.kubernetes_client import Configuration
 from pdcluster_api.apiserver.metrics import ApiMetrics
 
 Answer = Callable[[web.Request], Awaitable[web.Response]]
@@ -41,7 +42,7 @@ class AnsweringServer:
         configuration = Configuration()
         configuration.host = self.url
         self.client = ApiClient(
-            Transport(configuration), ApiMetrics(self.registry), self.limits, self._sleep
+            Connection(configuration), ApiMetrics(self.registry), self.limits, self._sleep
         )
         return self
 

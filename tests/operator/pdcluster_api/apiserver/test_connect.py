@@ -39,8 +39,10 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_proxies_of_the_environment_count_where_they_are_asked_for(tmp_path: Path):
     async with AnsweringServer([says(200, BODY)]) as server:
-        transport = await connect(kubeconfig(tmp_path, server.url))
-        async with ApiClient(transport, ApiMetrics(CollectorRegistry()), Limits(tries=1)) as client:
+        connection = await connect(kubeconfig(tmp_path, server.url))
+        async with ApiClient(
+            connection, ApiMetrics(CollectorRegistry()), Limits(tries=1)
+        ) as client:
             with pytest.raises(UnavailableError, match="does not answer"):
                 await client.get(SERVICE, "x", "chat")
         assert server.seen == []
@@ -48,6 +50,6 @@ async def test_proxies_of_the_environment_count_where_they_are_asked_for(tmp_pat
 
 async def test_without_proxies_the_way_is_straight(tmp_path: Path):
     async with AnsweringServer([says(200, BODY)]) as server:
-        transport = await connect(kubeconfig(tmp_path, server.url), proxies=False)
-        async with ApiClient(transport, ApiMetrics(CollectorRegistry())) as client:
+        connection = await connect(kubeconfig(tmp_path, server.url), proxies=False)
+        async with ApiClient(connection, ApiMetrics(CollectorRegistry())) as client:
             assert await client.get(SERVICE, "x", "chat") == BODY

@@ -1,4 +1,4 @@
-"""YAML text of files in ConfigMaps: that of PyYAML's own emitter, whoever writes it."""
+"""YAML text of files in ConfigMaps: that of PyYAML's own emitter, also where libyaml writes it."""
 
 import string
 from typing import Any

@@ -1,0 +1,72 @@
+"""Connections to one API server, and how we log in at it.
+
+The Kubernetes client reads the configuration and renews tokens.  Its own way to send a request
+copies and checks each header and parameter, which takes as long as aiohttp's whole sending.
+"""
+
+from collections.abc import Mapping
+
+import aiohttp
+from yarl import URL
+
+from pdcluster_api.apiserver.kubernetes_client import Configuration, RESTClientObject
+from pdcluster_api.schema.labels import FIELD_MANAGER
+
+READ_BYTES = 2**21
+"""A line of a watch is a whole object, and aiohttp refuses one that is longer than its buffer."""
+
+
+class Connection:
+    """A pool of connections.  Make it on a running loop, and `close` it.
+
+    proxies: those of the environment count
+    """
+
+    def __init__(self, configuration: Configuration, *, proxies: bool = True) -> None:
+        # which has the TLS of the configuration, and connects nothing by itself
+        context = RESTClientObject(configuration).ssl_context
+        self._configuration = configuration
+        self._fixed = {"User-Agent": FIELD_MANAGER, "Accept": "application/json"}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=configuration.connection_pool_maxsize, ssl=context
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            proxy=configuration.proxy,
+            read_bufsize=READ_BYTES,
+            trust_env=proxies,
+        )
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        content_type: str,
+        body: bytes | None,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        """Send a request; returns when the head of its answer is there.
+
+        Raises aiohttp.ClientError, TimeoutError and OSError.
+        """
+        headers = {**self._fixed, "Content-Type": content_type}
+        token = await self._configuration.get_api_key_with_prefix(
+            "BearerToken", alias="authorization"
+        )
+        if token:
+            headers["Authorization"] = token
+        return await self._session.request(
+            method,
+            URL(self._configuration.host + path).with_query(query),
+            headers=headers,
+            data=body,
+            timeout=timeout,
+            server_hostname=self._configuration.tls_server_name,
+            proxy_headers=self._configuration.proxy_headers,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
