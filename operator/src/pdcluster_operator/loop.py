@@ -94,7 +94,8 @@ class Loop:
         )
         asking = Asking(self._verifier, settings.worker_port)
         self._sessions = Sessions(session_maker(client, etcd, scaling, asking, self.add))
-        actor = Actor(client, self.cache, settings.site, etcd, Events(client, settings.identity))
+        events = Events(client, settings.identity)
+        actor = Actor(client, self.cache, settings.site, etcd, events, room=self._runner.room)
         self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 

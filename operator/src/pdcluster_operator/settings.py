@@ -47,7 +47,7 @@ class Settings:
     resync_seconds:   how often everything is listed and looked at again
     remove_older_monitors: the chart has monitors of all PDClusters, so those of each are removed
     concurrency:      PDClusters worked on at once at most: another is begun only beside one that
-                      waits
+                      writes no objects, or waits
     http_port:        of probes and metrics; 0 = any, for tests
     kubeconfig:       path to reach the API server from outside of a pod; None = as its
                       ServiceAccount

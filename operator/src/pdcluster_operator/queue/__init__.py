@@ -1,1 +1,1 @@
-"""Choose which PDCluster is reconciled next, and when: the queue, its runners, and the resync."""
+"""Choose which PDCluster is reconciled next, and when: the queue, its runner, and the resync."""

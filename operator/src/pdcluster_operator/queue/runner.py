@@ -1,11 +1,11 @@
-"""Queue runners: take keys from the queue and work on them, a bounded number at once, until
+"""The queue runner: takes keys from the queue and works on them, a bounded number at once, until
 stopped.
 
-Work on a key keeps processor and API server busy, so a second one beside it
-would make both slower and nothing sooner; only beside work that takes long,
-because it waits (for a webhook, a busy server, an etcd), another is begun.
-A key whose work raises is tried again after the queue's back-off; the error is
-logged and counted, and ends nothing else.
+Work that writes objects keeps processor and API server busy, so a second one beside it would make
+both slower and nothing sooner.  Another is begun only beside one that reads or reports
+(`room`), and beside work that takes long, because it waits for a webhook, a busy server or an etcd
+(docs/design/overlapping-reconciles.md).  A key whose work raises is tried again after the queue's
+back-off; the error is logged and counted, and ends nothing else.
 """
 
 import asyncio
@@ -14,11 +14,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from pdcluster_api.apiserver.body import Key
+from pdcluster_operator.queue.room import Room
 from pdcluster_operator.queue.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
+AT_ONCE = 2
+"""Keys in work that are not taken to be waiting, where there is room."""
+
 BLOCKED_AFTER_SECONDS = 0.5
 """Age of work that is taken to be waiting: some times the duration of a reconcile that makes
 everything.
@@ -42,66 +47,71 @@ class Done:
 
 @dataclass
 class QueueRunner:
-    """`num_workers` tasks that share one queue.
+    """Works on the keys of one queue.
 
     work:          what is done for a key
     on_error:      called with every exception of `work`
-    waits_seconds: the age of work beside which more is begun
+    most:          keys in work at a time
+    room:          for another beside one
+    waits_seconds: the age of work that is taken to be waiting
     """
 
     work: Callable[[Key], Awaitable[Done]]
     on_error: Callable[[], None]
-    num_workers: int
+    most: int
     queue: WorkQueue[Key] = field(default_factory=WorkQueue)
     clock: Callable[[], float] = time.monotonic
+    room: Room = field(default_factory=Room)
     waits_seconds: float = BLOCKED_AFTER_SECONDS
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: bool = False
 
+    def __post_init__(self) -> None:
+        self.room.on_free = self._wake.set
+
     def add(self, key: Key) -> None:
         """Enqueue a key now."""
-        self.queue.add(key, self.clock())
-        self._wake.set()
+        now = self.clock()
+        self.queue.add(key, now)
+        if self._free_at(now) <= now:
+            self._wake.set()
 
     async def run(self) -> None:
         """Work until `stop`; the keys in work are finished first."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(self.num_workers):
-                group.create_task(self._loop())
+            while not self._stopping:
+                now = self.clock()
+                key = None if self._free_at(now) > now else self.queue.take(now)
+                if key is None:
+                    await self._sleep()
+                else:
+                    group.create_task(self._work_on(key), name=f"work on {key}")
+                    # work that finds nothing to do never waits, and a thousand keys in a row would
+                    # stop all else
+                    await asyncio.sleep(0)
 
     def stop(self) -> None:
         """Take no further key."""
         self._stopping = True
         self._wake.set()
 
-    async def _loop(self) -> None:
-        while not self._stopping:
-            free_at = self._free_at()
-            key = None if free_at > self.clock() else self.queue.take(self.clock())
-            if key is None:
-                await self._sleep(free_at)
-            else:
-                await self._work_on(key)
-                # work that finds nothing to do never waits, and a thousand keys in a row would stop
-                # all else
-                await asyncio.sleep(0)
-
-    def _free_at(self) -> float:
-        """Time when all work will be waiting, so that more may be begun; work that ends earlier
-        wakes it.
+    def _free_at(self, now: float) -> float:
+        """Time when another key may be begun, if none in work ends before; work that ends wakes
+        the runner.
         """
-        now = self.clock()
-        return max(
-            (now - age + self.waits_seconds for _, age in self.queue.in_work(now)), default=now
-        )
+        since = sorted(now - age for _, age in self.queue.in_work(now))
+        if len(since) >= self.most:
+            return inf
+        at_once = AT_ONCE if self.room.is_free else 1
+        return now if len(since) < at_once else max(now, since[-at_once] + self.waits_seconds)
 
-    async def _sleep(self, free_at: float) -> None:
+    async def _sleep(self) -> None:
         self._wake.clear()
-        next_at = self.clock() if self.queue.depth else self.queue.next_at()
+        now = self.clock()
+        next_at = now if self.queue.depth else self.queue.next_at()
+        until = inf if next_at is None else max(next_at, self._free_at(now))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(
-                None if next_at is None else max(next_at, free_at) - self.clock()
-            ):
+            async with asyncio.timeout(None if until == inf else until - now):
                 await self._wake.wait()
 
     async def _work_on(self, key: Key) -> None:

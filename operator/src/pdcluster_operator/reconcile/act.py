@@ -21,6 +21,7 @@ from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.plan.result import ClusterPlan, Event
 from pdcluster_api.schema.conditions import APPLY_FAILED
 from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.queue.room import Room
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.look import Look, owner_of
@@ -66,7 +67,11 @@ class Acted:
 
 @dataclass
 class Actor:
-    """Writes for all PDClusters.  now: wall-clock time, in UTC"""
+    """Writes for all PDClusters.
+
+    now:  wall-clock time, in UTC
+    room: for another reconcile: none while objects are written
+    """
 
     client: ApiClient
     cache: Cache
@@ -74,6 +79,7 @@ class Actor:
     etcd: EtcdRequests
     events: Events
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    room: Room = field(default_factory=Room)
     _statuses: Statuses = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -179,7 +185,8 @@ class Actor:
         """Return the refused writes, and the conflict."""
         conflict = None
         try:
-            refused = await apply(self.client, actions, partial(self._learn, session))
+            with self.room.taken():
+                refused = await apply(self.client, actions, partial(self._learn, session))
         except UnsettledError as e:
             refused, conflict = list(e.failures), e
         session.contested.written(actions, refused)

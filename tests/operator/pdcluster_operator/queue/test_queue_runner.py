@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.backoff import Backoff
 from pdcluster_operator.queue.runner import Done, QueueRunner
@@ -30,11 +32,11 @@ class Recorder:
 
 
 def start(
-    recorder: Recorder, num_workers: int, waits_seconds: float = 0.0
+    recorder: Recorder, most: int, waits_seconds: float = 0.0
 ) -> tuple[QueueRunner, asyncio.Task[None]]:
     queue: WorkQueue[Key] = WorkQueue(Backoff(first=0.01, most=0.01))
     runner = QueueRunner(
-        recorder.work, recorder.on_error, num_workers, queue=queue, waits_seconds=waits_seconds
+        recorder.work, recorder.on_error, most, queue=queue, waits_seconds=waits_seconds
     )
     return runner, asyncio.create_task(runner.run())
 
@@ -45,7 +47,7 @@ async def finish(runner: QueueRunner, task: asyncio.Task[None]) -> None:
         await task
 
 
-async def test_no_more_keys_are_in_work_than_there_are_workers():
+async def test_no_more_keys_are_in_work_than_the_bound():
     recorder = Recorder()
     runner, task = start(recorder, 2)
     for key in (A, B, C):
@@ -114,32 +116,88 @@ async def test_stop_lets_the_work_in_hand_end_and_takes_nothing_more():
     assert runner.queue.depth == 1
 
 
-async def test_nothing_is_begun_beside_work_that_keeps_the_machine_busy():
+async def test_two_are_in_work_and_a_third_waits_for_the_end_of_one():
     recorder = Recorder()
-    runner, task = start(recorder, 2, waits_seconds=3600.0)
-    runner.add(A)
-    runner.add(B)
+    runner, task = start(recorder, 4, waits_seconds=3600.0)
+    for key in (A, B, C):
+        runner.add(key)
     async with asyncio.timeout(10):
-        assert await recorder.started.get() == A
+        assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
         for _ in range(10):
             await asyncio.sleep(0)
         assert (recorder.started.empty(), runner.queue.depth) == (True, 1)
         await recorder.ends.put(Done())
+        assert await recorder.started.get() == C
+    for _ in range(2):
+        await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
+async def test_nothing_is_begun_beside_work_that_takes_the_room_until_it_leaves_it():
+    recorder = Recorder()
+    runner, task = start(recorder, 4, waits_seconds=3600.0)
+    async with asyncio.timeout(10):
+        with runner.room.taken():
+            for key in (A, B):
+                runner.add(key)
+            assert await recorder.started.get() == A
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert (recorder.started.empty(), runner.queue.depth) == (True, 1)
         assert await recorder.started.get() == B
-    await recorder.ends.put(Done())
+    for _ in range(2):
+        await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
+async def test_work_that_waits_is_no_hindrance_though_it_takes_the_room():
+    recorder = Recorder()
+    runner, task = start(recorder, 4, waits_seconds=0.01)
+    async with asyncio.timeout(10):
+        with runner.room.taken():
+            for key in (A, B, C):
+                runner.add(key)
+            assert [await recorder.started.get() for _ in range(3)] == [A, B, C]
+    for _ in range(3):
+        await recorder.ends.put(Done())
     await finish(runner, task)
 
 
 async def test_more_is_begun_beside_work_that_waits():
     recorder = Recorder()
-    runner, task = start(recorder, 2, waits_seconds=0.01)
-    runner.add(A)
-    runner.add(B)
+    runner, task = start(recorder, 3, waits_seconds=0.01)
+    for key in (A, B, C):
+        runner.add(key)
     async with asyncio.timeout(10):
-        assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
-    for _ in range(2):
+        assert [await recorder.started.get() for _ in range(3)] == [A, B, C]
+    for _ in range(3):
         await recorder.ends.put(Done())
     await finish(runner, task)
+
+
+async def test_a_key_that_is_due_by_its_time_waits_for_the_end_of_work_too():
+    recorder = Recorder()
+    runner, task = start(recorder, 1)
+    runner.add(A)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+        runner.queue.add_at(B, 0.0)
+        await recorder.ends.put(Done())
+        assert await recorder.started.get() == B
+        await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
+async def test_work_in_hand_is_cancelled_with_the_runner():
+    recorder = Recorder()
+    runner, task = start(recorder, 2)
+    runner.add(A)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert not [each for each in asyncio.all_tasks() if "work on" in each.get_name()]
 
 
 async def test_work_that_never_waits_leaves_turns_to_everything_else():
