@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, CONFIG_MAP, POOL_SCALER, SECRET, SERVICE
+from pdcluster_api.apiserver.kinds import (
+    CHILD_OF_NAME,
+    CONFIG_MAP,
+    CONTROLLER_REVISION,
+    POOL_SCALER,
+    SECRET,
+    SERVICE,
+)
 from pdcluster_api.schema.labels import SEEN_REPLICAS
 from pdcluster_operator.writes.actions import ObjectName
 from tests.apiserver import cluster_objects as objects
@@ -350,6 +357,37 @@ async def test_a_record_cannot_be_edited(
     await connection.converge(owner, [objects.record(owner)])
     with pytest.raises(KubectlError, match="field is immutable"):
         kubectl("patch", RECORD, "-p", '{"data":{"other":1}}')
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "<a href='x'>&amp;</a>",
+        'é \u2028\u2029 \U0001f600 \x7f \x85 \ufeff \\ " \t\n\x01\b\f',
+        [0.1, 1e21, 1e20, -1.5e-9, 1.0, -0.0, 5e-324],
+        [2**53 + 1, 2**63 - 1, -(2**63), 10**20, 10**22],
+        {"é": 1, "z": 2, "A": 3, "a": {"b": {}, "a": []}, "": 4, "<": 5},
+        [None, {"a": [None, True, False]}],
+    ],
+    ids=["html", "text", "floats", "integers", "keys", "constants"],
+)
+async def test_labels_of_a_record_can_be_changed_whatever_it_holds(
+    connection: Connection, owner: Body, kubectl: Callable[..., str], value: object
+):
+    desired = objects.record(owner)
+    desired["data"]["awkward"] = value
+    assert await connection.converge(owner, [desired]) == []
+    for patch in ("merge", "strategic"):
+        labels = f'{{"metadata":{{"labels":{{"added-by":"{patch}"}}}}}}'
+        kubectl("patch", RECORD, "--type", patch, "-p", labels)
+    kubectl("annotate", RECORD, "added=yes")
+    kubectl("label", RECORD, "app.kubernetes.io/managed-by-")
+    assert await connection.converge_knowing(owner, [desired], []) == []
+    live = await connection.get(
+        CONTROLLER_REVISION, owner["metadata"]["namespace"], objects.WORKLOAD
+    )
+    assert live["data"] == desired["data"]
+    assert live["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "pdcluster-operator"
 
 
 async def test_a_secret_is_written_once_and_again_when_asked(connection: Connection, owner: Body):

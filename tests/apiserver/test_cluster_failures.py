@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pdcluster_api.apiserver.client import Limits
 from pdcluster_api.apiserver.connect import connect
@@ -55,6 +56,21 @@ async def test_a_missing_right_is_told_and_stops_nothing_else(
     assert (failure.object, failure.reason) == ("Service chat", conditions.FORBIDDEN)
     assert f'User "little-{namespace}" cannot patch resource "services"' in failure.message
     assert "ClusterRole" in failure.message
+
+
+async def test_the_certificate_has_to_be_of_the_name_in_the_kubeconfig(
+    control_plane: ControlPlane, tmp_path: Path, namespace: str
+):
+    config = yaml.safe_load(control_plane.kubeconfig.read_text())
+    path = tmp_path / "kubeconfig"
+    for name in ("kubernetes.default.svc", "elsewhere.example"):
+        config["clusters"][0]["cluster"]["tls-server-name"] = name
+        path.write_text(yaml.safe_dump(config))
+        async with connected(path, QUICK) as connection:
+            asked = connection.get(CONFIG_MAP, namespace, "chat-policy")
+            wrong = name == "elsewhere.example"
+            with pytest.raises(UnavailableError if wrong else NotFoundError):
+                await asked
 
 
 async def test_nothing_is_deleted_while_the_service_is_not_as_it_should_be(

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -17,6 +18,11 @@ _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Characters that JSON may have in a string as they are, and YAML refuses or takes for an end of
 line.
 """
+
+_UNLIKE_GO = re.compile(r"[:,[]-?[0-9]+(?:[.eE]|(?<=[0-9]{19}))")
+"""A number, perhaps, that Go writes otherwise: a float, or an integer of 19 digits."""
+_STRING_OR_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*')
+_ESCAPED_BY_GO = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
 
 
 def encoded(value: Any) -> bytes:
@@ -40,6 +46,36 @@ def encoded_as_yaml(value: Any) -> bytes:
     if text.isascii() and b"\x7f" not in text:
         return text
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text.decode()).encode()
+
+
+def encoded_as_stored(value: Any) -> bytes:
+    """A value as the API server itself writes it: keys in their order, numbers by Go's rules.
+
+    What it keeps byte for byte, as the data of a ControllerRevision, then stays as it is when
+    another field is changed.
+    """
+    with _depth_bounded():
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    if _UNLIKE_GO.search(text):
+        text = _STRING_OR_NUMBER.sub(lambda found: _number_of_go(found[0]), text)
+    return text.translate(_ESCAPED_BY_GO).encode()
+
+
+def _number_of_go(text: str) -> str:
+    """A number as Go's encoding/json writes it; a string is left as it is.
+
+    An integer of more than 64 bits is a float there.
+    """
+    if text.startswith('"') or (text.lstrip("-").isdecimal() and -(2**63) <= int(text) < 2**63):
+        return text
+    number = float(text)
+    if number == 0:
+        return "0"
+    if 1e-6 <= abs(number) < 1e21:
+        digits = format(Decimal(repr(number)), "f")
+        return digits.removesuffix(".0")
+    mantissa, _, exponent = repr(number).partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent):+03d}".replace("e-0", "e-")
 
 
 def decoded(content: bytes) -> Any:

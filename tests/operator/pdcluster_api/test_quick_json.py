@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_api.quick_json import decoded, encoded, encoded_as_yaml
+from pdcluster_api.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(),
@@ -21,6 +21,7 @@ def test_a_value_comes_back(value: object):
     assert decoded(encoded(value)) == value
     assert json.loads(encoded(value)) == value
     assert json.loads(encoded_as_yaml(value)) == value
+    assert json.loads(encoded_as_stored(value)) == value
 
 
 @given(st.text())
@@ -37,6 +38,39 @@ def test_an_emoji_is_written_as_it_is():
     assert encoded_as_yaml("\U0001f600") == '"\U0001f600"'.encode()
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1, "0.1"),
+        (-2.5, "-2.5"),
+        (1.0, "1"),
+        (-0.0, "0"),
+        (1e-6, "0.000001"),
+        (1e-7, "1e-7"),
+        (1.5e-10, "1.5e-10"),
+        (1e16, "10000000000000000"),
+        (1.2345678901234568e20, "123456789012345680000"),
+        (1e21, "1e+21"),
+        (-2.5e300, "-2.5e+300"),
+        (2**63 - 1, "9223372036854775807"),
+        (2**63, "9223372036854776000"),
+        (-(2**63), "-9223372036854775808"),
+        (10**19 + 1, "10000000000000000000"),
+        (10**21, "1e+21"),
+        ("1e21 :1.0 [2.0", '"1e21 :1.0 [2.0"'),
+        ('"1.0', '"\\"1.0"'),
+        ("<a & b>", r'"\u003ca \u0026 b\u003e"'),
+        ("é\u2028\U0001f600\x7f\n\x1f", '"é\\u2028\U0001f600\x7f\\n\\u001f"'),
+        (
+            {"b": None, "é": [{}, []], "B": {"b": 1, "a": [1.0]}},
+            '{"B":{"a":[1],"b":1},"b":null,"é":[{},[]]}',
+        ),
+    ],
+)
+def test_a_value_is_written_as_the_api_server_stores_it(value: object, text: str):
+    assert encoded_as_stored({"key": value}) == f'{{"key":{text}}}'.encode()
+
+
 def nested(levels: int) -> object:
     value: object = "é\u2028"
     for _ in range(levels):
@@ -51,12 +85,17 @@ def test_a_value_of_many_levels_comes_back(levels: int):
     # compared as text: Python compares values only to some depth
     assert encoded(decoded(encoded(value))) == encoded(value)
     assert json.loads(encoded_as_yaml(value)) == value
+    assert json.loads(encoded_as_stored(value)) == value
 
 
 def test_too_many_levels_are_a_value_error_with_their_limit():
     value, content = nested(5000), b'{"a":' * 9000 + b"1" + b"}" * 9000
 
-    for fails in (lambda: encoded(value), lambda: decoded(content)):
+    for fails in (
+        lambda: encoded(value),
+        lambda: encoded_as_stored(value),
+        lambda: decoded(content),
+    ):
         with pytest.raises(ValueError, match="fewer than 900"):
             fails()
 

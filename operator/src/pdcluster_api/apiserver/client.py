@@ -29,7 +29,7 @@ from pdcluster_api.apiserver.errors import (
 from pdcluster_api.apiserver.kinds import POD, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.backoff import Backoff
-from pdcluster_api.quick_json import decoded, encoded, encoded_as_yaml
+from pdcluster_api.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml
 from pdcluster_api.schema.labels import FIELD_MANAGER
 
 logger = logging.getLogger(__name__)
@@ -328,18 +328,24 @@ class ApiClient:
         self, request: Request, timeout: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
         """Send a request; returns when the head of its answer is there."""
-        kind, content = request.content_type, request.body
-        body = None
-        if content is not None:
-            body = encoded_as_yaml(content) if kind == APPLY else encoded(content)
         return await self._connection.send(
             request.method,
             request.path,
             request.query,
-            content_type=kind,
-            body=body,
+            content_type=request.content_type,
+            body=_encoded(request),
             timeout=timeout,
         )
+
+
+def _encoded(request: Request) -> bytes | None:
+    if request.body is None:
+        return None
+    if request.content_type == APPLY:
+        return encoded_as_yaml(request.body)
+    # A ControllerRevision's data is kept byte for byte, and every later patch is refused if
+    # the API server writes it otherwise.
+    return encoded_as_stored(request.body) if request.verb == "create" else encoded(request.body)
 
 
 def _named(kind: Kind) -> Body:

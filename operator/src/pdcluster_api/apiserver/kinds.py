@@ -17,7 +17,7 @@ class Manner(Enum):
     """Treatment of a kind by the operator (`writes.diff`).
 
     APPLIED: server-side apply, its drift reverted, deleted when not wanted
-    RECORD:  applied once; its content never changes, and it is deleted when not wanted
+    RECORD:  created once; its content never changes, and it is deleted when not wanted
     KEPT:    applied once, again only on request, and left to the owner reference to delete
     REQUEST: created once, patched where it must change, since its spec is the user's; deleted when
              not wanted

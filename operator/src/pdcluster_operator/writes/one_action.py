@@ -98,15 +98,11 @@ async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Actio
 
 
 async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
-    if action.kind.manner is Manner.REQUEST:
+    if action.kind.manner in (Manner.REQUEST, Manner.RECORD):
         on_answer(action.kind, await client.create(action.kind, action.desired))
         return None
-    # Apply alone would quietly add to a foreign object, and none of them is among the children that
-    # were observed.
-    # A record is applied too: create would keep `data` byte for byte as it was sent, and every
-    # later patch, of a label,
-    # is refused then: the server writes it otherwise and takes that for a change of what may not
-    # change.
+    # Drift is found by the managed fields of an apply.  It alone would quietly add to a foreign
+    # object, and none of them is among the children that were observed.
     metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
     on_answer(
         action.kind,
