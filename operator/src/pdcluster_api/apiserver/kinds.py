@@ -1,7 +1,8 @@
 """The kinds of objects that the operator reads or makes, in one table.
 
-The order of the table is the order in which the operator makes objects: what a
-pod needs before the pods, and the Services, which move traffic, last.
+The order of the table is the order in which the operator writes objects: what a
+pod needs before the pods, and the Services, which move traffic, last.  `writes.actions` says which
+of them need not wait.
 """
 
 from dataclasses import dataclass

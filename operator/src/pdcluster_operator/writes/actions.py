@@ -6,7 +6,13 @@ from enum import Enum
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pdcluster_api.apiserver.kinds import CHILDREN, POD_DISRUPTION_BUDGET, STATEFUL_SET, Kind
+from pdcluster_api.apiserver.kinds import (
+    CHILDREN,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+    STATEFUL_SET,
+    Kind,
+)
 
 POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
 """Place of each kind in the order in which children are made."""
@@ -67,8 +73,9 @@ class Action:
 def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
     """Actions that need not wait for each other, stage by stage.
 
-    First the needs of a pod, then StatefulSets, then Services; then deletions:
-    StatefulSets, and all that they use.  A disruption budget is deleted first of all.
+    First the needs of a pod, and Services that are not there, by which no request goes
+    anywhere else; then StatefulSets, then Services that change; then deletions: StatefulSets, and
+    all that they use.  A disruption budget is deleted first of all.
     """
     return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
 
@@ -85,4 +92,6 @@ def _stage(action: Action) -> tuple[bool, int]:
     position, stateful_sets = POSITIONS[action.kind.name], POSITIONS[STATEFUL_SET.name]
     if is_held(action):
         return True, int(position != stateful_sets)
+    if action.kind is SERVICE and action.verb is Verb.CREATE:
+        return False, -1
     return False, (position > stateful_sets) - (position < stateful_sets)

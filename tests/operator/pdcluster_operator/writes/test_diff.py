@@ -68,11 +68,27 @@ def test_stages_keep_the_order_that_matters():
             "PDPoolScaler",
             "PodDisruptionBudget",
             "Secret",
+            "Service",
             "ServiceAccount",
         ],
         ["StatefulSet"],
-        ["Service"],
     ]
+
+
+def test_a_service_that_moves_traffic_is_changed_after_the_stateful_sets():
+    everything = objects.everything(OWNER)
+    live = [as_applied(manifest) for manifest in everything if manifest["kind"] != "StatefulSet"]
+    wanted = [
+        {**manifest, "spec": {**manifest["spec"], "selector": {"to": "others"}}}
+        if manifest["kind"] == "Service"
+        else manifest
+        for manifest in everything
+    ]
+    staged = [
+        {(action.verb, action.kind.name) for action in stage}
+        for stage in stages(diff(UID, wanted, live))
+    ]
+    assert staged == [{(Verb.CREATE, "StatefulSet")}, {(Verb.APPLY, "Service")}]
 
 
 def test_stages_delete_last_and_stateful_sets_before_what_they_use():
@@ -83,13 +99,12 @@ def test_stages_delete_last_and_stateful_sets_before_what_they_use():
         {(action.verb, action.kind.name) for action in stage}
         for stage in stages(diff(UID, kept, live))
     ]
-    budget, *others = staged
-    # a pod that has the new one beside it is never evicted
-    assert budget == {(Verb.DELETE, "PodDisruptionBudget")}
-    assert others[:2] == [{(Verb.CREATE, "Service")}, {(Verb.DELETE, "StatefulSet")}]
-    assert (Verb.DELETE, "ConfigMap") in others[2]
-    assert {verb for verb, _ in others[2]} == {Verb.DELETE}
-    assert len(others) == 3
+    first, sets, others = staged
+    # a pod that has the new budget beside the old one is never evicted
+    assert first == {(Verb.DELETE, "PodDisruptionBudget"), (Verb.CREATE, "Service")}
+    assert sets == {(Verb.DELETE, "StatefulSet")}
+    assert (Verb.DELETE, "ConfigMap") in others
+    assert {verb for verb, _ in others} == {Verb.DELETE}
 
 
 def test_only_what_is_named_is_seen_until_what_it_owns_is_gone():
