@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -44,6 +45,11 @@ WATCH_CONNECTIONS = 0
 LEASE_LIMITS = Limits(timeout_seconds=3.0, tries=2)
 """Well below the time after which an unrenewed Lease is lost."""
 
+TLS_BUFFER_BYTES = 2**16
+"""Buffer of each TLS connection for what it reads; asyncio's own 256 KiB are 7 MiB for some thirty
+connections.
+"""
+
 STOP_SECONDS = 10.0
 logger = logging.getLogger("pdcluster_operator")
 
@@ -56,6 +62,7 @@ def main() -> None:
         # what is imported stays, and to look for garbage in it would stop everything for 30 ms each
         # time
         gc.freeze()
+        SSLProtocol.max_size = TLS_BUFFER_BYTES
         sys.exit(asyncio.run(_run(settings)))
     except StartError as e:
         for line in str(e).splitlines():

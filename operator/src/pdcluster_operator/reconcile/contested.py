@@ -51,12 +51,13 @@ class _Fight:
 class Contested:
     """Times of equal writes to the objects of one PDCluster, and those that are fought over.
 
-    _written: of each object the digest of its last write, and the times of the same one before any
-              other
+    _written: of each object, by the hash of its name, the hash of its last write, and the times of
+              the same one before any other.  Hashes, for a new PDCluster has some twenty of them,
+              and few objects are ever fought over
     """
 
     clock: Callable[[], float] = time.monotonic
-    _written: dict[ObjectName, tuple[str, tuple[float, ...]]] = field(default_factory=dict)
+    _written: dict[int, tuple[int, *tuple[float, ...]]] = field(default_factory=dict)
     _fights: dict[ObjectName, _Fight] = field(default_factory=dict)
 
     def sift(
@@ -84,7 +85,8 @@ class Contested:
         for action in actions:
             if action.verb in _REVERTS and str(action) not in names:
                 name, digest = _name(action), _digest(action)
-                self._written[name] = digest, (*self._times(name, digest), now)
+                times = *self._times(name, digest), now
+                self._written[hash(name)] = hash(digest), *times
 
     def _update_fights(self, wanted: Iterable[Action], children: Iterable[Body]) -> None:
         """Drop fights that are over, and add those that are found now."""
@@ -105,8 +107,8 @@ class Contested:
 
     def _times(self, name: ObjectName, digest: str) -> tuple[float, ...]:
         """Times of the same write to the object, since any other write."""
-        last, times = self._written.get(name, ("", ()))
-        return times if last == digest else ()
+        last, *times = self._written.get(hash(name), (0,))
+        return tuple(times) if last == hash(digest) else ()
 
     def _may(self, action: Action) -> bool:
         """Return whether an action may be carried out; on a fought object it is noted as tried."""
@@ -124,11 +126,11 @@ class Contested:
 
     def _forget_old(self) -> None:
         least = self.clock() - WINDOW_SECONDS
-        kept = (
-            (name, digest, tuple(when for when in times if when > least))
-            for name, (digest, times) in self._written.items()
-        )
-        self._written = {name: (digest, times) for name, digest, times in kept if times}
+        self._written = {
+            name: (digest, *kept)
+            for name, (digest, *times) in self._written.items()
+            if (kept := tuple(when for when in times if when > least))
+        }
 
 
 def _name(action: Action) -> ObjectName:
