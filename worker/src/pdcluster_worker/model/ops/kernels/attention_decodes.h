@@ -72,6 +72,12 @@ static INLINE const char *run_at(const kind t, const attend_work *w, const part_
     return copy;
 }
 
+/* The key at `at`, or the nearest that is seen. */
+static INLINE const char *seen_at(const attend_work *w, const part_of *p, int64_t at) {
+    const int64_t first = at < p->skip ? p->skip : at;
+    return key_at(w, p, least(first, p->count - 1));
+}
+
 static INLINE void pack_tile_queries(const kind t, const attend_work *w, query_tile tile, char *queries) {
     const int64_t bytes = w->m->dim * bytes_of(t);
     const char *rows[MOST_QUERIES] = {NULL}, *row = w->qkv + w->plan->firsts[tile.s] * w->size.stride;
@@ -83,6 +89,7 @@ static INLINE void pack_tile_queries(const kind t, const attend_work *w, query_t
 /* Scores of a part in quads [fours][PART / FOUR][16]. */
 static INLINE void score_part(const kind t, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, int64_t fours) {
     const scratch own = scratch_of(w, d);
+    const int64_t values = w->m->block_size * w->m->dim * bytes_of(t); /* from a key on */
     for (int64_t at = from; at < end; at += RUN) {
         const char *keys = run_at(t, w, p, at, 0, own.copies);
         float *quads = d->scores + at * FOUR;
@@ -97,7 +104,8 @@ static INLINE void score_part(const kind t, const attend_work *w, desk *d, const
             continue;
         }
 #endif
-        score_run(t, keys, w->size.depth, d->queries, quads);
+        const char *later[] = {seen_at(w, p, at + RUN), seen_at(w, p, at) + values};
+        score_run(t, keys, w->size.depth, d->queries, later, quads);
     }
 }
 
@@ -202,6 +210,7 @@ static INLINE void value_part(const kind t, const int queries, const attend_work
     int64_t dim = 0;
     for (; MOST_PANELS == 2 && wide - dim >= 4 * LANES; dim += 4 * LANES) value_vectors(t, queries, 4, w, d, p, from, end, dim, out);
     for (; PAIRED(t) && dim < wide; dim += 2 * LANES) value_vectors(t, queries, 2, w, d, p, from, end, dim, out);
+    for (; MOST_ROWS == 6 && queries <= 3 && wide - dim >= 2 * LANES; dim += 2 * LANES) value_vectors(t, queries, 2, w, d, p, from, end, dim, out);
     for (; dim < wide; dim += LANES) value_vectors(t, queries, 1, w, d, p, from, end, dim, out);
 }
 
