@@ -124,6 +124,20 @@ def wait_gone(cluster: Kubernetes) -> None:
     )
 
 
+def wait_left(cluster: Kubernetes, leaving: Json) -> None:
+    """Wait until a pod is gone: until it has drained it is ready under its successor's name."""
+    name, uid = leaving["metadata"]["name"], leaving["metadata"]["uid"]
+    wait_for(
+        lambda: all(
+            pod["metadata"]["uid"] != uid
+            for pod in cluster.get("pods", f"--field-selector=metadata.name={name}")["items"]
+        ),
+        START_SECONDS,
+        lambda: cluster.kubectl("get", "pods,pdc"),
+        poll_seconds=LOOK_SECONDS,
+    )
+
+
 def elapsed(since: float) -> str:
     """Seconds since a time of the monotonic clock, for a note."""
     return f"{time.monotonic() - since:.0f} s"

@@ -29,6 +29,7 @@ from e2e.stock import (
     stock_example,
     wait_for_condition,
     wait_gone,
+    wait_left,
 )
 from e2e.streams import Streams, cut, streams
 from tests.system.waiting import wait_for
@@ -140,6 +141,7 @@ def test_stopped_pod_finishes_its_streams(
         stock.kubectl("delete", "pod", leaving["metadata"]["name"], "--wait=false")
         answers = running.wait_ended(STREAM_SECONDS)
         since = time.monotonic()
+        wait_left(stock, leaving)
         wait_for_workers(stock, prefill=1, decode=1, seconds=START_SECONDS)
 
     assert num_open > 0
