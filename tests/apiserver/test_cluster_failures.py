@@ -10,7 +10,12 @@ import yaml
 
 from pdcluster_api.apiserver.client import Limits
 from pdcluster_api.apiserver.connect import connect
-from pdcluster_api.apiserver.errors import ConflictError, NotFoundError, UnavailableError
+from pdcluster_api.apiserver.errors import (
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+    UnsettledError,
+)
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, POOL_SCALER, SERVICE, STATEFUL_SET
 from pdcluster_api.errors import StartError
 from pdcluster_api.schema import conditions
@@ -105,8 +110,8 @@ async def test_a_used_up_quota_is_told_with_its_name(
         [objects.config_map(owner), objects.stateful_set(owner), objects.ingress_service(owner)],
     )
     assert [(failure.object, failure.reason) for failure in failures] == [
-        (f"StatefulSet {objects.WORKLOAD}", conditions.QUOTA_EXCEEDED),
         ("Service chat", conditions.QUOTA_EXCEEDED),
+        (f"StatefulSet {objects.WORKLOAD}", conditions.QUOTA_EXCEEDED),
     ]
     assert all("exceeded quota: small" in failure.message for failure in failures)
     assert await connection.get(CONFIG_MAP, namespace, "chat-policy")
@@ -153,6 +158,21 @@ async def test_an_object_made_anew_meanwhile_is_decided_upon_anew(
     assert (await connection.get(CONFIG_MAP, namespace, "chat-policy"))["data"] == {
         "policy.yaml": "newer"
     }
+
+
+async def test_a_service_that_was_there_all_the_time_is_not_changed_before_the_stateful_sets(
+    connection: Connection, owner: Body, namespace: str
+):
+    old, new = objects.ingress_service(owner), objects.ingress_service(owner, "4567cdef")
+    await connection.converge(owner, [old])
+    with pytest.raises(UnsettledError, match="changes after the StatefulSets alone"):
+        await connection.converge_knowing(owner, [new], [])
+    found = await connection.get(SERVICE, namespace, "chat")
+    assert found["spec"]["selector"] == old["spec"]["selector"]
+    # the next reconcile knows it
+    assert await connection.converge(owner, [new]) == []
+    found = await connection.get(SERVICE, namespace, "chat")
+    assert found["spec"]["selector"] == new["spec"]["selector"]
 
 
 async def test_a_scaler_that_is_gone_meanwhile_is_made_anew(

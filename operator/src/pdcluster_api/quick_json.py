@@ -55,7 +55,9 @@ def encoded_as_stored(value: Any) -> bytes:
     another field is changed.
     """
     with _depth_bounded():
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        text = json.dumps(
+            value, ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False
+        )
     if _UNLIKE_GO.search(text):
         text = _STRING_OR_NUMBER.sub(lambda found: _number_of_go(found[0]), text)
     return text.translate(_ESCAPED_BY_GO).encode()

@@ -32,7 +32,7 @@ class Connection:
                 limit=configuration.connection_pool_maxsize, ssl=context
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            proxy=configuration.proxy,
+            proxy=configuration.proxy or None,
             read_bufsize=READ_BYTES,
             trust_env=proxies,
         )
@@ -63,7 +63,7 @@ class Connection:
             headers=headers,
             data=body,
             timeout=timeout,
-            server_hostname=self._configuration.tls_server_name,
+            server_hostname=self._configuration.tls_server_name or None,
             proxy_headers=self._configuration.proxy_headers,
         )
 

@@ -71,10 +71,8 @@ class QueueRunner:
 
     def add(self, key: Key) -> None:
         """Enqueue a key now."""
-        now = self.clock()
-        self.queue.add(key, now)
-        if self._free_at(now) <= now:
-            self._wake.set()
+        self.queue.add(key, self.clock())
+        self._wake.set()  # where there is no room yet, until there is some
 
     async def run(self) -> None:
         """Work until `stop`; the keys in work are finished first."""

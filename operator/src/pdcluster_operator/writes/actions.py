@@ -88,10 +88,15 @@ def is_held(action: Action) -> bool:
     return action.verb is Verb.DELETE and action.kind is not POD_DISRUPTION_BUDGET
 
 
+def is_early(action: Action) -> bool:
+    """Return whether an action on a Service need not wait for StatefulSets: it is not there yet."""
+    return action.kind is SERVICE and action.verb is Verb.CREATE
+
+
 def _stage(action: Action) -> tuple[bool, int]:
     position, stateful_sets = POSITIONS[action.kind.name], POSITIONS[STATEFUL_SET.name]
     if is_held(action):
         return True, int(position != stateful_sets)
-    if action.kind is SERVICE and action.verb is Verb.CREATE:
+    if is_early(action):
         return False, -1
     return False, (position > stateful_sets) - (position < stateful_sets)

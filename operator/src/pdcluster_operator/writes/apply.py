@@ -40,7 +40,7 @@ MAX_AT_ONCE = 8
 async def apply(
     client: ApiClient, actions: Iterable[Action], on_answer: OnAnswer = lambda kind, body: None
 ) -> list[Failure]:
-    """Apply all actions; returns what the API server refused, in the order of the actions.
+    """Apply all actions; returns what the API server refused, in the order of the stages.
 
     on_answer: called with every object as the API server returned it after a write, for a cache
     Raises UnavailableError when the server cannot be used, having begun nothing more, and

@@ -17,7 +17,7 @@ from pdcluster_api.apiserver.errors import (
     NotFoundError,
 )
 from pdcluster_api.apiserver.kinds import Kind, Manner
-from pdcluster_operator.writes.actions import Action, Verb
+from pdcluster_operator.writes.actions import Action, Verb, is_early
 from pdcluster_operator.writes.diff import decide
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ NO_VERSION = "1"
 """A resourceVersion that no object has, since etcd's first write is its revision 2: an apply with
 it makes, or is a conflict.
 """
+
+_OF_NO_CHANGE = frozenset({Verb.CREATE, Verb.REFUSE})
 
 OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
 
@@ -64,11 +66,14 @@ async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) 
     if live is not None:
         on_answer(action.kind, live)
     is_seed = action.kind.manner is Manner.REQUEST and action.verb is Verb.CREATE
-    return decide(
+    following = decide(
         _without_request(action.desired) if is_seed and live else action.desired,
         live,
         asked=action.asked,
     )
+    if is_early(action) and following is not None and following.verb not in _OF_NO_CHANGE:
+        raise ConflictError(f"{action} is there, and changes after the StatefulSets alone")
+    return following
 
 
 async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:

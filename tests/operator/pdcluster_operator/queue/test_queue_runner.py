@@ -163,6 +163,21 @@ async def test_work_that_waits_is_no_hindrance_though_it_takes_the_room():
     await finish(runner, task)
 
 
+async def test_a_key_that_comes_while_the_runner_sleeps_is_begun_beside_work_that_waits():
+    recorder = Recorder()
+    runner, task = start(recorder, 4, waits_seconds=0.2)
+    async with asyncio.timeout(10):
+        with runner.room.taken():
+            runner.add(A)
+            assert await recorder.started.get() == A
+            await asyncio.sleep(0.05)  # so that it sleeps without anything due
+            runner.add(B)
+            assert await recorder.started.get() == B
+    for _ in range(2):
+        await recorder.ends.put(Done())
+    await finish(runner, task)
+
+
 async def test_more_is_begun_beside_work_that_waits():
     recorder = Recorder()
     runner, task = start(recorder, 3, waits_seconds=0.01)
