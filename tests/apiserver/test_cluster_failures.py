@@ -10,12 +10,7 @@ import yaml
 
 from pdcluster_api.apiserver.client import Limits
 from pdcluster_api.apiserver.connect import connect
-from pdcluster_api.apiserver.errors import (
-    ConflictError,
-    NotFoundError,
-    UnavailableError,
-    UnsettledError,
-)
+from pdcluster_api.apiserver.errors import ConflictError, NotFoundError, UnavailableError
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, POOL_SCALER, SERVICE, STATEFUL_SET
 from pdcluster_api.errors import StartError
 from pdcluster_api.schema import conditions
@@ -160,19 +155,21 @@ async def test_an_object_made_anew_meanwhile_is_decided_upon_anew(
     }
 
 
-async def test_a_service_that_was_there_all_the_time_is_not_changed_before_the_stateful_sets(
+async def test_a_service_that_was_there_all_the_time_changes_after_the_stateful_sets(
     connection: Connection, owner: Body, namespace: str
 ):
-    old, new = objects.ingress_service(owner), objects.ingress_service(owner, "4567cdef")
-    await connection.converge(owner, [old])
-    with pytest.raises(UnsettledError, match="changes after the StatefulSets alone"):
-        await connection.converge_knowing(owner, [new], [])
-    found = await connection.get(SERVICE, namespace, "chat")
-    assert found["spec"]["selector"] == old["spec"]["selector"]
-    # the next reconcile knows it
-    assert await connection.converge(owner, [new]) == []
-    found = await connection.get(SERVICE, namespace, "chat")
-    assert found["spec"]["selector"] == new["spec"]["selector"]
+    await connection.converge(owner, [objects.ingress_service(owner)])
+    new = objects.ingress_service(owner, "4567cdef")
+    assert await connection.converge_knowing(owner, [new, objects.stateful_set(owner)], []) == []
+    service = await connection.get(SERVICE, namespace, "chat")
+    stateful_set = await connection.get(STATEFUL_SET, namespace, objects.WORKLOAD)
+    assert service["spec"]["selector"] == new["spec"]["selector"]
+    assert written_at(service) > written_at(stateful_set)
+
+
+def written_at(body: Body) -> int:
+    """etcd's revision of the last write."""
+    return int(body["metadata"]["resourceVersion"])
 
 
 async def test_a_scaler_that_is_gone_meanwhile_is_made_anew(

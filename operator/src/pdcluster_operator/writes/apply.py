@@ -50,7 +50,9 @@ async def apply(
     conflict: ConflictError | None = None
     hold_deletes = False
     lacking: list[held_back.Lacking] = []
-    for stage in stages(actions):
+    left = stages(actions)
+    while left:
+        stage, *left = left
         if hold_deletes and is_held(stage[0]):
             continue
         waiting = [failure for action in stage if (failure := held_back.waiting(action, lacking))]
@@ -75,6 +77,8 @@ async def apply(
                     action.namespace,
                     error,
                 )
+        if run.postponed:
+            left = stages(action for each in (run.postponed, *left) for action in each)
     if conflict is not None:
         raise UnsettledError(str(conflict), failures) from conflict
     return failures
@@ -84,12 +88,14 @@ async def apply(
 class _Stage:
     """Actions that are carried out at the same time, and their errors by position.
 
+    postponed:  what is left of them for a later stage
     _unwritten: Secrets that were left out after one that was refused, by the position of that one
     """
 
     client: ApiClient
     actions: Sequence[Action]
     on_answer: OnAnswer
+    postponed: list[Action] = field(default_factory=list)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
     _errors: dict[int, ClusterError] = field(default_factory=dict)
     _unavailable: UnavailableError | None = None
@@ -118,7 +124,8 @@ class _Stage:
                 if self._unavailable is not None:
                     return
                 try:
-                    await carry_out(self.client, self.actions[position], self.on_answer)
+                    rest = await carry_out(self.client, self.actions[position], self.on_answer)
+                    self.postponed += [rest] if rest else []
                 except UnavailableError as e:
                     self._unavailable = e
                 except ClusterError as e:

@@ -29,23 +29,31 @@ NO_VERSION = "1"
 it makes, or is a conflict.
 """
 
-_OF_NO_CHANGE = frozenset({Verb.CREATE, Verb.REFUSE})
-
 OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
 
 
-async def carry_out(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
-    """One action, decided again as often as the object turns out to be another than was thought."""
+async def carry_out(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+    """One action, decided again as often as the object turns out to be another than was thought.
+
+    Returns what is left for a later stage: a Service that was to be made, and is there, changes
+    after the StatefulSets.
+    """
     following: Action | None = action
     for _ in range(MAX_DECISIONS):
-        if following is None:
-            return
+        if following is None or _is_too_early(action, following):
+            return following
         logger.info(
             "%s object=%s namespace=%s", following.verb.value, following, following.namespace
         )
         following = await _once_or_anew(client, following, on_answer)
     if following is not None:
         raise ConflictError(f"{action} was changed by others again and again")
+    return None
+
+
+def _is_too_early(action: Action, following: Action) -> bool:
+    """Return whether an action of the first stage became one that changes what is there."""
+    return is_early(action) and following.verb not in (Verb.CREATE, Verb.REFUSE)
 
 
 async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
@@ -66,14 +74,11 @@ async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) 
     if live is not None:
         on_answer(action.kind, live)
     is_seed = action.kind.manner is Manner.REQUEST and action.verb is Verb.CREATE
-    following = decide(
+    return decide(
         _without_request(action.desired) if is_seed and live else action.desired,
         live,
         asked=action.asked,
     )
-    if is_early(action) and following is not None and following.verb not in _OF_NO_CHANGE:
-        raise ConflictError(f"{action} is there, and changes after the StatefulSets alone")
-    return following
 
 
 async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
