@@ -37,7 +37,7 @@ from pdctl.local.machine import available_cores
 from pdctl.local.model import cached_model
 
 CHUNK = 256
-READ_ROWS = 16_384  # half a GB of bfloat16: larger than any cache of a processor
+READ_SHAPE = (8192, 16_384)  # half a GB of float32: larger than any cache of a processor
 MATMUL_ROWS = 2048
 REPEATS = 5
 GOAL = 0.7
@@ -92,12 +92,12 @@ def phases(budget: int) -> list[Phase]:
 def bandwidth(num_threads: int) -> float:
     """Bytes a second that the product of a large matrix with a vector reads, the best of several.
 
-    It reads as a decode step does; a sum over an array reads less a second.
+    It reads as a decode step does; a sum over an array reads less a second.  In float32, in which
+    every processor multiplies as fast as it reads.
     """
     torch.set_num_threads(num_threads)
-    matrix = torch.ones(READ_ROWS, READ_ROWS, dtype=torch.bfloat16)
-    vector = torch.ones(READ_ROWS, dtype=torch.bfloat16)
-    return 2 * READ_ROWS**2 / _best_seconds(lambda: matrix @ vector)
+    matrix, vector = torch.ones(READ_SHAPE), torch.ones(READ_SHAPE[1])
+    return matrix.nbytes / _best_seconds(lambda: matrix @ vector)
 
 
 def matmul_peak(num_threads: int, dtype: torch.dtype) -> float:
@@ -105,6 +105,17 @@ def matmul_peak(num_threads: int, dtype: torch.dtype) -> float:
     torch.set_num_threads(num_threads)
     left, right = (torch.ones(MATMUL_ROWS, MATMUL_ROWS, dtype=dtype) for _ in range(2))
     return 2 * MATMUL_ROWS**3 / _best_seconds(lambda: left @ right)
+
+
+def peaks(num_threads: int) -> dict[str, float]:
+    """Operations a second by dtype, of those that the processor multiplies by itself.
+
+    One that has no products of bfloat16 computes them in float32, at no more than that peak.
+    """
+    dtypes = {"float32": torch.float32}
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        dtypes["bfloat16"] = torch.bfloat16
+    return {name: matmul_peak(num_threads, dtype) for name, dtype in dtypes.items()}
 
 
 def _best_seconds(work: Callable[[], object]) -> float:
@@ -203,13 +214,14 @@ def report(load_average: float, setup: Setup) -> str:
     machine = {
         threads: {
             "GB/s read": bandwidth(threads) / 1e9,
-            "bfloat16 TFLOP/s": matmul_peak(threads, torch.bfloat16) / 1e12,
-            "float32 TFLOP/s": matmul_peak(threads, torch.float32) / 1e12,
+            **{f"{name} TFLOP/s": peak / 1e12 for name, peak in peaks(threads).items()},
         }
         for threads in sorted({1, cores})
     }
     dtype, found = asyncio.run(measure(setup, shape.vocab))
-    limits = Machine(machine[cores]["GB/s read"] * 1e9, machine[cores][f"{dtype} TFLOP/s"] * 1e12)
+    all_threads = machine[cores]
+    peak = all_threads.get(f"{dtype} TFLOP/s", all_threads["float32 TFLOP/s"])
+    limits = Machine(all_threads["GB/s read"] * 1e9, peak * 1e12)
     rows = [
         (phase.name, reached(phase.step, shape, BYTES[dtype], seconds, limits))
         for phase, seconds in found
