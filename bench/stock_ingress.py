@@ -207,7 +207,9 @@ def conditions(threads: int, dtype: str, page: str) -> list[str]:
     """Conditions of the run.  page: /metrics of our ingress, where there is a prefill worker."""
     lines = [f"- vLLM {version()}, eager, {dtype}, {threads} threads, the same processes for both"]
     lines += [
-        f"- {line}" for line in page.splitlines() if line.startswith("pdcluster_remote_prefill_")
+        f"- {line}"
+        for line in page.splitlines()
+        if line.startswith("pdcluster_remote_prefill_total")
     ]
     return lines
 
