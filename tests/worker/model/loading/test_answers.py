@@ -101,6 +101,21 @@ def test_a_model_of_an_answer_computes_the_bits_of_one_that_transformers_loaded(
     )
 
 
+def test_products_of_another_dtype_stay_as_the_files_have_them_until_they_are_packed(
+    tiny_folder, tmp_path
+):
+    question = Question(tiny_folder("llama"), "bfloat16", 512, threads=1)
+    skeleton.write_answer(answer(question), tmp_path / "answer")
+    found = skeleton.build(skeleton.read_answer(tmp_path / "answer"), question.path, 16)
+    held = load_file(question.path / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    parameters = dict(found.module.named_parameters())
+    assert parameters[name].dtype == held[name].dtype == torch.float32
+    assert {
+        each.dtype for path, each in parameters.items() if not path.endswith("_proj.weight")
+    } == {torch.bfloat16}
+
+
 def test_a_question_is_another_one_for_other_weights_dtype_limit_or_versions(
     question, copied, monkeypatch
 ):

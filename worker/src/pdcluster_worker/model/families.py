@@ -81,7 +81,7 @@ def read_weights(
             activation,
         ),
         norm=_norm(operations, model.norm, family),
-        head=_pack(operations, split_vocabulary(module.lm_head, place), wide=True)
+        head=_pack(operations, embedding.dtype, split_vocabulary(module.lm_head, place), wide=True)
         if place.is_last
         else None,
         vocab_size=len(module.lm_head.weight),
@@ -140,6 +140,7 @@ def _layer(
     layer: Any, family: Family, operations: Operations, place: Place, window: int | None
 ) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    dtype = layer.input_layernorm.weight.dtype  # of the model
     head_norms = (
         HeadNorms(
             _norm(operations, attention.q_norm, family), _norm(operations, attention.k_norm, family)
@@ -151,36 +152,41 @@ def _layer(
         attention_norm=_norm(operations, layer.input_layernorm, family),
         qkv=_pack(
             operations,
+            dtype,
             *(
                 split_outputs(product, place)
                 for product in (attention.q_proj, attention.k_proj, attention.v_proj)
             ),
         ),
         head_norms=head_norms,
-        out=_pack(operations, split_inputs(attention.o_proj, place)),
+        out=_pack(operations, dtype, split_inputs(attention.o_proj, place)),
         mlp_norm=_norm(operations, layer.post_attention_layernorm, family),
         gate_up=_pack(
-            operations, split_outputs(mlp.gate_proj, place), split_outputs(mlp.up_proj, place)
+            operations,
+            dtype,
+            split_outputs(mlp.gate_proj, place),
+            split_outputs(mlp.up_proj, place),
         ),
-        down=_pack(operations, split_inputs(mlp.down_proj, place)),
+        down=_pack(operations, dtype, split_inputs(mlp.down_proj, place)),
         rotates=bool(getattr(attention, "use_rope", True)) if family.may_not_rotate else True,
         window=window,
     )
 
 
-def _pack(operations: Operations, *products: Product, wide: bool = False) -> Packed:
-    """Weights of products of one input, one after another."""
+def _pack(
+    operations: Operations, dtype: torch.dtype, *products: Product, wide: bool = False
+) -> Packed:
+    """Weights of products of one input, one after another, of the model's dtype."""
     weights = [product.weight for product in products]
-    return operations.pack(
-        torch.cat(weights) if len(weights) > 1 else weights[0], _bias(products), wide=wide
-    )
+    together = torch.cat(weights) if len(weights) > 1 else weights[0]
+    return operations.pack(together.to(dtype), _bias(products, dtype), wide=wide)
 
 
-def _bias(products: Sequence[Product]) -> Tensor | None:
+def _bias(products: Sequence[Product], dtype: torch.dtype) -> Tensor | None:
     if all(product.bias is None for product in products):
         return None
     rows = [
-        product.weight.new_zeros(len(product.weight)) if product.bias is None else product.bias
+        torch.zeros(len(product.weight), dtype=dtype) if product.bias is None else product.bias
         for product in products
     ]
     return torch.cat(rows)

@@ -26,6 +26,7 @@ from pdcluster_worker.model.kv_cache import DTYPES
 from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo
 from pdcluster_worker.model.ops.operations import AttentionShape
 
+PRODUCT = "_proj.weight"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -195,17 +196,20 @@ def build(answer: Answer, folder: Path, block_size: int) -> LoadedModel:
 
 
 def _weights(form: Form, folder: Path) -> list[tuple[str, Tensor]]:
-    """In the form's order, of its dtype."""
+    """In the form's order, of its dtype.
+
+    Products of another stay as the files have them: `families` converts one after the other, so
+    that the model is not in memory twice.
+    """
     dtype = DTYPES[form.info.dtype]
     found: dict[str, Tensor] = {}
     try:
         for file, names in weights_by_file(folder).items():
             with safe_open(file, framework="pt") as opened:
-                found |= {
-                    name: opened.get_tensor(name).to(dtype)
-                    for name in names
-                    if name in form.weights
-                }
+                for name in names:
+                    if name in form.weights:
+                        tensor = opened.get_tensor(name)
+                        found[name] = tensor if name.endswith(PRODUCT) else tensor.to(dtype)
         return [(name, found[name]) for name in form.weights]
     except (OSError, KeyError, SafetensorError) as e:
         raise ModelError(f"cannot load weights of {folder}: {type(e).__name__}: {e}") from e

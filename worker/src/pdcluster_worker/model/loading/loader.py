@@ -18,6 +18,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.machine.cpu_limit import available_threads
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model import attention
+from pdcluster_worker.model.kv_cache import DTYPES
 from pdcluster_worker.model.loading.fingerprint import fingerprint
 from pdcluster_worker.model.loading.probe import probe
 from pdcluster_worker.model.loading.support import (
@@ -80,8 +81,9 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its weights."""
-        return sum(parameter.nbytes for parameter in self.module.parameters())
+        """Bytes of its weights in its dtype; the files may hold them in another."""
+        size = DTYPES[self.info.dtype].itemsize
+        return size * sum(parameter.numel() for parameter in self.module.parameters())
 
 
 def load_model(
