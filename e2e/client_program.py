@@ -1,10 +1,12 @@
 """Runs inside the cluster, on the standard library alone: asks a Service for chat answers, or
 fetches a page.
 
-    client_program.py ask URL PREFILL             one question; PREFILL: auto, local or remote
-    client_program.py load URL COUNT CLIENTS      COUNT questions from CLIENTS threads, each on a
-    connection of its own client_program.py streams URL OPTIONS         stories as streams; OPTIONS:
-    the fields of Stories as JSON client_program.py get URL                     a page
+    client_program.py ask URL PREFILL           one question; PREFILL: auto, local or remote
+    client_program.py load URL COUNT CLIENTS    COUNT questions from CLIENTS threads, each on a
+                                                connection of its own
+    client_program.py streams URL OPTIONS       stories as streams; OPTIONS: the fields of Stories
+                                                as JSON
+    client_program.py get URL                   a page
 
 Prints one JSON object for each answer as it comes: {"status", "prefill", "text"},
 with status 0 and the reason as text when there was none.  Of a stream it prints

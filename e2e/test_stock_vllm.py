@@ -220,16 +220,15 @@ def test_engine_that_dies_ends_its_stream_and_is_restarted(
 
 
 def wait_restarted(cluster: Kubernetes, before: Json, role: str) -> None:
-    """Wait until a pod was not ready, its engine was started again, and all is ready."""
+    """Wait until a pod was not ready, its engine was started again, and all is ready and
+    reached by the Service, which a node learns a moment after the pod is ready.
+    """
     uid = before["metadata"]["uid"]
-    unready: list[bool] = []
 
     def is_restarted() -> bool:
         found = only_pod(cluster, role)
         assert found["metadata"]["uid"] == uid
-        is_ready = bool(ready([found]))
-        unready.append(not is_ready)
-        return is_ready and restarts(found, "engine") > restarts(before, "engine")
+        return bool(ready([found])) and restarts(found, "engine") > restarts(before, "engine")
 
     wait_for(
         is_restarted,
@@ -237,8 +236,20 @@ def wait_restarted(cluster: Kubernetes, before: Json, role: str) -> None:
         lambda: cluster.kubectl("get", "pods,pdc"),
         poll_seconds=LOOK_SECONDS,
     )
-    assert any(unready), "it was ready all the time"
+    assert ready_since(only_pod(cluster, role)) != ready_since(before), "it was ready all the time"
     wait_for_workers(cluster, prefill=1, decode=1, seconds=START_SECONDS)
+    wait_for(
+        lambda: cluster.ask("get", f"http://{NAME}:8000/health")[0]["status"] == 200,
+        BEGIN_SECONDS,
+        lambda: str(cluster.ask("get", f"http://{NAME}:8000/health")),
+        poll_seconds=LOOK_SECONDS,
+    )
+
+
+def ready_since(pod: Json) -> str:
+    """Time when the pod became ready, in whole seconds."""
+    (found,) = (each for each in pod["status"]["conditions"] if each["type"] == "Ready")
+    return str(found["lastTransitionTime"])
 
 
 AUTOSCALE: Json = {
@@ -255,9 +266,10 @@ def scaled(stock: Kubernetes) -> Iterator[Kubernetes]:
     """The cluster with a prefill pool that may grow; at the end it is as it was."""
     found = stock_example(stock)
     found["spec"]["autoscale"] = AUTOSCALE
-    found["spec"]["roles"]["prefill"]["pools"] = [
-        {"name": "cpu", "gpu": "cpu", "replicas": 1, "minReplicas": 1, "maxReplicas": 2}
-    ]
+    for role, most in (("prefill", 2), ("decode", 1)):
+        found["spec"]["roles"][role]["pools"] = [
+            {"name": "cpu", "gpu": "cpu", "replicas": 1, "minReplicas": 1, "maxReplicas": most}
+        ]
     stock.replace(found["spec"])
     yield stock
     stock.replace(stock_example(stock)["spec"])

@@ -7,10 +7,15 @@ one reason leaves the same words each time.
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 _MARK = "error: "  # what our programs print before they exit on purpose
 _LOGGED = re.compile(r" (?:ERROR|CRITICAL) (.*)")
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)(?:: .*)?")  # the end of a traceback
+_COUNTED = re.compile(r"\d+ validation errors? for ")
+_INPUT = re.compile(r" ?\[type=.*")  # how pydantic ends what it lists
+_MORE = "For further information"
+_MOST_LISTED = 3  # lines
 _PROCESS = re.compile(r"^\(\w+ pid=\d+\) ")  # vLLM marks the lines of each of its processes
 _ELSEWHERE = "See root cause above"
 _BAD_LEVELS = frozenset({"error", "dpanic", "panic", "fatal"})  # of etcd, which logs JSON
@@ -26,10 +31,26 @@ def last_words(left: str) -> str:
 def first_error(left: str) -> str:
     """The first exception that names a cause, of a program whose processes pass one on; else the
     last words.
+
+    One that only counts what is invalid is followed by the first of those.
     """
-    lines = [_PROCESS.sub("", line.strip()) for line in left.splitlines()]
-    raised = (line for line in lines if _RAISED.fullmatch(line) and _ELSEWHERE not in line)
-    return next(raised, None) or last_words("\n".join(lines))
+    lines = [_PROCESS.sub("", line.strip()).strip() for line in left.splitlines()]
+    for at, line in enumerate(lines):
+        if _RAISED.fullmatch(line) and _ELSEWHERE not in line:
+            listed = _invalid(lines[at + 1 :]) if _COUNTED.search(line) else []
+            return ": ".join((line, *listed))
+    return last_words("\n".join(lines))
+
+
+def _invalid(lines: list[str]) -> list[str]:
+    """The first of what pydantic lists: its place, if it has one, and what is wrong."""
+    listed = takewhile(lambda line: line and not line.startswith(_MORE), lines[:_MOST_LISTED])
+    found = []
+    for line in listed:
+        found.append(_INPUT.sub("", line))
+        if _INPUT.search(line):
+            break
+    return found
 
 
 def _errors(lines: Iterable[str]) -> Iterator[str]:

@@ -84,6 +84,7 @@ def test_last_words_are_the_same_whenever_it_ends():
 
 NO_MEMORY = "ValueError: No available memory for the cache blocks."
 FAILED = "RuntimeError: Engine core initialization failed. See root cause above. Failed: {}"
+INVALID = "pydantic_core.ValidationError: 2 validation errors for ModelConfig"
 FIRST = {
     "the cause, not what it led to": (
         f"EngineCore failed to start.\nTraceback\n  at x\n{NO_MEMORY}\nWorker died unexpectedly",
@@ -98,6 +99,21 @@ FIRST = {
         "vllm serve: error: unrecognized arguments: --eager",
     ),
     "nothing but the pointer": (FAILED, FAILED),
+    "what is invalid, not only how many": (
+        f"(APIServer pid=1) {INVALID}\n"
+        "(APIServer pid=1)   Value error, max_model_len (99999) is too great. "
+        "[type=value_error, input_value=ArgsKwargs(()), input_type=ArgsKwargs]\n"
+        "(APIServer pid=1)     For further information visit a page",
+        f"{INVALID}: Value error, max_model_len (99999) is too great.",
+    ),
+    "a field that is invalid": (
+        f"{INVALID}\nseed\n  Input should be a number [type=int, input_value='x']\ndtype\n  No",
+        f"{INVALID}: seed: Input should be a number",
+    ),
+    "a list of what is invalid that was cut": (
+        f"{INVALID}\n  Value error, too",
+        f"{INVALID}: Value error, too",
+    ),
     "nothing": ("", ""),
 }
 
