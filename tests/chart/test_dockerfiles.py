@@ -141,6 +141,29 @@ def test_variant_of_the_worker_decides_which_torch_it_has(
     assert bool(status) == ("VARIANT must be cpu, cuda or server" in done.stderr)
 
 
+def test_a_compiler_is_in_the_image_for_cuda_alone(tmp_path: Path) -> None:
+    """Triton compiles its way to the driver at its first kernel."""
+    (dependencies,) = [
+        stage for stage in parse("Dockerfile.worker")[1] if stage.base.endswith(" AS dependencies")
+    ]
+    (command,) = [run for run in dependencies.all("RUN") if "apt-get" in run]
+    for program, does in (("apt-get", 'echo "$@"'), ("rm", ":")):
+        (tmp_path / program).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / program).chmod(0o755)
+    tried = [
+        subprocess.run(
+            ["/bin/sh", "-c", command],
+            env={"VARIANT": variant, "PATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for variant in ("cpu", "server", "cuda")
+    ]
+    assert tried[:2] == ["", ""]
+    assert {"gcc", "libc6-dev"} <= set(tried[2].split())
+
+
 def test_rig_builds_with_the_arguments_that_the_dockerfiles_have() -> None:
     for _, name, arguments in DOCKERFILES:
         known = {rest.partition("=")[0] for stage in parse(name)[1] for rest in stage.all("ARG")}

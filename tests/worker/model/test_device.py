@@ -33,6 +33,14 @@ def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
     assert choose(Asked(device, gpu, "main"), GPU) == wanted[kind]
 
 
+def test_a_compiler_is_one_that_triton_finds(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert not read_facts(asks_cuda=False).compiler
+    (tmp_path / "gcc").touch(mode=0o755)
+    assert read_facts(asks_cuda=False).compiler
+
+
 @pytest.mark.parametrize(
     ("facts", "reason", "fix"),
     [
@@ -61,6 +69,11 @@ def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
             Facts("Xeon", "13.2", gpu="NVIDIA B200", triton=False),
             "Triton, which makes the kernels, is not in this image",
             "cuda variant",
+        ),
+        (
+            Facts("Xeon", "13.2", gpu="NVIDIA B200", compiler=False),
+            "no C compiler is in this image",
+            "gcc",
         ),
     ],
 )

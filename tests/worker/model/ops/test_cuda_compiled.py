@@ -157,3 +157,17 @@ def compile_kernel(name: str, dtype: torch.dtype, arch: int, window: int) -> Any
     assert len(made.asm["cubin"]) > 0
     assert made.metadata.shared <= SHARED_MEMORY
     return made
+
+
+@pytest.mark.parametrize(
+    "kernel", [attention.decode, attention.merge, attention.chunk, rows.rope_store]
+)
+def test_where_the_arrays_of_a_step_lie_makes_no_other_kernel(kernel: Any) -> None:
+    of_plan = [param for param in kernel.params if param.name in POINTERS]
+    assert of_plan
+    assert all(param.do_not_specialize_on_alignment for param in of_plan)
+
+
+def test_a_number_of_splits_makes_no_other_kernel() -> None:
+    (param,) = (param for param in attention.merge.params if param.name == "num_splits")
+    assert param.do_not_specialize

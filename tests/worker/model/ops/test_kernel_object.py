@@ -92,6 +92,12 @@ def test_an_object_of_another_version_is_refused(tmp_path):
     )
 
 
+@pytest.mark.skipif(not LEVELS["plain"], reason="such a CPU needs no flags")
+def test_a_cpu_without_the_least_instructions_says_which_it_lacks(tmp_path):
+    found = load_kernels("", LEVELS["plain"] - {"ssse3"}, tmp_path)
+    assert found == NoKernels("this CPU has no ssse3, or /proc/cpuinfo does not say so")
+
+
 def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(monkeypatch, caplog):
     assert make_operations(CACHE, SHAPE, LIMITS, invariant=False).name.startswith("cpu ")
     assert make_operations(CACHE, SHAPE, LIMITS, invariant=True).name.startswith("cpu ")

@@ -1,5 +1,7 @@
 """The plan in one buffer, as a device reads it; here the device is the CPU."""
 
+from dataclasses import replace
+
 import torch
 
 from pdcluster_worker.model.ops.graphs import Graphs, example_plan, graph_for, graph_sizes
@@ -138,3 +140,13 @@ def test_step_that_no_graph_holds_runs_as_it_is_with_its_plan_on_the_device() ->
     assert begun == [plan]
     assert torch.equal(logits, plan.sample_at.float())
     assert run[0].slots.data_ptr() != plan.slots.data_ptr()
+
+
+def test_every_row_of_the_largest_step_may_be_sampled() -> None:
+    """As where the log probabilities of a prompt are asked for."""
+    plan = cases.make_step(cases.Case("whole", ((64, 64),))).plan
+    copy = PlanCopy(
+        torch.device("cpu"), StepLimits(max_tokens=64, max_sequences=1, longest=64, block_size=4)
+    )
+    placed = copy.place(replace(plan, sample_at=torch.arange(64)))
+    assert placed.sample_at.tolist() == list(range(64))

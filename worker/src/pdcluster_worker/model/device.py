@@ -8,8 +8,10 @@ with where the KV cache really is.  A node without any GPU is refused before, by
 """
 
 import importlib.util
+import os
 import platform
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,6 +39,7 @@ class Facts:
     fault: why CUDA cannot be used, in its own words; None = it can
     gpu:   name of the first CUDA device; empty without one
     triton: whether Triton is installed, which makes our kernels
+    compiler: whether there is a C compiler, by which Triton makes its way to the driver
     """
 
     cpu: str
@@ -44,6 +47,7 @@ class Facts:
     fault: str | None = None
     gpu: str = ""
     triton: bool = True
+    compiler: bool = True
 
 
 def choose(asked: Asked, facts: Facts) -> Device:
@@ -79,14 +83,18 @@ def read_facts(*, asks_cuda: bool) -> Facts:
     CUDA is looked at only when it is asked for, since a look takes memory of the device.
     """
     cpu = parse_cpu_name(_read(Path("/proc/cpuinfo"))) or platform.machine()
-    triton = importlib.util.find_spec("triton") is not None
+    found = Facts(
+        cpu,
+        torch.version.cuda,
+        triton=importlib.util.find_spec("triton") is not None,
+        compiler=bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")),
+    )
     if not asks_cuda or torch.version.cuda is None:
-        return Facts(cpu, torch.version.cuda, triton=triton)
+        return found
     try:
-        return Facts(cpu, torch.version.cuda, gpu=torch.cuda.get_device_name(0), triton=triton)
+        return replace(found, gpu=torch.cuda.get_device_name(0))
     except Exception as e:  # the driver, the runtime and torch each raise in their own way
-        fault = " ".join(str(e).split()) or type(e).__name__
-        return Facts(cpu, torch.version.cuda, fault=fault, triton=triton)
+        return replace(found, fault=" ".join(str(e).split()) or type(e).__name__)
 
 
 def parse_cpu_name(cpuinfo: str) -> str | None:
@@ -112,6 +120,11 @@ def _refusal(facts: Facts) -> str | None:
         return (
             "Triton, which makes the kernels, is not in this image: use the worker image's cuda "
             "variant"
+        )
+    if not facts.compiler:
+        return (
+            "no C compiler is in this image, without which Triton runs no kernel: use the worker "
+            "image's cuda variant, or install gcc and libc6-dev"
         )
     return None
 

@@ -97,13 +97,15 @@ def load_kernels(asked: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels
         return NoKernels(
             f"{KERNELS_VARIABLE} is {asked}, but this CPU has no {', '.join(sorted(missing))}"
         )
+    levels = [asked] if asked else [level for level, needed in LEVELS.items() if needed <= flags]
+    if not levels:
+        lacking = ", ".join(sorted(LEVELS["plain"] - flags))
+        return NoKernels(f"this CPU has no {lacking}, or /proc/cpuinfo does not say so")
     reason = (
         f"no kernels were built for {platform.machine()}: no C compiler was found when the worker "
         "was installed"
     )
-    for level in (
-        [asked] if asked else [level for level, needed in LEVELS.items() if needed <= flags]
-    ):
+    for level in levels:
         path = folder / f"{level}.so"
         if path.exists():
             loaded = _load(path, level)

@@ -65,10 +65,8 @@ class PlanCopy:
     """
 
     def __init__(self, device: torch.device, limits: StepLimits) -> None:
-        numbers = (
-            8 * (3 * limits.rows + limits.sequences),
-            4 * (4 + limits.blocks) * limits.sequences,
-        )
+        # Each row may be sampled: a prompt's log probabilities are of all of its rows.
+        numbers = 8 * 4 * limits.rows, 4 * (4 + limits.blocks) * limits.sequences
         num_bytes = sum(numbers)
         self._block_size = limits.block_size
         self._is_cuda = device.type == "cuda"

@@ -10,6 +10,11 @@ not read.  `window`: keys that a row sees, its own the last; 0 = all before it.
 import triton
 import triton.language as tl
 
+PLAN = ["firsts", "contexts", "seats", "tables"]
+"""Arrays of a step.  They lie anywhere in one buffer, and each alignment would be a kernel of its
+own, compiled in the middle of serving.
+"""
+
 
 @triton.jit
 def _load_heads(
@@ -115,7 +120,7 @@ def _attend(
     return sums / total[:, None], best + tl.log2(total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PLAN)
 def decode(
     qkv: tl.tensor,
     cache: tl.tensor,
@@ -178,7 +183,7 @@ def decode(
     tl.store(weights + parts, logs, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=PLAN[:2])
 def merge(
     partial: tl.tensor,
     weights: tl.tensor,
@@ -212,7 +217,7 @@ def merge(
     tl.store(out + row * head_dim + dims, result.to(out.dtype.element_ty), mask=in_head)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=[*PLAN, "lengths"])
 def chunk(
     qkv: tl.tensor,
     cache: tl.tensor,

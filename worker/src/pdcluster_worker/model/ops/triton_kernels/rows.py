@@ -137,7 +137,7 @@ def _rotate(left: tl.tensor, right: tl.tensor, cosine: tl.tensor, sine: tl.tenso
     return new_left, (kept.to(tl.float32) + turned.to(tl.float32)).to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def rope_store(
     qkv: tl.tensor,
     cache: tl.tensor,
