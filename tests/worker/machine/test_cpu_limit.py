@@ -2,11 +2,11 @@
 
 import pytest
 
+from pdcluster_worker.machine.cgroups import parse_cgroup_paths
 from pdcluster_worker.machine.cpu_limit import (
     available_threads,
     cgroup_limits,
     parse_cfs,
-    parse_cgroup_paths,
     parse_cpu_max,
     threads_for,
 )
@@ -37,8 +37,9 @@ def test_cfs_quota_is_parsed(quota, period, cores):
 
 def test_cgroup_paths_are_found():
     text = "5:cpu,cpuacct:/kube/pod\n4:memory:/other\n0::/unified\nnonsense\n"
-    assert parse_cgroup_paths(text) == ("/unified", "/kube/pod")
-    assert parse_cgroup_paths("") == (None, None)
+    assert parse_cgroup_paths(text, "cpu") == ("/unified", "/kube/pod")
+    assert parse_cgroup_paths(text, "memory") == ("/unified", "/other")
+    assert parse_cgroup_paths("", "cpu") == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pdcluster_worker.model.device_cache import (
     STEP_BYTES_PER_TOKEN,
     DeviceKVCache,
     DeviceMemory,
+    check_memory,
     device_blocks,
     open_cache,
 )
@@ -147,3 +148,22 @@ def test_share_is_of_no_effect_on_a_cpu() -> None:
 
     assert isinstance(cache, KVCache)
     assert cache.num_blocks == (1 << 20) // block_num_bytes(GEOMETRY)
+
+
+def test_what_does_not_fit_into_the_memory_of_the_worker_is_refused_with_the_bytes() -> None:
+    check_memory(3 * GIB, GIB, EngineConfig(), 4 * GIB)
+    check_memory(3 * GIB, GIB, EngineConfig(), None)
+    with pytest.raises(ModelError) as refusal:
+        check_memory(3 * GIB, GIB + 1, EngineConfig(), 4 * GIB)
+    words = (str(3 * GIB), str(GIB + 1), str(4 * GIB), "lower engine.kvCacheMemory", "resources")
+    assert all(word in str(refusal.value) for word in words)
+
+
+def test_each_engine_of_a_worker_takes_its_part_of_the_memory() -> None:
+    with pytest.raises(ModelError, match="for each of 2 engines"):
+        check_memory(GIB, GIB, EngineConfig(data_parallel_size=2, max_sequences=8), 3 * GIB)
+
+
+def test_a_cache_above_the_memory_of_this_machine_is_refused_before_it_is_taken() -> None:
+    with pytest.raises(ModelError, match="do not fit into the memory of this worker"):
+        open_cache(GEOMETRY, EngineConfig(kv_cache_memory=1 << 50), CPU, 100, GIB)

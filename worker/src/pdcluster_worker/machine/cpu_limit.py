@@ -8,9 +8,16 @@ means throttling.  Parsing is pure; `available_threads` is the one reader of
 
 import os
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
+from pdcluster_worker.machine.cgroups import (
+    CGROUP_ROOT,
+    PROC_CGROUP,
+    lineage,
+    parse_cgroup_paths,
+    read,
+)
+
 V1_FOLDERS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 
 
@@ -23,21 +30,6 @@ def parse_cpu_max(text: str) -> float | None:
 def parse_cfs(quota: str, period: str) -> float | None:
     """Cores of cgroup v1's `cpu.cfs_quota_us` and `cpu.cfs_period_us`; None for no limit (-1)."""
     return _cores(quota.strip(), period.strip())
-
-
-def parse_cgroup_paths(text: str) -> tuple[str | None, str | None]:
-    """The process's (v2, v1 cpu controller) paths from /proc/self/cgroup, lines
-    `id:controllers:path`.
-    """
-    v2 = v1 = None
-    for line in text.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            v2 = path
-        elif "cpu" in controllers.split(","):
-            v1 = path
-    return v2, v1
 
 
 def threads_for(num_cores: int, limits: Iterable[float]) -> int:
@@ -58,33 +50,23 @@ def available_threads() -> int:
 
 def process_limits() -> list[float]:
     """Every CPU limit of this process, in cores."""
-    return cgroup_limits(_read(Path("/proc/self/cgroup")), CGROUP_ROOT)
+    return cgroup_limits(read(PROC_CGROUP), CGROUP_ROOT)
 
 
 def cgroup_limits(proc_cgroup: str, root: Path) -> list[float]:
     """Every CPU limit, in cores, that applies to the process of this /proc/self/cgroup text under
     the mounted `root`.
     """
-    v2, v1 = parse_cgroup_paths(proc_cgroup)
-    v1_folders = [folder for name in V1_FOLDERS for folder in _lineage(root / name, v1)]
+    v2, v1 = parse_cgroup_paths(proc_cgroup, "cpu")
+    v1_folders = [folder for name in V1_FOLDERS for folder in lineage(root / name, v1)]
     limits = [
-        *(parse_cpu_max(_read(folder / "cpu.max")) for folder in _lineage(root, v2)),
+        *(parse_cpu_max(read(folder / "cpu.max")) for folder in lineage(root, v2)),
         *(
-            parse_cfs(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+            parse_cfs(read(folder / "cpu.cfs_quota_us"), read(folder / "cpu.cfs_period_us"))
             for folder in v1_folders
         ),
     ]
     return [limit for limit in limits if limit is not None]
-
-
-def _lineage(root: Path, path: str | None) -> list[Path]:
-    """The cgroup's folder and its ancestors up to `root`; in a container `path` may not exist
-    there, `root` always does.
-    """
-    if path is None:
-        return [root]
-    own = PurePosixPath(path.lstrip("/"))
-    return [root / part for part in (own, *own.parents)]
 
 
 def _cores(quota: str, period: str) -> float | None:
@@ -93,10 +75,3 @@ def _cores(quota: str, period: str) -> float | None:
     except (ValueError, ZeroDivisionError):
         return None
     return cores if cores > 0 else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

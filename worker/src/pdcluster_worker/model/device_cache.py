@@ -14,6 +14,7 @@ import torch
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.machine.memory_limit import memory_limit
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import DTYPES, KVCache, block_num_bytes, blocks_that_fit
 
@@ -48,9 +49,9 @@ def open_cache(
     """
     cache: KVCache | DeviceKVCache
     if device.type == "cpu":
-        cache = KVCache(
-            geometry, engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
-        )
+        num_blocks = engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
+        check_memory(weight_bytes, num_blocks * block_num_bytes(geometry), engine, memory_limit())
+        cache = KVCache(geometry, num_blocks)
     else:
         memory = device_memory(engine, device, weight_bytes)
         cache = DeviceKVCache(
@@ -66,6 +67,23 @@ def open_cache(
         tokens,
     )
     return cache
+
+
+def check_memory(weight_bytes: int, kv_bytes: int, engine: EngineConfig, limit: int | None) -> None:
+    """Refuse what certainly ends in the kernel killing the process: pages are only taken as they
+    are used.
+
+    limit: memory of the container or the machine; None = unknown.  Raises ModelError.
+    """
+    needed = (weight_bytes + kv_bytes) * engine.data_parallel_size
+    if limit is not None and needed > limit:
+        each = f" for each of {engine.data_parallel_size} engines"
+        raise ModelError(
+            f"{weight_bytes} bytes of weights and {kv_bytes} of KV blocks"
+            f"{each if engine.data_parallel_size > 1 else ''} do not fit into the memory of this "
+            f"worker, {limit} bytes: lower engine.kvCacheMemory, or raise the memory limit in the "
+            "role's resources"
+        )
 
 
 def device_memory(engine: EngineConfig, device: torch.device, weight_bytes: int) -> DeviceMemory:
