@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pdcluster_api.manifests.vllm import IN_CONTAINER, StockSite, vllm_command, vllm_environment
+from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -76,6 +77,14 @@ _STOCK_FACTS = {
 }
 """Fields that the server process of a stock engine has to know; the others are flags alone."""
 
+_STOCK_SIZES = {"maxBatchedTokens": 8192, "maxSequences": 256}
+_STOCK_SIZES_ON_CPU = {"maxBatchedTokens": 2048, "maxSequences": 128}
+"""vLLM's own where the field is left to it: of each rank on CPUs, and of a usual GPU.
+
+It does not say which it took.  The server process grants credits by them, so too few would leave
+it one prompt at a time; what is too many waits in vLLM's queue.
+"""
+
 _OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 
 
@@ -128,11 +137,10 @@ def policy_file(cluster: PDCluster) -> dict[str, Any]:
 def _engine(
     cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, site: WorkerSite
 ) -> dict[str, Any]:
-    kept = _STOCK_FACTS if engine.type == VLLM else None
-    section: dict[str, Any] = engine.model_dump(
-        mode="json", by_alias=True, exclude_defaults=True, include=kept
-    )
     if engine.type != VLLM:
+        section: dict[str, Any] = engine.model_dump(
+            mode="json", by_alias=True, exclude_defaults=True
+        )
         return section
     stock: dict[str, Any] = {
         _STOCK_PORTS[name]: value
@@ -142,7 +150,18 @@ def _engine(
     if site.stock.is_process:
         stock["command"] = vllm_command(cluster, pool, engine, site.model_path, site.stock)
         stock["env"] = vllm_environment(pool, engine, site.stock)
-    return {**section, "vllm": stock}
+    return {**_stock_facts(pool, engine), "vllm": stock}
+
+
+def _stock_facts(pool: PoolSpec, engine: EngineSpec) -> dict[str, Any]:
+    """Fields as vLLM has them: each that is given, default or not, is one of its flags too."""
+    given: dict[str, Any] = engine.model_dump(
+        mode="json", by_alias=True, exclude_unset=True, exclude_none=True, include=_STOCK_FACTS
+    )
+    if pool.gpu != NO_ACCELERATOR:
+        return _STOCK_SIZES | given
+    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    return {name: size * ranks for name, size in _STOCK_SIZES_ON_CPU.items()} | given
 
 
 def _given(part: EtcdTls | WorkerSite | StockSite) -> dict[str, Any]:

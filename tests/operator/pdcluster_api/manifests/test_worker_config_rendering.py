@@ -43,6 +43,29 @@ def test_engine_file_has_what_differs_from_the_defaults(document: dict[str, Any]
     }
 
 
+@pytest.mark.parametrize(
+    ("gpu", "given", "sizes"),
+    [
+        pytest.param("cpu", {}, (2048, 128), id="CPU"),
+        pytest.param("cpu", {"tensorParallelSize": 2}, (4096, 256), id="of each rank"),
+        pytest.param("H100", {}, (8192, 256), id="GPU"),
+        pytest.param(
+            "H100", {"maxBatchedTokens": 256, "maxSequences": 64}, (256, 64), id="our own defaults"
+        ),
+    ],
+)
+def test_the_server_of_a_stock_engine_reckons_with_the_sizes_that_vllm_has(
+    document: dict[str, Any], gpu: str, given: dict[str, int], sizes: tuple[int, int]
+) -> None:
+    document["spec"]["engine"] = {"type": "vllm", "image": "vllm/vllm-openai:v0.32.0", **given}
+    document["spec"]["roles"]["decode"]["pools"] = [{"name": "a", "gpu": gpu, "replicas": 1}]
+    cluster = parse(document)
+    pool = cluster.spec.roles.present()["decode"].pools[0]
+    engine = engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), SITE)["engine"]
+
+    assert (engine["maxBatchedTokens"], engine["maxSequences"]) == sizes
+
+
 def test_engine_file_names_what_an_etcd_with_tls_and_api_keys_need(
     document: dict[str, Any],
 ) -> None:
