@@ -97,6 +97,7 @@ NOT_OFFLOADING: Final = "NotOffloading"
 # Verification of KV transfers between pools.
 KV_MOVED: Final = "KVMoved"
 NOT_VERIFIED: Final = "NotVerified"
+RATE_NOT_MEASURED: Final = "RateNotMeasured"
 TRANSFER_FAILED: Final = "TransferFailed"
 TRANSFER_NOT_USED: Final = "TransferNotUsed"
 TRANSFER_SLOW: Final = "TransferSlow"

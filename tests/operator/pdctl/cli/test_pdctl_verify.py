@@ -127,3 +127,11 @@ def test_every_pair_has_to_answer(
     status = {"transfers": {"revision": "a", "pairs": pairs}, "conditions": conditions}
 
     assert is_answered(status, "new") is expected
+
+
+def test_a_rate_that_was_not_measured_is_an_answer() -> None:
+    pair = {"prefill": "p", "decode": "d", "at": "2026-01-02T03:04:05Z", "request": "new"}
+    condition = {"type": "KVTransferVerified", "status": "Unknown", "reason": "RateNotMeasured"}
+    status = {"transfers": {"revision": "a", "pairs": [pair]}, "conditions": [condition]}
+
+    assert is_answered(status, "new")

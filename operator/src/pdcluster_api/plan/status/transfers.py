@@ -146,6 +146,11 @@ def is_slow(verified: Verification, floor: float | None) -> bool:
     return verified.bytes_per_second < floor * GIGA
 
 
+def is_unmeasured(verified: Verification, floor: float | None) -> bool:
+    """Return whether KV moved, and no rate is known to compare with the floor."""
+    return floor is not None and verified.fault is None and not verified.bytes_per_second
+
+
 def problem_of(verified: Verification, floor: float | None) -> tuple[str, str] | None:
     """(reason, message) of a pair that does not pass; None = it does."""
     if verified.fault is not None:
@@ -231,12 +236,32 @@ def _condition(
         )
     open_pairs = [pair for pair, workers in pairs.workers.items() if workers and pair not in found]
     if found and not open_pairs:
+        unmeasured = [
+            pair
+            for pair, each in sorted(found.items())
+            if is_unmeasured(each.verification, asked.floor)
+        ]
+        if unmeasured:
+            return _unmeasured(unmeasured, asked.floor)
         return Condition(kind, is_true=True, reason=words.KV_MOVED, message=_moved(found))
     if open_pairs:
         text = _not_yet(open_pairs[0], waits, str(before.get("message", "")))
     else:
         text = "no pair of pools has a ready prefill worker and a ready decode worker"
     return Condition(kind, is_true=False, reason=words.NOT_VERIFIED, message=text, is_unknown=True)
+
+
+def _unmeasured(pairs: Sequence[PoolPair], floor: float | None) -> Condition:
+    """The condition of KV that moved at a rate that is not known."""
+    more = f" (and {len(pairs) - 1} more pairs of pools)" if len(pairs) > 1 else ""
+    text = (
+        f"{_named(pairs[0])}{more}: KV moved, and its rate was not measured, so it is not known "
+        f"whether it reaches placement.minTransferGBps of {floor:g}"
+    )
+    kind = words.KV_TRANSFER_VERIFIED
+    return Condition(
+        kind, is_true=False, reason=words.RATE_NOT_MEASURED, message=text, is_unknown=True
+    )
 
 
 def _not_yet(pair: PoolPair, waits: Mapping[PoolPair, str], before: str) -> str:

@@ -239,8 +239,16 @@ def test_a_rate_under_the_floor_is_false_and_another_floor_needs_no_verification
     assert told(planned(lowered))[0] == "True"
 
 
-def test_a_rate_that_was_not_measured_is_not_slow():
-    assert told(planned(observed(passed(bytes_per_second=0)), floor=10.0))[0] == "True"
+def test_a_rate_that_was_not_measured_is_unknown_under_a_floor_alone():
+    unmeasured = observed(passed(bytes_per_second=0))
+
+    assert told(planned(unmeasured, floor=10.0)) == (
+        "Unknown",
+        "RateNotMeasured",
+        "prefill pool cpu to decode pool cpu: KV moved, and its rate was not measured, so it is "
+        "not known whether it reaches placement.minTransferGBps of 10",
+    )
+    assert told(planned(unmeasured))[0] == "True"
 
 
 def test_a_floor_makes_no_new_revision():
