@@ -91,13 +91,17 @@ class Call:
 
 @dataclass
 class FakeVllm:
-    """A server at `port`.  calls: to the token API, in order; pages: answers to GET."""
+    """A server at `port`.
+
+    calls: to the token API, in order; pages: answers to GET; late: of how many comes none at first
+    """
 
     port: int = 0
     calls: "asyncio.Queue[Call]" = field(default_factory=asyncio.Queue)
     pages: dict[str, bytes] = field(
         default_factory=lambda: {"/metrics": METRICS.encode(), "/health": b""}
     )
+    late: dict[str, int] = field(default_factory=dict)
     num_connections: int = 0
 
 
@@ -124,7 +128,9 @@ def _handler(
             while True:
                 method, path, headers, body = await _request(reader)
                 call = Call(body, headers, writer)
-                if method == "GET":
+                if method == "GET" and fake.late.get(path, 0):
+                    fake.late[path] -= 1
+                elif method == "GET":
                     page = fake.pages.get(path)
                     await call.answer(page or b"", 200 if page is not None else 404)
                 else:

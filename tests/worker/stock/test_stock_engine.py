@@ -8,7 +8,7 @@ import pytest
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import Target
-from pdcluster_worker.stock import fetches
+from pdcluster_worker.stock import fetches, http
 from pdcluster_worker.stock.answers import Handle, decode_handle, encode_handle
 from pdcluster_worker.stock.http import Exchange, LoopbackHttp
 from pdcluster_worker.stock.numbers import read_numbers
@@ -79,6 +79,28 @@ async def test_an_answer_that_breaks_off_with_its_engine_is_the_engines_end() ->
 
     assert "closed the connection" in rig.gone[0]
     assert rig.outputs.empty()
+
+
+@pytest.mark.parametrize(
+    ("num_late", "is_gone"),
+    [pytest.param(1, False, id="once"), pytest.param(99, True, id="again and again")],
+)
+async def test_an_engine_that_answers_late_is_gone_only_if_it_stays_so(
+    monkeypatch: pytest.MonkeyPatch, num_late: int, is_gone: bool
+) -> None:
+    monkeypatch.setattr(http, "GET_SECONDS", 0.2)
+    async with rigged() as rig:
+        rig.engine.take(messages.Submit(spec()))
+        call = await rig.call()
+        rig.fake.late["/health"] = num_late
+        call.cut()
+
+        async with asyncio.timeout(10):
+            while not rig.gone and rig.outputs.empty():
+                await asyncio.sleep(0.01)
+
+    assert bool(rig.gone) is is_gone
+    assert rig.fake.late["/health"] == (95 if is_gone else 0)
 
 
 async def test_a_refusal_names_the_parameter() -> None:

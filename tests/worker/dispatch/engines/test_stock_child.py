@@ -20,6 +20,7 @@ from pdcluster_worker.dispatch.engines.stock_child import StockChild
 from pdcluster_worker.errors import WRONG_SETTING
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdcluster_worker.stock import http
 from tests.ports import free_port
 from tests.worker.stock.fake_vllm import (
     METRICS,
@@ -117,6 +118,32 @@ async def test_a_whole_step_is_given_the_time_that_a_short_prompt_takes_in_propo
         ready = await asyncio.wait_for(child.client.ready(), 10)
 
     assert ready.longest_step_seconds >= 0.1 * 2048 / 64
+
+
+@pytest.mark.parametrize("path", ["/version", "/v1/models", "/metrics"])
+async def test_one_late_answer_costs_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(http, "GET_SECONDS", 0.2)
+    async with fake_vllm() as fake:
+        fake.pages, fake.late = pages(), {path: 1}
+        async with started(tmp_path, fake.port) as child:
+            await warmed(fake)
+            await asyncio.wait_for(child.client.ready(), 10)
+
+    assert fake.late == {path: 0}
+
+
+async def test_an_engine_whose_facts_are_late_each_time_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "GET_SECONDS", 0.1)
+    async with fake_vllm() as fake:
+        fake.pages, fake.late = pages(), {"/version": 99}
+        async with started(tmp_path, fake.port) as child:
+            with pytest.raises(EngineDiedError, match=r"no answer to /version in 0\.1 s"):
+                await asyncio.wait_for(child.client.ready(), 10)
+            assert child.exit_status.result() == 1
 
 
 async def test_a_server_that_serves_the_model_is_an_engine(tmp_path: Path) -> None:

@@ -61,14 +61,14 @@ async def read_facts(http: LoopbackHttp, config: WorkerConfig) -> Served:
     Raises ConfigError for a version or a model that does not fit, ModelError for a folder without
     a configuration, HttpFailedError when it does not answer.
     """
-    version = msgspec.json.decode(await http.get("/version"), type=_Version).version
+    version = msgspec.json.decode(await http.get_patiently("/version"), type=_Version).version
     check_version(version)
-    models = msgspec.json.decode(await http.get("/v1/models"), type=_Models).data
+    models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
     card = _card_of(models, config.model.name)
     shape = read_shape(Path(config.model.path))
     step_tokens = max(config.engine.max_batched_tokens, _STEP_TOKENS)
     longest = await _warm_up(http, config.model.name, step_tokens)
-    scrape = read_numbers(await http.get("/metrics"))
+    scrape = read_numbers(await http.get_patiently("/metrics"))
     if not scrape.num_blocks or not scrape.block_size:
         raise ConfigError(f"vLLM {version} does not say the size of its KV cache in /metrics")
     ready = _ready(config, version, card, shape, scrape)

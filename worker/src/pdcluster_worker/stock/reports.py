@@ -126,9 +126,12 @@ class Reports:
         return min(matched, (len(tokens) - 1) // size) * size
 
     async def is_alive(self, reason: str) -> bool:
-        """Ask whether the engine still serves; one that does not is gone, for `reason`."""
+        """Ask whether the engine still serves; one that does not is gone, for `reason`.
+
+        One answer that is late says nothing: the engine may be busy.
+        """
         try:
-            await self._http.get("/health")
+            await self._http.get_patiently("/health")
         except HttpFailedError as e:
             self._on_gone(f"{reason}, and {e}")
             return False
