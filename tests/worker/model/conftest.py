@@ -21,20 +21,6 @@ from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.runner_opening import make_runner
 from tests.chat_model import chat_model
-from tests.make_tiny_model import make_tiny_model
-
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny model by kind, made once."""
-    made: dict[str, Path] = {}
-
-    def folder(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = make_tiny_model(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return folder
 
 
 @pytest.fixture(scope="session")

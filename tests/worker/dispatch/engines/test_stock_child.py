@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from pdcluster_worker.errors import WRONG_SETTING
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.stock import http
+from pdcluster_worker.stock.facts import read_shape
+from tests.make_tiny_model import make_tiny_model
 from tests.ports import free_port
 from tests.worker.stock.fake_vllm import (
     METRICS,
@@ -182,6 +185,33 @@ async def test_a_server_of_another_kind_is_a_wrong_setting(
         fake.pages = pages(**over)
 
         with pytest.raises(EngineDiedError, match=message):
+            await asyncio.wait_for(child.client.ready(), 10)
+        assert child.exit_status.result() == WRONG_SETTING
+
+
+def test_other_weights_of_the_same_shape_are_no_pair(
+    tmp_path: Path, tiny_folder: Callable[[str], Path]
+) -> None:
+    other = make_tiny_model("llama", tmp_path / "other", seed=1)
+
+    assert read_shape(other).fingerprint != read_shape(tiny_folder("llama")).fingerprint
+
+
+def test_a_copy_that_another_tool_saved_is_a_pair(
+    tmp_path: Path, tiny_folder: Callable[[str], Path]
+) -> None:
+    copied = shutil.copytree(tiny_folder("llama"), tmp_path / "copy")
+    document = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(document | {"transformers_version": "0"}))
+
+    assert read_shape(copied).fingerprint == read_shape(tiny_folder("llama")).fingerprint
+
+
+async def test_weights_that_cannot_be_read_are_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"no header")
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        with pytest.raises(EngineDiedError, match="is not a safetensors file"):
             await asyncio.wait_for(child.client.ready(), 10)
         assert child.exit_status.result() == WRONG_SETTING
 

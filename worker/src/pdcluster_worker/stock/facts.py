@@ -5,8 +5,8 @@ folder, and is an estimate of what moves.  Its version, connector and dtype are 
 the pair check, so engines that could not read one another's KV are no pair.
 """
 
+import asyncio
 import contextlib
-import hashlib
 import json
 import time
 import uuid
@@ -18,6 +18,7 @@ import msgspec
 
 from pdcluster_worker.config.worker import NO_ACCELERATOR, WorkerConfig
 from pdcluster_worker.errors import ConfigError, ModelError
+from pdcluster_worker.machine.fingerprint import fingerprint
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import Device, KVGeometry
 from pdcluster_worker.messages.requests import RequestSpec, Sampling
@@ -65,7 +66,7 @@ async def read_facts(http: LoopbackHttp, config: WorkerConfig) -> Served:
     check_version(version)
     models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
     card = _card_of(models, config.model.name)
-    shape = read_shape(Path(config.model.path))
+    shape = await asyncio.to_thread(read_shape, Path(config.model.path))
     step_tokens = max(config.engine.max_batched_tokens, _STEP_TOKENS)
     longest = await _warm_up(http, config.model.name, step_tokens)
     scrape = read_numbers(await http.get_patiently("/metrics"))
@@ -104,11 +105,9 @@ class ModelShape:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """Read `config.json`, and the names and sizes of the weights.  Raises ModelError."""
+    """Read `config.json`, and a sample of every weight.  Raises ModelError."""
     try:
-        text = (folder / "config.json").read_bytes()
-        document = json.loads(text)
-        weights = sorted((one.name, one.stat().st_size) for one in folder.glob("*.safetensors"))
+        document = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as e:
         raise ModelError(f"the model's folder {folder} has no readable config.json: {e}") from e
     said: dict[str, Any] = document | document.get("text_config", {})
@@ -119,7 +118,7 @@ def read_shape(folder: Path) -> ModelShape:
         head_dim=_integer(said, "head_dim") or _integer(said, "hidden_size") // max(heads, 1),
         vocab_size=_integer(said, "vocab_size"),
         dtype=str(said.get("dtype") or said.get("torch_dtype") or ""),
-        fingerprint=hashlib.sha256(text + repr(weights).encode()).hexdigest(),
+        fingerprint=fingerprint(folder),
     )
 
 

@@ -5,7 +5,7 @@ Asked for once, then kept.
 transformers' modeling code takes seconds to import and stays in memory, and an engine
 with our decoder needs it for this alone.  So a process of its own is asked
 (`model.answering`), beside the import of torch here, and its answer is kept for the
-next starts.  An answer belongs to a model (`model.loading.fingerprint`), a dtype and a limit,
+next starts.  An answer belongs to a model (`machine.fingerprint`), a dtype and a limit,
 to these versions of torch and transformers, and to the sources of this room: a change
 of any is another question.  Kept or not, our decoder is compared with it at every
 load (`model.proof`).  Nothing here needs torch.
@@ -25,9 +25,9 @@ from pathlib import Path
 
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import WRONG_SETTING, ModelError
+from pdcluster_worker.machine.fingerprint import fingerprint
 from pdcluster_worker.machine.native_dtype import DType, read_native_dtype
 from pdcluster_worker.model.loading.family import FAMILIES
-from pdcluster_worker.model.loading.fingerprint import fingerprint
 from pdcluster_worker.model.loading.support import read_config
 
 logger = logging.getLogger(__name__)

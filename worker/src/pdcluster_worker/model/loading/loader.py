@@ -16,10 +16,10 @@ import torch
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.machine.cpu_limit import available_threads
+from pdcluster_worker.machine.fingerprint import fingerprint
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model import attention
 from pdcluster_worker.model.kv_cache import DTYPES
-from pdcluster_worker.model.loading.fingerprint import fingerprint
 from pdcluster_worker.model.loading.probe import probe
 from pdcluster_worker.model.loading.support import (
     Config,
@@ -40,7 +40,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 class ModelInfo:
     """Facts of a model for the rest of the worker.
 
-    weights: fingerprint (`model.loading.fingerprint`).  dtype: what the model computes in.
+    weights: fingerprint (`machine.fingerprint`).  dtype: what the model computes in.
     windows: of each layer, the tokens that a row sees, its own the last; None = all before it.
     length_note: why max_model_len is lower than the model's own length; empty where it is not, or
                  was asked for.
@@ -82,8 +82,8 @@ class LoadedModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of its weights in its dtype; the files may hold them in another."""
-        size = DTYPES[self.info.dtype].itemsize
-        return size * sum(parameter.numel() for parameter in self.module.parameters())
+        num_weights: int = sum(parameter.numel() for parameter in self.module.parameters())
+        return num_weights * DTYPES[self.info.dtype].itemsize
 
 
 def load_model(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.loading.fingerprint import weights_files
+from pdcluster_worker.machine.fingerprint import weights_files
 
 Config = dict[str, Any]
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.loading.fingerprint import fingerprint, weights_files
+from pdcluster_worker.machine.fingerprint import fingerprint, weights_files
 from tests.make_tiny_model import make_tiny_model
 
 
