@@ -72,9 +72,8 @@ def _is_kernel(node: Function) -> bool:
     """A kernel in Triton, which before 3.7 knows no keyword-only parameters; it is called by
     keyword all the same.
     """
-    return any(
-        isinstance(mark, ast.Attribute) and mark.attr == "jit" for mark in node.decorator_list
-    )
+    marks = (mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list)
+    return any(isinstance(mark, ast.Attribute) and mark.attr == "jit" for mark in marks)
 
 
 def _bound_methods(tree: ast.Module) -> Iterator[Function]:

@@ -26,6 +26,8 @@ def test_sizes_at_their_limits_pass(tmp_path: Path) -> None:
         f"class Owner:\n    def method(self, {FIVE}): ...\n"
         f"    @classmethod\n    def build(cls, {FIVE}): ...\n"
         f"    @staticmethod\n    def free({FIVE}): ...\n"
+        f"@triton.jit\ndef kernel({FIVE}, six): ...\n"
+        f"@triton.jit(debug=True)\ndef other({FIVE}, six): ...\n"
     )
 
     result = run_script("check_sizes.py", tmp_path)

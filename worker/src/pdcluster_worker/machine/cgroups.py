@@ -1,4 +1,4 @@
-"""Where this process's cgroups are, v1 and v2: the folders whose limits hold for it."""
+"""Folders of this process's cgroups, v1 and v2, whose limits hold for it."""
 
 from pathlib import Path, PurePosixPath
 
