@@ -29,6 +29,10 @@ FIELD = (
     "prefixCaching, kvCacheMemory, deviceMemoryShare, numBlocks, tensorParallelSize or "
     "pipelineParallelSize in its place"
 )
+SHORT = (
+    "vLLM may take this for a longer flag, which PDCluster sets or which is a field of engine: "
+    "remove it, or set the field"
+)
 VARIABLE = (
     "PDCluster sets this variable: remove it, and give engine.kvCacheMemory for "
     "VLLM_CPU_KVCACHE_SPACE"
@@ -64,8 +68,9 @@ def _fields(engine: str, only: Change) -> list[Case]:
             both(only, vllm(), at(f"{engine}.image", "vllm:1")),
             both(only, at(f"{engine}.image", "vllm:1")),
         ),
-        case(f"{engine}.args[]", FLAG, args("--portable", "--a=--port"), args("--host=x")),
+        case(f"{engine}.args[]", FLAG, args("--portable", "--seed=--port"), args("--host=x")),
         case(f"{engine}.args[]", FIELD, args("--block-sizes", "-tpu"), args("-v", "--block_size")),
+        case(f"{engine}.args[]", SHORT, args("-v", "--", "--all2all-backend"), args("--api_ke=x")),
         case(f"{engine}.env[].name", VARIABLE, variable("VLLM_PORTS"), variable("VLLM_DP_RANK")),
         case(f"{engine}.env[].name", VARIABLE_NAME, variable("_a1"), variable("A-B")),
     ]

@@ -14,10 +14,12 @@ from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.stock_engine import (
     FIELD_OF_FLAG,
     FLAGS_OF_FIELDS,
+    GIVEN_FLAG,
     OURS_ALONE,
     OWNED_FLAGS,
     OWNED_VARIABLES,
     STOCK_ALONE,
+    WHOLE_FLAGS,
 )
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.vllm import OURS_ALONE as WORKER_OURS_ALONE
@@ -41,6 +43,8 @@ def test_both_refuse_the_same_flags_and_variables() -> None:
     assert rules_of(ENGINE["args"]["items"]) == [
         f"!self.replace('_', '-').matches('{OWNED_FLAGS}')",
         f"!self.replace('_', '-').matches('{FLAGS_OF_FIELDS}')",
+        f"!self.matches('{GIVEN_FLAG}') || !'{WHOLE_FLAGS}'.contains("
+        f"' ' + self.replace('_', '-').find('{GIVEN_FLAG}'))",
     ]
     assert f"!self.matches('{OWNED_VARIABLES}')" in rules_of(
         ENGINE["env"]["items"]["properties"]["name"]

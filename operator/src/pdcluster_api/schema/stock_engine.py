@@ -106,6 +106,28 @@ DATA_PARALLEL_FLAGS = "^--?(data-parallel-[a-z-]+|dp[a-z]?)([=.]|$)"
 FLAGS_OF_FIELDS = f"^--?({'|'.join(FIELD_OF_FLAG)})([=.]|$)"
 """A flag that a field of `engine` stands for."""
 
+_OF_ONE_DASH = ("asc", "n", "r", "dp", "tp", "pp")
+
+_WHOLE = {
+    "grpc[a-z-]*": "grpc",
+    "ssl-[a-z-]+": "ssl-keyfile",
+    "master-[a-z]+": "master-addr",
+    "data-parallel-[a-z-]+": "data-parallel-size",
+    "dp[a-z]?": "dp",
+}
+"""One flag of each pattern that stands for several."""
+
+WHOLE_FLAGS = "".join(
+    f" {'-' if name in _OF_ONE_DASH else '--'}{name}"
+    for name in (*(_WHOLE.get(pattern, pattern) for pattern in _OWNED), *FIELD_OF_FLAG)
+)
+"""Both kinds of flags, each after a space.  vLLM takes a flag's beginning for the flag, as
+`--stream-int`, where no other one begins so.
+"""
+
+GIVEN_FLAG = "^--?[^-=.][^=.]*"
+"""The name of a flag within an argument."""
+
 OWNED_VARIABLES = (
     "^(POD_IP|VLLM_(NIXL_SIDE_CHANNEL_[A-Z]+|HOST_IP|PORT|API_KEY|DP_[A-Z_]+|CPU_KVCACHE_SPACE))$"
 )
@@ -152,18 +174,32 @@ def check_argument(value: str) -> str:
     """Refuse a flag that is set elsewhere; flags may be written with underscores, as vLLM reads
     them.  A line break behind one, as of a YAML block, is ignored.
     """
-    flag = value.partition("=")[0].partition(".")[0].rstrip().replace("_", "-")
+    given = value.partition("=")[0].partition(".")[0].rstrip().replace("_", "-")
+    flag = whole_flag(given)
+    said = flag if flag == given else f"{given} may be short for {flag}, which"
     if re.search(DATA_PARALLEL_FLAGS, flag):
         raise rule(
-            f"{flag} is not for a worker, which has one engine",
+            f"{said} is not for a worker, which has one engine",
             "remove it, and give the pool more replicas",
         )
     if re.search(OWNED_FLAGS, flag):
-        raise rule(f"{flag} is set by PDCluster", "remove it")
+        raise rule(f"{said} is set by PDCluster", "remove it")
     if re.search(FLAGS_OF_FIELDS, flag):
         field = FIELD_OF_FLAG[flag.lstrip("-")]
-        raise rule(f"{flag} is the field {field} of engine", f"set engine.{field} in its place")
+        raise rule(f"{said} is the field {field} of engine", f"set engine.{field} in its place")
     return value
+
+
+def whole_flag(given: str) -> str:
+    """The flag that is set elsewhere and begins like this one; else the given one."""
+    if re.search(GIVEN_FLAG, given) is None or is_set_elsewhere(given):
+        return given
+    return next((flag for flag in WHOLE_FLAGS.split() if flag.startswith(given)), given)
+
+
+def is_set_elsewhere(flag: str) -> bool:
+    """Return whether a flag is one of PDCluster or of a field, by its whole name."""
+    return any(re.search(pattern, flag) for pattern in (OWNED_FLAGS, FLAGS_OF_FIELDS))
 
 
 def check_variable(name: str) -> str:

@@ -69,6 +69,29 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str]] = [
         "spec.engine.args[0]",
     ),
     (
+        vllm(args=["--disable_log_stat"]),
+        "spec.engine.args[0]: --disable-log-stat may be short for --disable-log-stats, which is "
+        "set by PDCluster; remove it",
+        "spec.engine.args[0]",
+    ),
+    (
+        vllm(args=["--kv-tr.kv_role=kv_both"]),
+        "spec.engine.args[0]: --kv-tr may be short for --kv-transfer-config, which is set by",
+        "spec.engine.args[0]",
+    ),
+    (
+        vllm(args=["--max_model_le=64"]),
+        "spec.engine.args[0]: --max-model-le may be short for --max-model-len, which is the field "
+        "maxModelLen of engine; set engine.maxModelLen in its place",
+        "spec.engine.args[0]",
+    ),
+    (
+        vllm(args=["--data-par", "2"]),
+        "spec.engine.args[0]: --data-par may be short for --data-parallel-size, which is not for a "
+        "worker, which has one engine; remove it",
+        "spec.engine.args[0]",
+    ),
+    (
         vllm(args=["x" * 2049]),
         "spec.engine.args[0]: must have at most 2048 characters",
         "spec.engine.args[0]",
