@@ -23,15 +23,18 @@ IMAGE = (
     "image is missing, and engine.type: vllm needs it on Kubernetes: give a stock image, like "
     "vllm/vllm-openai:v0.32.0"
 )
-FLAG = "PDCluster sets this flag, or cannot see the engine with it: remove it"
+FLAG = (
+    "PDCluster sets this flag, or cannot work with it: remove it, and give model.reasoningParser "
+    "for --reasoning-parser"
+)
 FIELD = (
     "this flag is a field of engine: set maxModelLen, maxSequences, maxBatchedTokens, blockSize, "
     "prefixCaching, kvCacheMemory, deviceMemoryShare, numBlocks, tensorParallelSize or "
     "pipelineParallelSize in its place"
 )
 SHORT = (
-    "vLLM may take this for a longer flag, which PDCluster sets or which is a field of engine: "
-    "remove it, or set the field"
+    "vLLM may take this for a longer flag, which is refused: remove it, or set the field that "
+    "stands for it"
 )
 VARIABLE = (
     "PDCluster sets this variable: remove it, and give engine.kvCacheMemory for "
@@ -70,7 +73,12 @@ def _fields(engine: str, only: Change) -> list[Case]:
         ),
         case(f"{engine}.args[]", FLAG, args("--portable", "--seed=--port"), args("--host=x")),
         case(f"{engine}.args[]", FIELD, args("--block-sizes", "-tpu"), args("-v", "--block_size")),
-        case(f"{engine}.args[]", SHORT, args("-v", "--", "--all2all-backend"), args("--api_ke=x")),
+        case(
+            f"{engine}.args[]",
+            SHORT,
+            args("-v", "--", "--reasoning-parser-plugin"),
+            args("--api_ke=x"),
+        ),
         case(f"{engine}.env[].name", VARIABLE, variable("VLLM_PORTS"), variable("VLLM_DP_RANK")),
         case(f"{engine}.env[].name", VARIABLE_NAME, variable("_a1"), variable("A-B")),
     ]

@@ -61,6 +61,21 @@ FIELD_OF_FLAG = {
 }
 """vLLM's flags that a field of `engine` is rendered to, without dashes."""
 
+_HARMFUL = {
+    "kv-offloading-size": (
+        "takes the place of the connector that moves KV between workers, and fails every remote "
+        "prefill",
+        "remove it",
+    ),
+    "kv-offloading-backend": ("is for --kv-offloading-size, which is refused", "remove it"),
+    "reasoning-parser": (
+        "leaves structured answers without their form until it sees the end of the reasoning, "
+        "which PDCluster parses itself",
+        "set model.reasoningParser in its place",
+    ),
+}
+"""Flags that break what PDCluster promises: the reason and the fix of each."""
+
 _OWNED = (
     "host",
     "port",
@@ -95,10 +110,11 @@ _OWNED = (
     "enable-scale-out",
     "enable-prompt-tokens-details",
     "disable-log-stats",
+    *_HARMFUL,
 )
 
 OWNED_FLAGS = f"^--?({'|'.join(_OWNED)})([=.]|$)"
-"""A flag that PDCluster sets itself, or that would hide the engine from it."""
+"""A flag that PDCluster sets itself, or that would hide the engine from it or break it."""
 
 DATA_PARALLEL_FLAGS = "^--?(data-parallel-[a-z-]+|dp[a-z]?)([=.]|$)"
 """Those of them for several engines in one server, whose events and KV have an address each."""
@@ -182,6 +198,8 @@ def check_argument(value: str) -> str:
             f"{said} is not for a worker, which has one engine",
             "remove it, and give the pool more replicas",
         )
+    if (harm := _HARMFUL.get(flag.lstrip("-"))) is not None:
+        raise rule(f"{said} {harm[0]}", harm[1])
     if re.search(OWNED_FLAGS, flag):
         raise rule(f"{said} is set by PDCluster", "remove it")
     if re.search(FLAGS_OF_FIELDS, flag):

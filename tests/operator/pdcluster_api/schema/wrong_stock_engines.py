@@ -92,6 +92,25 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str]] = [
         "spec.engine.args[0]",
     ),
     (
+        vllm(args=["--kv_offloading_size=8"]),
+        "spec.engine.args[0]: --kv-offloading-size takes the place of the connector that moves KV "
+        "between workers, and fails every remote prefill; remove it",
+        "spec.engine.args[0]",
+    ),
+    (
+        vllm(args=["--kv-offloading-b", "native"]),
+        "spec.engine.args[0]: --kv-offloading-b may be short for --kv-offloading-backend, which "
+        "is for --kv-offloading-size, which is refused; remove it",
+        "spec.engine.args[0]",
+    ),
+    (
+        vllm(args=["--reasoning-parser", "qwen3"]),
+        "spec.engine.args[0]: --reasoning-parser leaves structured answers without their form "
+        "until it sees the end of the reasoning, which PDCluster parses itself; set "
+        "model.reasoningParser in its place",
+        "spec.engine.args[0]",
+    ),
+    (
         vllm(args=["x" * 2049]),
         "spec.engine.args[0]: must have at most 2048 characters",
         "spec.engine.args[0]",
