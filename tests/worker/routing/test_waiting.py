@@ -20,6 +20,21 @@ def test_queue_orders_by_priority_then_arrival() -> None:
     assert (queue.num_requests, queue.num_tokens) == (4, 40)
 
 
+def test_queue_has_a_line_of_its_own_for_each_worker_that_is_named() -> None:
+    queue = CreditQueue()
+    for number in range(3):
+        queue.add(f"a{number}", tokens=10, priority=0, only="a")
+    queue.add("first", tokens=10, priority=0)
+    queue.add("b0", tokens=10, priority=-1, only="b")
+    queue.add("second", tokens=10, priority=0)
+
+    assert queue.heads(1) == ["b0", "a0", "first"]
+    queue.discard("b0")
+    queue.discard("a0")
+    assert queue.heads(1) == ["a1", "first"]
+    assert (queue.num_requests, queue.num_tokens) == (4, 40)
+
+
 def test_queue_repeated_add_keeps_place_and_size() -> None:
     queue = CreditQueue()
     queue.add("a", 10, 0)

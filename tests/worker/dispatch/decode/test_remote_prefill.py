@@ -43,8 +43,16 @@ from pdcluster_worker.messages.peers import Generated, Load, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.routing.side_costs import MIN_SAMPLES, SideCosts
 from pdcluster_worker.routing.slo_feedback import STEP, SloFeedback
+from pdcluster_worker.routing.waiting import ASKING_HEADS
 from pdcluster_worker.testing import FakeClock
-from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, outcomes, stats
+from tests.worker.dispatch.doubles import (
+    RecordingPeer,
+    ScriptedEngine,
+    client_of,
+    outcomes,
+    stats,
+    until,
+)
 
 EPOCH = b"e" * 16
 SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))
@@ -332,6 +340,36 @@ async def test_prefill_worker_that_a_request_names_prefills_it_whatever_its_leng
     assert tokens[0].prefill == place
     assert bool(peer.targets) is (place == "remote")
     assert not other.wants
+
+
+async def test_requests_that_name_a_busy_prefill_worker_hold_up_no_others(
+    dispatcher: DecodeDispatcher,
+    peer: GrantingPeer,
+    peers: list[RecordingPeer],
+    worker: Worker,
+) -> None:
+    busy = RecordingPeer("busy")  # it grants nothing
+    peers.append(busy)
+    peer.replies = [FIRST, DONE]
+
+    async def run_named(index: int) -> None:
+        spec = replace(SPEC, request_id=f"named-{index}", prefiller="busy:8000")
+        async for _ in dispatcher.run(spec, "auto"):
+            pass
+
+    named = [asyncio.create_task(run_named(index)) for index in range(ASKING_HEADS + 1)]
+    await until(lambda: worker.credit_queue.num_requests > ASKING_HEADS)
+    await asyncio.sleep(0)
+    asking = [request_id for request_id, _ in busy.wants]
+    async with asyncio.timeout(5):
+        tokens = await collect(dispatcher)
+
+    assert tokens[0].prefill == "remote"
+    assert asking == [f"named-{index}" for index in range(ASKING_HEADS)]
+    for task in named:
+        task.cancel()
+    await asyncio.gather(*named, return_exceptions=True)
+    assert worker.credit_queue.num_requests == 0
 
 
 def prompt_of(num_tokens: int) -> RequestSpec:

@@ -64,6 +64,12 @@ async def test_prefill_worker_of_the_header_goes_with_the_request(
 
     assert named == ["10.0.0.7:8000", "10.0.0.7:8000", "", ""]
 
+    named.clear()
+    several = {**CHAT, "n": 3}  # those after the first find the prompt in the cache
+    header = {"x-prefiller-host-port": "10.0.0.7:8000"}
+    await http.post("/v1/chat/completions", json=several, headers=header)
+    assert sorted(named) == ["", "", "10.0.0.7:8000"]
+
 
 async def test_route_header_of_a_refusal_says_why(http: httpx.AsyncClient) -> None:
     response = await http.post(

@@ -1,6 +1,9 @@
 """Requests of a decode worker that wait for a credit, in (priority, arrival) order; lower priority
 values go first.
 
+Those that name a prefill worker are a line of their own for each name, so that they hold up no
+others.
+
 It holds request ids and no blocks, and its sizes are this worker's part of the
 prefill queue.  It does not know when a credit comes; that is the ledger's rule
 (`credits`).
@@ -11,15 +14,16 @@ from dataclasses import dataclass
 from itertools import count
 
 ASKING_HEADS = 8
-"""Requests at the head of the queue that ask for credit at the same time; more would only lengthen
-the queues of the prefill workers.
+"""Requests of one line that ask for credit at the same time; more would only lengthen the queues of
+the prefill workers.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Place of a request in the queue (`order` is unique) and the tokens that it waits for."""
+    """Place of a request in its line (`order` is unique) and the tokens that it waits for."""
 
+    line: str
     order: tuple[int, int]
     tokens: int
 
@@ -30,29 +34,36 @@ class CreditQueue:
     def __init__(self) -> None:
         self._arrivals = count()
         self._places: dict[str, _Place] = {}
-        self._line: list[tuple[tuple[int, int], str]] = []
+        self._lines: dict[str, list[tuple[tuple[int, int], str]]] = {}
         self._num_tokens = 0
 
-    def add(self, request_id: str, tokens: int, priority: int) -> None:
-        """Put a request into the line; one that waits already keeps its place."""
+    def add(self, request_id: str, tokens: int, priority: int, only: str = "") -> None:
+        """Put a request into its line; one that waits already keeps its place.
+
+        only: key of the one prefill worker that it may go to; empty = any.
+        """
         if request_id in self._places:
             return
-        place = _Place((priority, next(self._arrivals)), tokens)
+        place = _Place(only, (priority, next(self._arrivals)), tokens)
         self._places[request_id] = place
-        insort(self._line, (place.order, request_id), key=_order)
+        insort(self._lines.setdefault(only, []), (place.order, request_id), key=_order)
         self._num_tokens += tokens
 
     def discard(self, request_id: str) -> None:
-        """Take a request out of the line; unknown ones are a no-op."""
+        """Take a request out of its line; unknown ones are a no-op."""
         place = self._places.pop(request_id, None)
         if place is None:
             return
-        del self._line[bisect_left(self._line, place.order, key=_order)]
+        line = self._lines[place.line]
+        del line[bisect_left(line, place.order, key=_order)]
+        if not line:
+            del self._lines[place.line]
         self._num_tokens -= place.tokens
 
     def heads(self, n: int) -> list[str]:
-        """The first n requests, or all when fewer wait."""
-        return [request_id for _, request_id in self._line[:n]]
+        """The first n requests of each line, or all of it when fewer wait; in order."""
+        first = sorted(entry for line in self._lines.values() for entry in line[:n])
+        return [request_id for _, request_id in first]
 
     def tokens(self, request_id: str) -> int:
         """Tokens that a waiting request waits for; KeyError for one that does not wait."""
@@ -63,8 +74,8 @@ class CreditQueue:
 
     @property
     def num_requests(self) -> int:
-        """Requests in the line."""
-        return len(self._line)
+        """Requests in all lines."""
+        return len(self._places)
 
     @property
     def num_tokens(self) -> int:

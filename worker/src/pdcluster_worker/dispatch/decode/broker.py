@@ -1,7 +1,8 @@
 """Late binding: a waiting request goes to whichever prefill worker has room first, the best of them
 if several have.
 
-The first requests of the waiting queue ask every prefill worker for a credit.
+The first requests of the waiting queue ask every prefill worker for a credit; those that name one
+ask that one, in a line of its own.
 Each answers at once, granted or queued.  When all have answered (or after a
 short moment) the best of the granting ones is chosen and every other want is
 given back; if none granted, the first grant to arrive wins.  The queue and the

@@ -268,7 +268,8 @@ class RemotePrefill:
         clock = asyncio.get_running_loop().time
         num_tokens = len(spec.prompt) + len(spec.output)
         start = clock()
-        self._worker.credit_queue.add(spec.request_id, num_tokens, spec.priority)
+        named = "" if only is None else only.key
+        self._worker.credit_queue.add(spec.request_id, num_tokens, spec.priority, named)
         outcome = "cancelled"
         try:
             async with checked(place.check, self._period):

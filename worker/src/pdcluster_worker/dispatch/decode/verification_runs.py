@@ -85,7 +85,7 @@ class VerificationRuns:
 
     async def _credit(self, peer: Peer, spec: RequestSpec) -> None:
         queue, num_tokens = self._worker.credit_queue, len(spec.prompt)
-        queue.add(spec.request_id, num_tokens, spec.priority)
+        queue.add(spec.request_id, num_tokens, spec.priority, peer.key)
         try:
             granted = await self._broker.acquire(
                 spec.request_id, num_tokens, spec.priority, [], only=peer

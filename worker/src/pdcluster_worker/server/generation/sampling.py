@@ -93,7 +93,8 @@ def specs_for(
                     priority=priority,
                     cache_salt=cache_salt,
                     tenant=tenant,
-                    prefiller=prefiller,
+                    # likewise: those that follow find the prompt in the cache
+                    prefiller=prefiller if i == choices[0] else "",
                     ttft_slo_seconds=_seconds(asked.ttft_slo_ms),
                     tpot_slo_seconds=_seconds(asked.tpot_slo_ms),
                     deadline_seconds=_seconds(asked.deadline_ms),
