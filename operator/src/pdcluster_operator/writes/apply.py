@@ -8,7 +8,8 @@ has signed: with a CA that is refused that is not written.
 One object that is refused does not stop the others, but for a ServiceAccount,
 a Secret or a NetworkPolicy that pods need (`held_back`).  While a Service is not as
 it should be nothing is deleted, since requests may still go to what would be
-deleted.
+deleted.  One that is to be made and gets no answer, as behind a webhook that hangs,
+does not stop the StatefulSets, which are there for pods that run.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from pdcluster_api.apiserver.errors import (
 from pdcluster_api.apiserver.kinds import SECRET, SERVICE
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_operator.writes import held_back
-from pdcluster_operator.writes.actions import Action, is_held, stages
+from pdcluster_operator.writes.actions import Action, is_early, is_held, stages
 from pdcluster_operator.writes.one_action import OnAnswer, carry_out
 
 logger = logging.getLogger(__name__)
@@ -43,11 +44,13 @@ async def apply(
     """Apply all actions; returns what the API server refused, in the order of the stages.
 
     on_answer: called with every object as the API server returned it after a write, for a cache
-    Raises UnavailableError when the server cannot be used, having begun nothing more, and
-    UnsettledError at the end when an object kept changing: in both cases reconcile again.
+    Raises UnavailableError when the server cannot be used, having begun nothing more, or at the
+    end when only Services could not be made; and UnsettledError at the end when an object kept
+    changing: in all cases reconcile again.
     """
     failures: list[Failure] = []
     conflict: ConflictError | None = None
+    unmade: UnavailableError | None = None
     hold_deletes = False
     lacking: list[held_back.Lacking] = []
     left = stages(actions)
@@ -77,8 +80,12 @@ async def apply(
                     action.namespace,
                     error,
                 )
+        if run.unmade is not None:
+            unmade, hold_deletes = run.unmade, True
         if run.postponed:
             left = stages(action for each in (run.postponed, *left) for action in each)
+    if unmade is not None:
+        raise unmade
     if conflict is not None:
         raise UnsettledError(str(conflict), failures) from conflict
     return failures
@@ -89,6 +96,7 @@ class _Stage:
     """Actions that are carried out at the same time, and their errors by position.
 
     postponed:  what is left of them for a later stage
+    unmade:     no answer to the making of a Service; others are not begun after that
     _unwritten: Secrets that were left out after one that was refused, by the position of that one
     """
 
@@ -96,6 +104,7 @@ class _Stage:
     actions: Sequence[Action]
     on_answer: OnAnswer
     postponed: list[Action] = field(default_factory=list)
+    unmade: UnavailableError | None = None
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
     _errors: dict[int, ClusterError] = field(default_factory=dict)
     _unavailable: UnavailableError | None = None
@@ -121,13 +130,17 @@ class _Stage:
         while left:
             position = left.pop(0)
             async with self._slots:
-                if self._unavailable is not None:
+                action = self.actions[position]
+                if self._unavailable or (self.unmade and is_early(action)):
                     return
                 try:
-                    rest = await carry_out(self.client, self.actions[position], self.on_answer)
+                    rest = await carry_out(self.client, action, self.on_answer)
                     self.postponed += [rest] if rest else []
                 except UnavailableError as e:
-                    self._unavailable = e
+                    if is_early(action):
+                        self.unmade = e
+                    else:
+                        self._unavailable = e
                 except ClusterError as e:
                     self._errors[position] = e
                     # What is signed by an authority that is not stored would be signed again in

@@ -182,3 +182,29 @@ async def test_making_is_an_apply_to_what_does_not_exist():
         NO_VERSION,
     )
     assert Counter(store.order) == {"ConfigMap chat-policy": 1}
+
+
+async def test_a_service_that_gets_no_answer_stops_no_stateful_set_and_nothing_is_deleted():
+    old = objects.manifest("ConfigMap", "v1", "chat-old", OWNER, data={})
+    old["metadata"] |= {"uid": "uid-7", "resourceVersion": "3"}
+    store = Store(refused={"Service chat-workers": 503})
+    async with store.serve() as server:
+        with pytest.raises(UnavailableError, match="Service chat-workers is refused"):
+            await apply(server.client, diff("owner-uid", objects.everything(OWNER), [old]))
+        methods = {method for method, _, _ in server.seen}
+    kinds = Counter(name.split()[0] for name in store.order)
+    assert (kinds["StatefulSet"], "DELETE" in methods) == (2, False)
+
+
+async def test_after_a_service_that_gets_no_answer_no_more_services_are_begun():
+    made = [
+        objects.manifest("Service", "v1", f"chat-{position:02}", OWNER, spec={})
+        for position in range(2 * MAX_AT_ONCE)
+    ]
+    refused = {f"Service {manifest['metadata']['name']}": 503 for manifest in made}
+    store = Store(refused=refused)
+    async with store.serve() as server:
+        with pytest.raises(UnavailableError):
+            await apply(server.client, making(*made, objects.stateful_set(OWNER)))
+    kinds = Counter(name.split()[0] for name in store.order)
+    assert kinds == {"Service": MAX_AT_ONCE, "StatefulSet": 1}
