@@ -4,7 +4,7 @@ Those of a PDCluster are what the chart's alerts join on: one rule serves all PD
 """
 
 from collections import Counter as Tally
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -64,11 +64,11 @@ class LoopMetrics:
             ["namespace", "pdcluster"],
             registry=registry,
         )
-        self._verified_rate = Gauge(
+        self._verified_rate = _ClusterGauge(
             "pdcluster_operator_kv_transfer_verified_bytes_per_second",
             "Rate of the last verified KV transfer from a prefill pool to a decode pool.",
-            ["namespace", "pdcluster", "prefill", "decode", "transport"],
-            registry=registry,
+            ["prefill", "decode", "transport"],
+            registry,
         )
         self.is_leader = Gauge(
             "pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry
@@ -98,51 +98,49 @@ class LoopMetrics:
 
     def show_transfers(self, key: Key, status: Mapping[str, Any]) -> None:
         """Show KVTransferVerified and its figures; nothing of one that is Unknown."""
-        for metric in (self._verified, self._verified_rate):
-            metric.remove_by_labels(_labels(key))
         previous = Previous(status)
         condition = previous.condition(words.KV_TRANSFER_VERIFIED)
         if condition.get("status") in ("True", "False"):
             self._verified.labels(*key).set(condition["status"] == "True")
-        for pair in previous.mapping(FIELD).get("pairs", ()):
-            if "bytesPerSecond" in pair:
-                labels = pair["prefill"], pair["decode"], pair.get("transport", "")
-                self._verified_rate.labels(*key, *labels).set(pair["bytesPerSecond"])
+        else:
+            self._verified.remove(*key)
+        rates = {
+            (pair["prefill"], pair["decode"], pair.get("transport", "")): pair["bytesPerSecond"]
+            for pair in previous.mapping(FIELD).get("pairs", ())
+            if "bytesPerSecond" in pair
+        }
+        self._verified_rate.show(key, rates.items())
 
     def forget(self, key: Key) -> None:
         """Remove what is shown for a cluster."""
-        for metric in (
-            self.drains_cut,
-            self._serving,
-            self._slo,
-            self._verified,
-            self._verified_rate,
-        ):
-            metric.remove_by_labels(_labels(key))
+        self.drains_cut.remove(*key)
+        self._verified.remove(*key)
+        self._verified_rate.show(key, ())
+        for metric in (self._serving, self._slo):
+            metric.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
 
 
 class AutoscaleMetrics:
     """Decisions of the autoscaler for each pool, their changes, and the obstacles."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        cluster = ["namespace", "pdcluster"]
-        self._replicas = Gauge(
+        self._replicas = _ClusterGauge(
             "pdcluster_operator_autoscale_replicas",
             "Workers that the autoscaler's last decision asks for, or recommends.",
-            [*cluster, "role", "pool"],
-            registry=registry,
+            ["role", "pool"],
+            registry,
         )
         self._changes = Counter(
             "pdcluster_operator_autoscale_changes",
             "Decisions with other replicas than the one before.",
-            cluster,
+            ["namespace", "pdcluster"],
             registry=registry,
         )
-        self._problems = Gauge(
+        self._problems = _ClusterGauge(
             "pdcluster_operator_autoscale_problems",
             "What stands in the autoscaler's way, by reason.",
-            [*cluster, "reason"],
-            registry=registry,
+            ["reason"],
+            registry,
         )
 
     def show(self, key: Key, outcome: Outcome, before: Outcome | None) -> None:
@@ -152,23 +150,35 @@ class AutoscaleMetrics:
         self._changes.labels(*key)
         if outcome.changed if before is None else dict(replicas) != dict(before.decision.replicas):
             self._changes.labels(*key).inc()
-        self._clear(key)
-        for pool, number in replicas.items():
-            self._replicas.labels(*key, *pool).set(number)
-        for reason, number in Tally(
-            problem.reason for problem in outcome.decision.problems
-        ).items():
-            self._problems.labels(*key, reason).set(number)
+        self._replicas.show(key, replicas.items())
+        reasons = Tally(problem.reason for problem in outcome.decision.problems)
+        self._problems.show(key, (((reason,), number) for reason, number in reasons.items()))
 
     def forget(self, key: Key) -> None:
         """Remove what is shown for a cluster."""
-        self._clear(key)
-        self._changes.remove_by_labels(_labels(key))
-
-    def _clear(self, key: Key) -> None:
-        for gauge in (self._replicas, self._problems):
-            gauge.remove_by_labels(_labels(key))
+        self._replicas.show(key, ())
+        self._problems.show(key, ())
+        self._changes.remove(*key)
 
 
-def _labels(key: Key) -> dict[str, str]:
-    return {"namespace": key.namespace, "pdcluster": key.name}
+class _ClusterGauge:
+    """A gauge of each PDCluster by further labels.  Showing one costs nothing for the others.
+
+    _shown: those labels of each PDCluster
+    """
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry
+    ) -> None:
+        self._gauge = Gauge(name, text, ["namespace", "pdcluster", *labels], registry=registry)
+        self._shown: dict[Key, frozenset[tuple[str, ...]]] = {}
+
+    def show(self, key: Key, values: Iterable[tuple[tuple[str, ...], float]]) -> None:
+        """Show these values, by labels, in place of all that were shown."""
+        now = dict(values)
+        for labels in self._shown.pop(key, frozenset()) - now.keys():
+            self._gauge.remove(*key, *labels)
+        for labels, value in now.items():
+            self._gauge.labels(*key, *labels).set(value)
+        if now:
+            self._shown[key] = frozenset(now)

@@ -2,11 +2,18 @@
 last.
 """
 
-from prometheus_client import CollectorRegistry
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
 
 from pdcluster_api.apiserver.body import Key
+from pdcluster_api.plan.autoscale.values import Memory, Outcome
+from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.schema.conditions import KV_TRANSFER_VERIFIED
 from pdcluster_api.schema.qos import SloSpec
-from pdcluster_operator.reconcile.metrics import LoopMetrics
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 
 ONE, OTHER = Key("models", "chat"), Key("research", "chat")
 
@@ -52,3 +59,64 @@ def test_a_pdcluster_shows_its_answering_workers_and_its_objectives_until_it_is_
     assert {namespace for namespace, _ in shown(registry, "slo_seconds", "objective")} == {
         "research"
     }
+
+
+def rates(*pairs: tuple[str, str, float]) -> dict[str, Any]:
+    return {
+        "conditions": [{"type": KV_TRANSFER_VERIFIED, "status": "True"}],
+        "transfers": {
+            "pairs": [
+                {"prefill": prefill, "decode": decode, "bytesPerSecond": rate}
+                for prefill, decode, rate in pairs
+            ]
+        },
+    }
+
+
+def test_rates_and_the_condition_are_those_of_the_last_status() -> None:
+    registry = CollectorRegistry()
+    metrics = LoopMetrics(registry)
+    name = "kv_transfer_verified_bytes_per_second"
+    metrics.show_transfers(ONE, rates(("fast", "cpu", 7.0), ("slow", "cpu", 1.0)))
+    metrics.show_transfers(OTHER, rates(("fast", "cpu", 5.0)))
+    metrics.show_transfers(ONE, rates(("fast", "cpu", 8.0)))
+    assert shown(registry, name, "prefill") == {("models", "fast"): 8.0, ("research", "fast"): 5.0}
+    metrics.show_transfers(ONE, {})
+    assert shown(registry, name, "prefill") == {("research", "fast"): 5.0}
+    assert shown(registry, "kv_transfer_verified", "pdcluster") == {("research", "chat"): 1.0}
+    metrics.forget(OTHER)
+    assert not shown(registry, name, "prefill")
+    assert not shown(registry, "kv_transfer_verified", "pdcluster")
+
+
+def outcome(*pools: str, problems: int = 0) -> Outcome:
+    replicas = dict.fromkeys((("decode", pool) for pool in pools), 1)
+    problem = Problem("NoRoom", "no node")
+    return Outcome(Decision(replicas, problems=(problem,) * problems), Memory())
+
+
+def test_a_decision_is_shown_in_place_of_the_one_before_until_the_pdcluster_is_gone() -> None:
+    registry = CollectorRegistry()
+    metrics = AutoscaleMetrics(registry)
+    metrics.show(ONE, outcome("cpu", "gpu", problems=2), None)
+    metrics.show(OTHER, outcome("cpu"), None)
+    metrics.show(ONE, outcome("cpu"), None)
+    pools = {("models", "cpu"): 1.0, ("research", "cpu"): 1.0}
+    assert shown(registry, "autoscale_replicas", "pool") == pools
+    assert not shown(registry, "autoscale_problems", "reason")
+    metrics.forget(ONE)
+    assert shown(registry, "autoscale_replicas", "pool") == {("research", "cpu"): 1.0}
+    metrics.show(ONE, outcome("cpu"), None)  # one of that name again
+    assert shown(registry, "autoscale_replicas", "pool") == pools
+
+
+def test_showing_a_pdcluster_searches_no_series_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(gauge: Gauge, labels: dict[str, str]) -> None:
+        raise AssertionError(f"all series of {gauge} are searched")
+
+    monkeypatch.setattr(Gauge, "remove_by_labels", search)
+    loop, scaling = LoopMetrics(CollectorRegistry()), AutoscaleMetrics(CollectorRegistry())
+    for _ in range(2):
+        loop.show_cluster(ONE, {"decode": 1}, SloSpec())
+        loop.show_transfers(ONE, rates(("fast", "cpu", 7.0)))
+        scaling.show(ONE, outcome("cpu", problems=1), None)
