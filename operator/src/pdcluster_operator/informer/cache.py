@@ -127,6 +127,11 @@ class Cache:
         """Every PDCluster."""
         return [entry.owner for name, entry in self._entries.items() if name.kind == KIND]
 
+    def version(self, name: Name) -> Version | None:
+        """Version of one body; None when there is none."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.version
+
     def versions(self, kind: str) -> dict[Name, Version]:
         """Bodies of one kind."""
         return {name: entry.version for name, entry in self._entries.items() if name.kind == kind}

@@ -29,7 +29,7 @@ GRACE_SECONDS = 5.0
 class Resync:
     """Runs as one task for the whole process.
 
-    enqueue: adds a key to the work queue
+    add: adds a key to the work queue
     """
 
     listing: Listing
@@ -100,11 +100,15 @@ class Resync:
 
     async def _repair(self, kind: str, suspects: Mapping[Name, Version | None]) -> bool:
         """Read again what no watch has delivered since; returns whether there was anything."""
-        known = self.cache.versions(kind)
-        missed = [name for name, version in suspects.items() if known.get(name) == version]
-        for name in missed:
+        has_missed = False
+        for name, version in suspects.items():
+            if self.cache.version(name) != version:
+                continue
             body = await self.listing.body(name)
+            if self.cache.version(name) != version:  # a watch delivered it during the read
+                continue
+            has_missed = True
             keys = {self.cache.forget(name), None if body is None else self.cache.put(kind, body)}
             for key in filter(None, keys):
                 self.add(key)
-        return bool(missed)
+        return has_missed

@@ -20,7 +20,11 @@ KEY = Key(made.NAMESPACE, made.NAME)
 
 
 class WrittenListing:
-    """The API server's objects.  meanwhile: what happens between the listing and its check."""
+    """The API server's objects.
+
+    meanwhile:   what happens between the listing and its check
+    during_read: what happens between the read of an object and its answer
+    """
 
     kinds = ("PDCluster", "Service")
 
@@ -29,6 +33,7 @@ class WrittenListing:
             Name(body["kind"], "default", body["metadata"]["name"]): body for body in objects
         }
         self.meanwhile: Callable[[], object] = lambda: None
+        self.during_read: Callable[[], object] = lambda: None
         self.error: Exception | None = None
         self.errors: dict[str, Exception] = {}
 
@@ -44,7 +49,9 @@ class WrittenListing:
             self.meanwhile()
 
     async def body(self, name: Name) -> made.Body | None:
-        return self.objects.get(name)
+        body = self.objects.get(name)
+        self.during_read()
+        return body
 
 
 class Run:
@@ -152,3 +159,24 @@ async def test_a_failed_check_is_logged_and_a_request_has_pdclusters_checked(cap
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert run.keys[0] == KEY
+
+
+async def test_what_a_watch_told_during_the_read_stays():
+    run = Run(CLUSTER, SERVICE)
+    await run.resync.fill()
+    stale, newer = made.child("Service", "chat", 6), made.child("Service", "chat", 7)
+    run.listing.objects[Name("Service", "default", "chat")] = stale
+    run.listing.during_read = lambda: run.cache.put("Service", newer)
+    await run.resync.once()
+    assert run.cache.children(KEY) == [newer]
+    assert run.problems() == []
+
+
+async def test_an_object_that_was_made_after_a_read_without_one_stays():
+    run = Run(CLUSTER, SERVICE)
+    await run.resync.fill()
+    again = made.child("Service", "chat", 9)
+    del run.listing.objects[Name("Service", "default", "chat")]
+    run.listing.during_read = lambda: run.cache.put("Service", again)
+    await run.resync.once()
+    assert run.cache.children(KEY) == [again]
