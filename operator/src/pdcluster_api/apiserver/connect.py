@@ -27,8 +27,7 @@ async def connect(
     again.
 
     context: of the kubeconfig; None = its current one
-    proxies: those of the environment count; looking for them costs two turns of a thread pool a
-             request
+    proxies: those of the environment count
     connections: most at a time; 0 = no bound
 
     Raises StartError (exit code 2) when the file, or the pod's account, cannot be used.

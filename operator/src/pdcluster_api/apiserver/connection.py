@@ -5,11 +5,17 @@ copies and checks each header and parameter, which takes as long as aiohttp's wh
 """
 
 from collections.abc import Mapping
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from yarl import URL
 
-from pdcluster_api.apiserver.kubernetes_client import Configuration, RESTClientObject
+from pdcluster_api.apiserver.errors import UnavailableError
+from pdcluster_api.apiserver.kubernetes_client import (
+    ConfigException,
+    Configuration,
+    RESTClientObject,
+)
 from pdcluster_api.schema.labels import FIELD_MANAGER
 
 READ_BYTES = 2**21
@@ -27,14 +33,16 @@ class Connection:
         context = RESTClientObject(configuration).ssl_context
         self._configuration = configuration
         self._fixed = {"User-Agent": FIELD_MANAGER, "Accept": "application/json"}
+        proxy = configuration.proxy or (_proxy_for(configuration.host) if proxies else None)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=configuration.connection_pool_maxsize, ssl=context
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            proxy=configuration.proxy or None,
+            proxy=proxy,
             read_bufsize=READ_BYTES,
-            trust_env=proxies,
+            # which would also send passwords of a .netrc
+            trust_env=False,
         )
 
     async def send(
@@ -49,12 +57,11 @@ class Connection:
     ) -> aiohttp.ClientResponse:
         """Send a request; returns when the head of its answer is there.
 
-        Raises aiohttp.ClientError, TimeoutError and OSError.
+        Raises aiohttp.ClientError, TimeoutError and OSError, and UnavailableError when our token
+        cannot be read, as from a file that is being written.
         """
         headers = {**self._fixed, "Content-Type": content_type}
-        token = await self._configuration.get_api_key_with_prefix(
-            "BearerToken", alias="authorization"
-        )
+        token = await self._token()
         if token:
             headers["Authorization"] = token
         return await self._session.request(
@@ -70,3 +77,23 @@ class Connection:
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
+
+    async def _token(self) -> str | None:
+        try:
+            return await self._configuration.get_api_key_with_prefix(
+                "BearerToken", alias="authorization"
+            )
+        except ConfigException as e:
+            raise UnavailableError(f"no credentials for the API server: {e}") from e
+
+
+def _proxy_for(host: str) -> str | None:
+    """Proxy that the environment names for a URL; None = none.
+
+    One that is reached by TLS does not count: the cluster's CA would have to know it.
+    """
+    url = URL(host)
+    if url.host is None or proxy_bypass(url.host):
+        return None
+    proxy = getproxies().get(url.scheme)
+    return None if proxy is None or URL(proxy).scheme == "https" else proxy
