@@ -32,8 +32,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-class _QuickDumper(yaml.CSafeDumper):
-    """The same text, by libyaml."""
+class _QuickDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """The same text, by libyaml where PyYAML has it."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,5 +1,6 @@
 """YAML text of files in ConfigMaps: that of PyYAML's own emitter, also where libyaml writes it."""
 
+import runpy
 import string
 from typing import Any
 
@@ -8,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdcluster_api.manifests import yaml_text as yaml_text_module
 from pdcluster_api.manifests.yaml_text import yaml_text
 
 READ_OTHERWISE = "|null|yes|~|<<|=|-|---|...|? a|a: b|a #b| a|a |12:30|2026-11-23|0x1|1_000|1e3"
@@ -52,3 +54,10 @@ def test_keys_that_libyaml_writes_otherwise_are_not_left_to_it(key: str):
 def test_equal_parts_are_written_out_each_time():
     shared = {"path": "/models"}
     assert yaml_text({"a": shared, "b": shared}) == "a:\n  path: /models\nb:\n  path: /models\n"
+
+
+def test_without_libyaml_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(yaml, "CSafeDumper")
+    found = runpy.run_path(str(yaml_text_module.__file__))
+    value = {"a": [{"b": 1}], "c": "yes"}
+    assert found["yaml_text"](value) == yaml_text(value) == plain(value)
