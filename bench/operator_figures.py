@@ -20,7 +20,7 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
 """Verbs of writes, as the API server counts them."""
 
-_PASS = re.compile(r"pass ended key=\S+ wrote=(True|False) seconds=([0-9.]+)$", re.MULTILINE)
+_PASS = re.compile(r"reconcile ended key=\S+ wrote=(True|False) seconds=([0-9.]+)$", re.MULTILINE)
 _MIB = 2**20
 
 

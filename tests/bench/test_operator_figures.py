@@ -29,7 +29,7 @@ apiserver_request_total{verb="PUT",resource="leases",code="200"} 5
 apiserver_request_total{verb="GET",resource="services",code="200"} 70
 apiserver_request_total{verb="WATCH",resource="services",code="200"} 1
 """
-_ENDED = "DEBUG pdcluster_operator.loop pass ended key=bench/chat-0"
+_ENDED = "DEBUG pdcluster_operator.loop reconcile ended key=bench/chat-0"
 LOG = f"""\
 2026-01-01 00:00:00,000 {_ENDED} wrote=True seconds=0.081500
 2026-01-01 00:00:00,100 INFO pdcluster_operator.writes.apply create object=Secret chat-ca

@@ -112,7 +112,7 @@ class Loop:
         Raises what ends a part unexpectedly.
         """
         parts = {
-            "workers": self._runner.run(),
+            "reconciles": self._runner.run(),
             "watches": self._watches.run(),
             "resync": self._resync.run(),
             "reads of etcd": self._sessions.run(),
@@ -155,7 +155,10 @@ class Loop:
         with self.metrics.reconcile_seconds.time():
             done = await self._reconciler.reconcile(key)
         logger.debug(
-            "pass ended key=%s wrote=%s seconds=%.6f", key, done.wrote, time.monotonic() - started
+            "reconcile ended key=%s wrote=%s seconds=%.6f",
+            key,
+            done.wrote,
+            time.monotonic() - started,
         )
         return done
 

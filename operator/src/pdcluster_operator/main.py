@@ -165,7 +165,7 @@ class Process:
             return 0
         logger.info("filled the cache objects=%d", len(self.loop.cache))
         stop_watches, started = asyncio.Event(), asyncio.Event()
-        working = asyncio.create_task(self.loop.run(), name="workers")
+        working = asyncio.create_task(self.loop.run(), name="reconciles")
         await asyncio.sleep(0)  # kopf ends every task that is younger than itself
         watching = asyncio.create_task(self._watch(stop_watches, started), name="watches")
         restoring = asyncio.create_task(self._take_signals_back(started), name="signals")
@@ -192,7 +192,7 @@ class Process:
         await run_watches(settings, watch, stop, started)
 
     async def _take_signals_back(self, started: asyncio.Event) -> None:
-        """From kopf, which would end before the workers have."""
+        """From kopf, which would end before the reconciles have."""
         await started.wait()
         take_signals(self.stop)
 

@@ -127,7 +127,7 @@ def policy_file(cluster: PDCluster) -> dict[str, Any]:
     }
     thresholds = spec.length_thresholds()
     policy["offload"] |= {
-        # Always a number, for workers of an older revision read this file too.
+        # Always a number, since workers of an older revision read this file too.
         "prefillLengthThreshold": spec.prefill_length_threshold,
         "lengthThresholds": thresholds if len(set(thresholds.values())) > 1 else {},
     }

@@ -145,8 +145,8 @@ def _serving_role(scene: Scene, step: Step) -> str:
 def _ingress_role(scene: Scene) -> str:
     """The role that answers in the declared revision.
 
-    Of routers it takes one that is asked for.  A Service that leads to decode or mixed workers, for
-    there were no routers, leads on to them until one is ready.
+    Of routers it takes one that is asked for.  A Service that leads to decode or mixed workers,
+    since there were no routers, leads on to them until one is ready.
     """
     decode_role = scene.cluster.spec.decode_role
     if not any(size.wanted for size in scene.sizes if size.role == ROUTER):

@@ -84,7 +84,7 @@ def _fault(
         return Fault(path, "is empty", "give it a value or remove the key")
     reason, fix = _explain(kind, context)
     if kind == "literal_error" and isinstance(found, bool):
-        fix = "put it in quotes, for YAML takes a plain On or Off for true or false"
+        fix = "put it in quotes, since YAML takes a plain On or Off for true or false"
     return Fault(path, f"{reason}, not {shortened(repr(found), 60)}", fix)
 
 

@@ -182,7 +182,7 @@ def name_of(kind: str, body: Mapping[str, Any]) -> Name:
 
 
 def version_of(body: Mapping[str, Any]) -> Version:
-    """Its version; a number, for versions of one kind are ordered."""
+    """Its version; a number, since versions of one kind are ordered."""
     return Version(body["metadata"]["uid"], int(body["metadata"]["resourceVersion"]))
 
 

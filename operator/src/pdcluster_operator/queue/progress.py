@@ -13,7 +13,7 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_operator.queue.work_queue import WorkQueue
 
 MAX_WAIT_SECONDS = 120.0
-"""Longest time without progress of any worker though keys wait; the length of the queue says
+"""Longest time in which no reconcile begins or ends though keys wait; the length of the queue says
 nothing, since thousands take their time.
 """
 
@@ -54,7 +54,8 @@ class Progress:
             found.append(f"no resync ended for {now - self.resynced:.0f} s")
         if queue.stood_still(now) > MAX_WAIT_SECONDS:
             found.append(
-                f"PDClusters wait and no worker has moved for {queue.stood_still(now):.0f} s"
+                f"PDClusters wait and no reconcile has begun or ended for "
+                f"{queue.stood_still(now):.0f} s"
             )
         found += [
             f"the work on {key} takes {seconds:.0f} s"

@@ -4,7 +4,7 @@ Pure: every method that depends on time takes the clock's value, in seconds.
 A key is worked on by one runner at a time; an add meanwhile enqueues it again
 once that runner is done, and any number of adds count as one.  Taking a key
 forgets its schedule: the work on it decides again.
-`queue_runner` drives it with asyncio.
+`queue.runner` drives it with asyncio.
 """
 
 from collections import OrderedDict
@@ -104,7 +104,7 @@ class WorkQueue(Generic[Key]):
 
     @property
     def depth(self) -> int:
-        """Keys that wait for a worker."""
+        """Keys that wait for a runner."""
         return len(self._due)
 
     def next_at(self) -> float | None:

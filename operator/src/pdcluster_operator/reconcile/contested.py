@@ -52,7 +52,7 @@ class Contested:
     """Times of equal writes to the objects of one PDCluster, and those that are fought over.
 
     _written: of each object, by the hash of its name, the hash of its last write, and the times of
-              the same one before any other.  Hashes, for a new PDCluster has some twenty of them,
+              the same one before any other.  Hashes, since a new PDCluster has some twenty of them,
               and few objects are ever fought over
     """
 

@@ -25,7 +25,7 @@ class LoopMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.queue_depth = Gauge(
             "pdcluster_operator_queue_depth",
-            "PDClusters that wait for a worker.",
+            "PDClusters that wait to be reconciled.",
             registry=registry,
         )
         self.reconcile_seconds = Histogram(

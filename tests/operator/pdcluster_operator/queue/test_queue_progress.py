@@ -20,7 +20,10 @@ def test_a_key_that_no_worker_takes_is_a_problem():
     progress, queue = Progress(300.0, 0.0), WorkQueue[Key]()
     queue.add(KEY, 0.0)
     assert progress.problems(queue, MAX_WAIT_SECONDS) == []
-    assert "no worker has moved for 121 s" in progress.problems(queue, MAX_WAIT_SECONDS + 1)[0]
+    assert (
+        "no reconcile has begun or ended for 121 s"
+        in progress.problems(queue, MAX_WAIT_SECONDS + 1)[0]
+    )
 
 
 def test_a_long_queue_that_moves_is_no_problem_however_long_its_end_waits():
