@@ -315,6 +315,103 @@ async def test_room_is_what_the_engine_and_those_that_wait_leave() -> None:
         await rig.ready_to_fetch(spec("b", num_tokens=8))
 
 
+async def read_page(rig: Rig, **values: float) -> None:
+    """Have a page read whose lines with those names have other values."""
+    page = METRICS
+    for name, value in values.items():
+        lines = [line for line in page.splitlines() if name in line and line.startswith("vllm:")]
+        for line in lines:
+            page = page.replace(line, f"{line.rsplit(' ', 1)[0]} {value}")
+    rig.fake.pages["/metrics"] = page.encode()
+    pages = asyncio.Event()
+    give_up, rig.reports.on_page = rig.reports.on_page, pages.set
+    rig.read_pages()
+    await asyncio.wait_for(pages.wait(), 10)
+    rig.reports.on_page = give_up
+
+
+async def test_fetches_in_the_engine_s_queue_keep_their_room() -> None:
+    """A quarter of 16 blocks is in use, before and after the fetch of 10 is asked for."""
+    async with rigged() as rig:
+        ready = await rig.ready_to_fetch(spec("a", num_tokens=39))
+        rig.engine.take(messages.Fetch("a", ready.epoch, encode_handle(Handle(TRANSFER))))
+        await rig.call()
+        await read_page(rig, num_requests_waiting=1.0, waiting_to_start=1.0)
+
+        rig.engine.take(messages.Receive(spec("b", num_tokens=39)))
+
+        assert (await rig.said(messages.ReceiveRefused)).needed_blocks == 10
+
+
+async def test_a_fetch_that_has_left_the_queue_is_counted_by_the_page_alone() -> None:
+    async with rigged() as rig:
+        ready = await rig.ready_to_fetch(spec("a", num_tokens=19))
+        rig.engine.take(messages.Fetch("a", ready.epoch, encode_handle(Handle(TRANSFER))))
+        await rig.call()
+        await read_page(rig, num_requests_waiting=0.0, kv_cache_usage_perc=0.5)
+
+        await rig.ready_to_fetch(spec("b", num_tokens=28))
+
+
+async def test_prompts_in_the_engine_s_queue_keep_their_room() -> None:
+    async with rigged() as rig:
+        rig.engine.take(messages.Submit(spec("a", num_tokens=39)))
+        await rig.call()
+        await read_page(rig, num_requests_waiting=1.0)
+
+        rig.engine.take(messages.Receive(spec("b", num_tokens=39)))
+
+        assert (await rig.said(messages.ReceiveRefused)).needed_blocks == 10
+
+
+async def test_there_is_room_for_as_many_requests_as_it_runs() -> None:
+    async with rigged(max_sequences=2) as rig:
+        for name in ("a", "b"):
+            await rig.ready_to_fetch(spec(name))
+
+        rig.engine.take(messages.Receive(spec("c")))
+
+        assert (await rig.said(messages.ReceiveRefused)).request_id == "c"
+        rig.engine.take(messages.Abort("a"))
+        await rig.ready_to_fetch(spec("c"))
+
+
+@pytest.mark.parametrize(
+    ("num_running", "usage", "kept_seconds", "has_work"),
+    [
+        pytest.param(0.0, 1.0, 600.0, False, id="full of kept KV"),
+        pytest.param(1.0, 1.0, 600.0, True, id="it computes"),
+        pytest.param(0.0, 0.5, 600.0, True, id="there is room"),
+        pytest.param(0.0, 1.0, 0.0, True, id="for too long"),
+    ],
+)
+async def test_prompts_that_wait_for_kept_kv_are_no_stall(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_running: float,
+    usage: float,
+    kept_seconds: float,
+    has_work: bool,
+) -> None:
+    monkeypatch.setattr("pdcluster_worker.stock.reports.KEPT_SECONDS", kept_seconds)
+    async with rigged() as rig:
+        rig.engine.take(messages.Prefill(spec("kept"), TARGET))
+        await (await rig.call()).answer(prefill_answer())
+        await rig.said(messages.PrefillDone)
+        rig.engine.take(messages.Prefill(spec("waiting"), TARGET))
+        await rig.call()
+        await read_page(
+            rig,
+            num_requests_running=num_running,
+            num_requests_waiting=1.0,
+            kv_cache_usage_perc=usage,
+        )
+
+        rig.engine.take(messages.Ping())
+
+        assert (await rig.said(messages.Pong)).has_work is has_work
+
+
 async def test_a_prompts_logprobs_come_before_its_stream() -> None:
     async with rigged() as rig:
         rig.engine.take(messages.Submit(spec(prompt_logprobs=0)))

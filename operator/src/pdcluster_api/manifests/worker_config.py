@@ -77,9 +77,9 @@ _STOCK_FACTS = {
 }
 """Fields that the server process of a stock engine has to know; the others are flags alone."""
 
-_STOCK_SIZES = {"maxBatchedTokens": 8192, "maxSequences": 256}
+_STOCK_SIZES = {"maxBatchedTokens": 8192, "maxSequences": 1024}
 _STOCK_SIZES_ON_CPU = {"maxBatchedTokens": 2048, "maxSequences": 128}
-"""vLLM's own where the field is left to it: of each rank on CPUs, and of a usual GPU.
+"""vLLM's own where the field is left to it: of each rank on CPUs, and of an H100.
 
 It does not say which it took.  The server process grants credits by them, so too few would leave
 it one prompt at a time; what is too many waits in vLLM's queue.

@@ -48,7 +48,7 @@ def test_engine_file_has_what_differs_from_the_defaults(document: dict[str, Any]
     [
         pytest.param("cpu", {}, (2048, 128), id="CPU"),
         pytest.param("cpu", {"tensorParallelSize": 2}, (4096, 256), id="of each rank"),
-        pytest.param("H100", {}, (8192, 256), id="GPU"),
+        pytest.param("H100", {}, (8192, 1024), id="GPU"),
         pytest.param(
             "H100", {"maxBatchedTokens": 256, "maxSequences": 64}, (256, 64), id="our own defaults"
         ),

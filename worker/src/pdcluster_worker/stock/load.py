@@ -148,6 +148,11 @@ class Load:
         return sum(posted.num_made > 0 for posted in self._posted.values())
 
     @property
+    def num_seats(self) -> int:
+        """Requests that it has, and those that it will have once their KV comes."""
+        return len(self._posted) + len(self._reserved)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that the engine is to prefill, before their first token."""
         return sum(not one.num_made for one in self._posted.values() if not one.is_fetching)
@@ -171,6 +176,23 @@ class Load:
     def tokens_since(self, when: float) -> int:
         """Prompt tokens of requests that the engine got after `when`."""
         return sum(one.num_tokens for one in self._posted.values() if one.since >= when)
+
+    def queued_tokens(self, when: float, num_fetches: int, num_prompts: int) -> int:
+        """Prompt tokens of the last so many that the engine got before `when` and gave no token.
+
+        num_fetches: of those that wait for KV; num_prompts: of those that it is to prefill.
+        """
+        old = [one for one in self._posted.values() if one.since < when and not one.num_made]
+        fetches = [one.num_tokens for one in old if one.is_fetching]
+        prompts = [one.num_tokens for one in old if not one.is_fetching]
+        queued = fetches[::-1][:num_fetches] + prompts[::-1][:num_prompts]
+        return sum(queued)
+
+    @property
+    def longest_waiting(self) -> int:
+        """Tokens of the longest prompt that it is to prefill."""
+        waiting = (one for one in self._posted.values() if not (one.num_made or one.is_fetching))
+        return max((one.num_tokens for one in waiting), default=0)
 
     def take_steps(self) -> tuple[list[tuple[str, float]], list[tuple[int, int, int, int]]]:
         """(steps, batches) since the last call, as `EngineStats` has them."""

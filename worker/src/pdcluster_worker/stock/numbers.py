@@ -19,6 +19,7 @@ class Scrape:
 
     num_blocks, block_size: of its KV cache; 0 = not known yet.
     kv_usage:        share of the blocks that requests hold, or that are kept for a peer's engine.
+    num_queued:      waiting requests that the engine has yet to begin, fetches among them.
     started_seconds: when its process began, of the clock on the wall; another one is another engine
     external_tokens: prompt tokens whose KV came from a peer's engine.
     bytes_received, transfer_seconds: of NIXL's transfers to here, each rank's counted by itself.
@@ -31,6 +32,7 @@ class Scrape:
     kv_usage: float = 0.0
     num_running: int = 0
     num_waiting: int = 0
+    num_queued: int = 0
     preemptions: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
@@ -65,6 +67,8 @@ _REALS = {
 }
 _FETCHES = "num_requests_kv_fetch_by_stage"
 _STAGES = {"waiting_to_start": "fetches_to_start", "completed_waiting": "fetches_complete"}
+_WAITING = "num_requests_waiting_by_reason"
+_QUEUED = "capacity"
 _INFO = "cache_config_info"
 _READ = {*_COUNTS.values(), *_REALS.values()}
 
@@ -73,7 +77,7 @@ def read_numbers(page: bytes) -> Scrape:
     """Values of a page; those of one name with several labels are added up."""
     values: dict[str, float] = {}
     info: dict[str, str] = {}
-    stages = dict.fromkeys(_STAGES.values(), 0)
+    stages = {"num_queued": 0, **dict.fromkeys(_STAGES.values(), 0)}
     for match in _LINE.finditer(page):
         name = match[1].decode()
         if name in _READ:
@@ -82,6 +86,8 @@ def read_numbers(page: bytes) -> Scrape:
             field = _STAGES.get(_labels(match[2]).get("stage", ""))
             if field is not None:
                 stages[field] += int(float(match[3]))
+        elif name == _WAITING and _labels(match[2]).get("reason") == _QUEUED:
+            stages["num_queued"] += int(float(match[3]))
         elif name == _INFO:
             info = _labels(match[2])
     counts = {field: int(values.get(name, 0.0)) for field, name in _COUNTS.items()}

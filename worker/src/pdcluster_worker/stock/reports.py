@@ -27,6 +27,11 @@ BUSY_SECONDS = 1.0
 IDLE_SECONDS = 5.0
 """Seconds between two readings of the engine's page, while it works and while it does not."""
 
+KEPT_SECONDS = 600.0
+"""Longest time for which prompts that wait for KV kept for peers are no stall, its page the same;
+peers renew what they wait for.
+"""
+
 REPORT_SECONDS = 0.1
 """Least time between two statistics; the last change is always reported."""
 
@@ -59,7 +64,7 @@ class Reports:
         self._emit = emit
         self._on_gone = on_gone
         self._max_sequences = max_sequences
-        self._scraped_at = time.monotonic()
+        self._scraped_at = self._changed_at = time.monotonic()
         self._is_silent = self._is_pinged = self._keeps = False
         self._num_inputs = 0
         self._wake = asyncio.Event()
@@ -89,7 +94,8 @@ class Reports:
         """Answer for the engine's loop, once it shows its page."""
         self._is_pinged = self._is_silent
         if not self._is_silent:
-            self._emit([Pong(self.load.num_steps, self.load.is_to_step)])
+            is_to_step = self.load.is_to_step and not self._waits_for_kept
+            self._emit([Pong(self.load.num_steps, is_to_step)])
 
     @property
     def shows_page(self) -> bool:
@@ -101,21 +107,40 @@ class Reports:
         return -(-num_tokens // self._first.block_size)
 
     def has_room(self, num_blocks: int) -> bool:
-        """Return whether that many blocks are free, as far as is known; an idle engine has room."""
-        is_empty = not self.load.has_work and not self.load.num_receiving and not self._keeps
-        return is_empty or num_blocks <= self.free_blocks
+        """Return whether one more request and that many blocks have a place, as far as is known.
+
+        An idle engine has room.
+        """
+        num_seats = self.load.num_seats
+        is_empty = not num_seats and not self._keeps
+        return is_empty or (num_seats < self._max_sequences and num_blocks <= self.free_blocks)
 
     def can_begin(self, num_tokens: int) -> bool:
         """Return whether a prompt of so many tokens has to wait for no other request to end."""
-        is_full = self.load.num_running >= self._max_sequences
-        return not is_full and self.has_room(self.num_blocks(num_tokens))
+        return self.has_room(self.num_blocks(num_tokens))
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that neither requests hold nor transfers will."""
-        since = self.num_blocks(self.load.tokens_since(self._scraped_at))
-        used = self._scrape.used_blocks + since + self.load.reserved_blocks
-        return max(0, self._first.num_blocks - used)
+        """Blocks that neither requests hold, nor those in the engine's queue and transfers will."""
+        load, scrape, when = self.load, self._scrape, self._scraped_at
+        num_prompts = max(0, scrape.num_queued - scrape.fetches_to_start)
+        queued = load.queued_tokens(when, scrape.fetches_to_start, num_prompts)
+        coming = self.num_blocks(queued + load.tokens_since(when)) + load.reserved_blocks
+        return max(0, self._first.num_blocks - scrape.used_blocks - coming)
+
+    @property
+    def _waits_for_kept(self) -> bool:
+        """True if it runs nothing, and a prompt does not fit beside the KV that is kept for peers.
+
+        What its page says counts while it changes now and then: that of an engine which hangs does
+        not.
+        """
+        scrape = self._scrape
+        is_still = time.monotonic() - self._changed_at >= KEPT_SECONDS
+        is_queue = scrape.num_queued > 0 and not scrape.num_running
+        needed = self.num_blocks(self.load.longest_waiting)
+        does_fit = needed <= self._first.num_blocks - scrape.used_blocks
+        return self._keeps and is_queue and not does_fit and not is_still
 
     def expected_hit(self, spec: RequestSpec) -> int:
         """Tokens of a prompt that its prefix cache has now."""
@@ -171,6 +196,8 @@ class Reports:
             return
         self._progress(scrape)
         self._keeps = self._keeps and scrape.used_blocks > 0
+        if scrape != self._scrape:
+            self._changed_at = asked_at
         self._scrape, self._scraped_at = scrape, asked_at
         self.fetches.seen(scrape.fetches_to_start, scrape.fetches_complete, asked_at)
         if self._is_pinged:
