@@ -114,16 +114,20 @@ async def test_a_refusal_names_the_parameter() -> None:
         assert (failed.message, failed.is_refusal, failed.param) == ("no", True, "logprobs")
 
 
-async def test_what_the_engine_lacks_is_refused_without_asking_it() -> None:
+@pytest.mark.parametrize("message", [messages.Submit, messages.Receive])
+async def test_what_the_engine_lacks_is_refused_without_asking_it(
+    message: type[messages.Submit | messages.Receive],
+) -> None:
     async with rigged() as rig:
         request = msgspec.structs.replace(spec(constraint=Constraint("json_object")), output=[1, 2])
-        rig.engine.take(messages.Submit(request))
+        rig.engine.take(message(request))
 
         failed = await rig.said(messages.RequestFailed)
 
         assert failed.is_refusal
         assert failed.param == "constraint"
         assert rig.fake.calls.empty()
+        assert rig.reports.load.num_receiving == 0
 
 
 async def test_a_prefill_gives_a_handle_and_no_token() -> None:

@@ -104,13 +104,21 @@ class StockEngine:
         spec = request.spec
         request.epoch = None
         self._has_fetched(request)
-        if (refused := requests.refusal(spec)) is not None:
-            self.failed(request, AnswerError(refused[0], is_refusal=True, param=refused[1]))
-        elif spec.sampling.prompt_logprobs is not None and not spec.output:
+        if self._is_refused(request):
+            return
+        if spec.sampling.prompt_logprobs is not None and not spec.output:
             body = requests.prompt_only(spec, self._model, attempt=self._attempt(request))
             self._begin(request, PromptAnswer(self, request, body))
         else:
             self.generate(request)
+
+    def _is_refused(self, request: Request) -> bool:
+        """Fail a request that the engine would run wrongly; see `requests.refusal`."""
+        refused = requests.refusal(request.spec)
+        if refused is not None:
+            message, param = refused
+            self.failed(request, AnswerError(message, is_refusal=True, param=param))
+        return refused is not None
 
     def generate(self, request: Request, scores: Sequence[PromptLogprob] = ()) -> None:
         """Have its tokens made.  scores: of its prompt, which the first token says."""
@@ -126,6 +134,8 @@ class StockEngine:
             self._emit([messages.ReceiveRefused(spec.request_id, needed)])
             return
         request = self._new(spec)
+        if self._is_refused(request):
+            return
         request.epoch = secrets.token_bytes(EPOCH_BYTES)
         self._reports.load.reserve(spec.request_id, needed)
         self._emit([messages.ReceiveReady(spec.request_id, request.epoch, 0, [])])
