@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import WorkerConfig
@@ -30,3 +31,6 @@ def test_hello_has_the_operations_where_equal_bits_are_promised(
     )
     assert (hello.model, hello.max_model_len, hello.vocab_size) == ("chat", 256, 100)
     assert hello.max_batched_tokens == 256
+    assert not hello.restarts_grammar
+    stock = replace(FACTS, restarts_grammar=True)
+    assert hello_of(cast(WorkerConfig, config), "w1", stock).restarts_grammar

@@ -273,6 +273,8 @@ def test_hello_of_a_worker_that_knows_no_ranks_is_of_one() -> None:
     assert convert.hello_from_proto(pb.Hello(engine_id="e")).tensor_parallel_size == 1
     sized = convert.hello_from_proto(pb.Hello(engine_id="e", tensor_parallel_size=4))
     assert convert.hello_from_proto(convert.hello_to_proto(sized)).tensor_parallel_size == 4
+    stock = convert.hello_from_proto(pb.Hello(engine_id="e", restarts_grammar=True))
+    assert convert.hello_from_proto(convert.hello_to_proto(stock)) == stock != sized
     with pytest.raises(ValueError, match="tensor_parallel_size is negative"):
         convert.hello_from_proto(pb.Hello(engine_id="e", tensor_parallel_size=-1))
 

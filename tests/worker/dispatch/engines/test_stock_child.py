@@ -164,6 +164,7 @@ async def test_a_server_that_serves_the_model_is_an_engine(tmp_path: Path) -> No
 
     assert (ready.num_blocks, ready.geometry.block_size, ready.max_model_len) == (16, 4, 99)
     assert (ready.geometry.kind, ready.dtype) == ("vllm-0.32.0-nixl", "bfloat16")
+    assert ready.restarts_grammar
     assert isinstance(token, Token)
     assert (token.token_id, token.finish_reason) == (7, "length")
 

@@ -21,7 +21,7 @@ class DecodePeer:
         self.key = key
         self.script = script
         self.load = Load()
-        self.is_draining = False
+        self.is_draining = self.restarts_grammar = False
         self.asked: list[str] = []
         self.outputs: list[list[int]] = []
 

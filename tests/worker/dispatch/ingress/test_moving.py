@@ -16,6 +16,7 @@ from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys import journey
+from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.engine import (
     Abort,
     EngineInput,
@@ -204,9 +205,11 @@ def drain(ingress: Ingress, peer: Model) -> None:
     ingress._legs.on_change()
 
 
-async def waiting(ingress: Ingress, peer: Model) -> "asyncio.Task[list[Generated]]":
+async def waiting(
+    ingress: Ingress, peer: Model, *specs: RequestSpec
+) -> "asyncio.Task[list[Generated]]":
     """A request that has got as far as it gets at that worker."""
-    asked = asyncio.create_task(collect(ingress))
+    asked = asyncio.create_task(collect(ingress, *specs))
     await until(lambda: peer.num_open == 1)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -248,6 +251,70 @@ async def test_request_leaves_a_draining_worker_between_two_tokens(
                 drain(ingress, first)
 
     assert (made, second.outputs, first.num_open) == (WHOLE, [[10, 11]], 0)
+
+
+STRUCTURED = replace(
+    spec(), sampling=replace(spec().sampling, constraint=Constraint("json_object"))
+)
+
+
+def two_peers(*, restarts_grammar: bool, **first: int) -> tuple[Model, Model]:
+    peers = Model("a", **first), Model("b")
+    for peer in peers:
+        peer.restarts_grammar = restarts_grammar
+    peers[1].load = Load(num_running=1)
+    return peers
+
+
+@pytest.mark.parametrize(
+    ("restarts_grammar", "num_tokens", "outputs"),
+    [(True, 2, []), (True, 0, [[]]), (False, 2, [WHOLE[:2]])],
+    ids=["begun", "not begun", "another engine"],
+)
+async def test_structured_answer_stays_at_a_draining_worker_whose_peers_cannot_go_on_with_it(
+    worker: Worker,
+    engine: ScriptedEngine,
+    restarts_grammar: bool,
+    num_tokens: int,
+    outputs: list[list[int]],
+) -> None:
+    first, second = two_peers(restarts_grammar=restarts_grammar)
+    first.waits_at = num_tokens
+    ingress = ingress_of(worker, engine, first, second)
+    worker.announce("draining")
+    asked = await waiting(ingress, first, STRUCTURED)
+    drain(ingress, first)
+    first.goes_on.set()
+
+    assert ids(await asked) == WHOLE
+    assert second.outputs == outputs
+
+
+async def test_structured_answer_that_cannot_go_on_elsewhere_is_lost_with_its_worker(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    first, second = two_peers(restarts_grammar=True, ends_after=2)
+    with pytest.raises(RequestError, match="was lost: reset; a structured answer") as caught:
+        await collect(ingress_of(worker, engine, first, second), STRUCTURED)
+
+    assert (caught.value.status, caught.value.code) == (503, "decode_worker_lost")
+    assert (second.asked, counted(worker)) == ([], {("lost", "refused"): 1})
+
+
+async def test_structured_answer_of_an_engine_here_that_stalls_is_not_begun_elsewhere(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    worker._facts = replace(worker.engine_ready, restarts_grammar=True)
+    peer = Model("a")
+    ingress = make_ingress(worker, engine, peer)
+    engine.answer = lambda message: model_here(message)[:1]
+    async with aclosing(ingress.generate([STRUCTURED], "auto")) as tokens:
+        await anext(tokens)
+        worker.engines.first.client.stall("it stalls")
+        with pytest.raises(RequestError, match="it stalls") as caught:
+            await anext(tokens)
+
+    assert (caught.value.status, peer.asked) == (503, [])
 
 
 @pytest.mark.parametrize("is_off", [True, False], ids=["off", "no peer"])

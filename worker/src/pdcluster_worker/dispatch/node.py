@@ -67,6 +67,7 @@ def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
         max_model_len=facts.max_model_len,
         max_batched_tokens=config.engine.max_batched_tokens * config.engine.data_parallel_size,
         vocab_size=facts.vocab_size,
+        restarts_grammar=facts.restarts_grammar,
     )
 
 

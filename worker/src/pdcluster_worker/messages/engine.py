@@ -158,6 +158,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
     scheduler: str = "continuous"
     scheduling_policy: str = "priority"
+    restarts_grammar: bool = False  # it cannot go on with a structured answer that has begun
     length_note: str = ""  # why max_model_len is lower than the model's own; empty where it is not
 
 

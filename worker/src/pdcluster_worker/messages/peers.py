@@ -112,6 +112,7 @@ class Hello:
     operations: see `PeerFacts`.
     max_model_len, vocab_size: limits of a request; 0 of a router.
     max_batched_tokens: of one step of all its engines together; 0 = unknown.
+    restarts_grammar: see `EngineReady`.
     """
 
     engine_id: str
@@ -125,6 +126,7 @@ class Hello:
     max_model_len: int = 0
     vocab_size: int = 0
     max_batched_tokens: int = 0
+    restarts_grammar: bool = False
 
     @property
     def facts(self) -> PeerFacts:

@@ -120,6 +120,11 @@ class Peer:
         """Token budget of one step of all its engines; 0 = unknown."""
         return 0 if self.hello is None else self.hello.max_batched_tokens
 
+    @property
+    def restarts_grammar(self) -> bool:
+        """True if its engine cannot go on with a structured answer that has begun."""
+        return self.hello is not None and self.hello.restarts_grammar
+
     async def leave(self) -> None:
         """Let go of a worker that is no member any more: end the streams and every call, but not
         those to one that has drained.

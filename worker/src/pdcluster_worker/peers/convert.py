@@ -98,6 +98,7 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         max_model_len=hello.max_model_len,
         vocab_size=hello.vocab_size,
         max_batched_tokens=hello.max_batched_tokens,
+        restarts_grammar=hello.restarts_grammar,
     )
 
 
@@ -115,6 +116,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
         max_model_len=message.max_model_len,
         vocab_size=message.vocab_size,
         max_batched_tokens=message.max_batched_tokens,
+        restarts_grammar=message.restarts_grammar,
     )
 
 

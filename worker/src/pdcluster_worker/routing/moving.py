@@ -13,7 +13,8 @@ MoveReason = Literal["lost", "stalled", "draining", "preempted"]
 """State of the worker that makes a request leave it."""
 
 MoveOutcome = Literal["moved", "nowhere", "refused"]
-"""Another worker made the next token; none takes it; the policy does not allow it."""
+"""Another worker made the next token; none takes it; the policy, or the type of engine, does not
+allow it."""
 
 
 def may_move(policy: MovingPolicy, num_moves: int) -> bool:

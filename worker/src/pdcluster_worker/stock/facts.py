@@ -161,6 +161,7 @@ def _ready(
         ),
         transport=TRANSPORT,
         scheduler="vllm",
+        restarts_grammar=True,
     )
 
 

@@ -69,14 +69,25 @@ class Legs:
     def on_change(self) -> None:
         """Call off what runs on workers that drain, as far as others take it."""
         for leg in tuple(self._at_peers):
-            if leg.peer.is_draining and self._may_leave(leg.course):
+            if leg.peer.is_draining and self._may_leave(leg.course, leg.peer):
                 leg.call_off()
 
-    def _may_leave(self, course: Course) -> bool:
+    def _may_leave(self, course: Course, peer: Peer) -> bool:
         if not may_move(self._worker.policy.moving, course.num_moves):
+            return False
+        if self._is_bound(course, peer):
             return False
         others = [peer for peer in self._decodes() if peer.key not in course.failed]
         return self._worker.takes_new or bool(others)
+
+    def _is_bound(self, course: Course, where: Peer | None) -> bool:
+        """Return whether no other worker can go on with a choice of `where`: it follows a grammar
+        that their engines would begin again.  All engines of a revision are of one type.
+        """
+        if course.spec.sampling.constraint is None or not course.has_begun:
+            return False
+        facts = self._worker.engine_ready if where is None else where
+        return facts.restarts_grammar
 
     # --- a leg --------------------------------------------------------------------------------
 
@@ -157,6 +168,9 @@ class Legs:
         """A leg from the last token on."""
         if where is None and isinstance(error, EngineDiedError) and self._worker.engines.problem:
             raise error  # this process is about to end
+        if self._is_bound(course, where):
+            self.count(reason, "refused")
+            raise _lost(where, error, _BOUND) from error
         reason = course.moves_for or reason
         is_allowed = may_move(self._worker.policy.moving, course.num_moves)
         full = self._full(course, where) if reason == "preempted" else frozenset()
@@ -269,10 +283,16 @@ class ChoiceRun(AsyncIterator[Generated]):
         return self._route.where
 
 
-def _lost(where: Peer | None, error: PeerError | RequestError) -> RequestError:
+_BOUND = (
+    "; a structured answer that has begun cannot go on at another worker with this type of engine: "
+    "send the request again"
+)
+
+
+def _lost(where: Peer | None, error: PeerError | RequestError, advice: str = "") -> RequestError:
     if where is None and isinstance(error, RequestError):
         return error
-    message = f"the decode worker of this request was lost: {error}"
+    message = f"the decode worker of this request was lost: {error}{advice}"
     return RequestError(message, status=503, code="decode_worker_lost")
 
 
