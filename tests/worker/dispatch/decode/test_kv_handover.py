@@ -101,6 +101,17 @@ async def test_moved_request_reads_its_kv_without_a_credit(
     assert (counted(worker), counted(worker, "remote_prefill")) == ({"ok": 1.0}, {})
 
 
+async def test_kv_that_the_engines_cannot_move_is_not_asked_for(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, holder: RecordingPeer, worker: Worker
+) -> None:
+    worker.engines.first.facts = replace(FACTS, transport="")
+    made = await collect(dispatcher)
+
+    assert [generated.token.token_id for generated in made] == [7, 8]
+    assert ([type(message) for message in engine.inputs], holder.targets) == ([Submit], [])
+    assert counted(worker) == {}
+
+
 async def test_handover_says_nothing_of_how_fast_prefills_are(
     dispatcher: DecodeDispatcher, holder: RecordingPeer
 ) -> None:

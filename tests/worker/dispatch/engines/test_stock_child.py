@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.config.vllm import VllmConfig
-from pdcluster_worker.config.worker import DiscoveryConfig, TLSConfig, WorkerConfig
+from pdcluster_worker.config.worker import DiscoveryConfig, Role, TLSConfig, WorkerConfig
 from pdcluster_worker.dispatch.engines import stock_child
 from pdcluster_worker.dispatch.engines.client import EngineDiedError
 from pdcluster_worker.dispatch.engines.stock_child import StockChild
@@ -22,7 +23,7 @@ from pdcluster_worker.errors import WRONG_SETTING
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.stock import http
-from pdcluster_worker.stock.facts import read_shape
+from pdcluster_worker.stock.facts import read_facts, read_shape
 from tests.make_tiny_model import make_tiny_model
 from tests.ports import free_port
 from tests.worker.stock.fake_vllm import (
@@ -147,6 +148,24 @@ async def test_an_engine_whose_facts_are_late_each_time_has_ended(
             with pytest.raises(EngineDiedError, match=r"no answer to /version in 0\.1 s"):
                 await asyncio.wait_for(child.client.ready(), 10)
             assert child.exit_status.result() == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "transport"), [("mixed", ""), ("decode", "nixl"), ("prefill", "nixl")]
+)
+async def test_a_mixed_worker_s_engine_moves_no_kv(
+    tmp_path: Path, role: Role, transport: str
+) -> None:
+    async with fake_vllm() as fake:
+        fake.pages = pages()
+        given = msgspec.structs.replace(config(tmp_path, fake.port), role=role)
+        client = http.LoopbackHttp(fake.port)
+        reading = asyncio.create_task(read_facts(client, given))
+        await warmed(fake)
+        served = await asyncio.wait_for(reading, 10)
+        client.close()
+
+    assert served.ready.transport == transport
 
 
 async def test_a_server_that_serves_the_model_is_an_engine(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     vocab_size: int
     device: Device
-    transport: str  # tcp, nixl or ucx: that moves KV blocks between peers that have it
+    transport: str  # tcp, nixl or ucx: that moves KV between peers that have it; empty = none does
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
     scheduler: str = "continuous"
     scheduling_policy: str = "priority"

@@ -159,7 +159,7 @@ def _ready(
             tensor_parallel_size=engine.tensor_parallel_size,
             pipeline_parallel_size=engine.pipeline_parallel_size,
         ),
-        transport=TRANSPORT,
+        transport="" if config.role == "mixed" else TRANSPORT,  # mixed ones have no connector
         scheduler="vllm",
         restarts_grammar=True,
     )

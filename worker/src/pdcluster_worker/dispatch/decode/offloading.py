@@ -104,6 +104,8 @@ class Offloading:
         self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], holder: Peer
     ) -> bool:
         """Return whether a request that moved here reads its KV from the worker that it left."""
+        if not place.engine.facts.transport:
+            return False
         num_tokens = len(spec.prompt) + len(spec.output)
         uncached_tokens = num_tokens - self._worker.engines.cached_tokens(
             place.engine, hashes, num_tokens
