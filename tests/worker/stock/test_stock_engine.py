@@ -315,6 +315,7 @@ async def test_room_is_what_the_engine_and_those_that_wait_leave() -> None:
         rig.engine.take(messages.Receive(spec("b", num_tokens=8)))
 
         assert (await rig.said(messages.ReceiveRefused)).needed_blocks == 3
+        assert rig.stats[-1].free_blocks < 3
         rig.engine.take(messages.Abort("a"))
         await rig.ready_to_fetch(spec("b", num_tokens=8))
 
@@ -375,7 +376,10 @@ async def test_there_is_room_for_as_many_requests_as_it_runs() -> None:
 
         rig.engine.take(messages.Receive(spec("c")))
 
-        assert (await rig.said(messages.ReceiveRefused)).request_id == "c"
+        refused = await rig.said(messages.ReceiveRefused)
+        assert refused.request_id == "c"
+        # else it would ask again at once, and again
+        assert rig.stats[-1].free_blocks < refused.needed_blocks
         rig.engine.take(messages.Abort("a"))
         await rig.ready_to_fetch(spec("c"))
 

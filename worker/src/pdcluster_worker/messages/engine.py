@@ -44,8 +44,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 class Receive(msgspec.Struct, frozen=True, tag=True):
     """Make room for a request whose prefill another worker will compute.
 
-    Answered by `ReceiveReady`, or by `ReceiveRefused` when blocks are short; a refused request
-    leaves no trace.
+    Answered by `ReceiveReady`, or by `ReceiveRefused` when blocks or seats are short; a refused
+    request leaves no trace.
     """
 
     spec: RequestSpec
@@ -282,7 +282,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     waiting_tokens: int  # tokens still to be computed of requests that wait for prefill
     num_receiving: int
     blocks: dict[str, int]  # by state: free, cached, in_use, receiving, quarantined
-    free_blocks: int  # what an allocation could take now: free + cached
+    free_blocks: int  # what an allocation could take now: free + cached; 0 without a seat of vLLM
     fences_overdue: int
     busy_seconds: float
     overhead_seconds: float  # part of busy_seconds outside the model

@@ -131,6 +131,7 @@ class StockEngine:
     def _receive(self, spec: RequestSpec) -> None:
         needed = self._reports.num_blocks(len(spec.prompt) + len(spec.output) + 1)
         if not self._reports.has_room(needed):
+            self._reports.report()  # an older report may show room, for which it would ask again
             self._emit([messages.ReceiveRefused(spec.request_id, needed)])
             return
         request = self._new(spec)

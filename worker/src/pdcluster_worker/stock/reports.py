@@ -81,7 +81,7 @@ class Reports:
     def changed(self) -> None:
         """Report soon."""
         if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(REPORT_SECONDS, self._report)
+            self._due = asyncio.get_running_loop().call_later(REPORT_SECONDS, self.report)
         if self.load.has_work or self._keeps:
             self._wake.set()
 
@@ -111,9 +111,8 @@ class Reports:
 
         An idle engine has room.
         """
-        num_seats = self.load.num_seats
-        is_empty = not num_seats and not self._keeps
-        return is_empty or (num_seats < self._max_sequences and num_blocks <= self.free_blocks)
+        is_empty = not self.load.num_seats and not self._keeps
+        return is_empty or (self._has_seat and num_blocks <= self.free_blocks)
 
     def can_begin(self, num_tokens: int) -> bool:
         """Return whether a prompt of so many tokens has to wait for no other request to end."""
@@ -127,6 +126,10 @@ class Reports:
         queued = load.queued_tokens(when, scrape.fetches_to_start, num_prompts)
         coming = self.num_blocks(queued + load.tokens_since(when)) + load.reserved_blocks
         return max(0, self._first.num_blocks - scrape.used_blocks - coming)
+
+    @property
+    def _has_seat(self) -> bool:
+        return self.load.num_seats < self._max_sequences
 
     @property
     def _waits_for_kept(self) -> bool:
@@ -203,7 +206,7 @@ class Reports:
         if self._is_pinged:
             self.answer_ping()
         self.on_page()
-        self._report()
+        self.report()
 
     def _progress(self, scrape: Scrape) -> None:
         """Count a step where the page has changed and no token has come since."""
@@ -219,7 +222,8 @@ class Reports:
 
     # --- statistics -------------------------------------------------------------------------
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Report now."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -240,7 +244,7 @@ class Reports:
                 "in_use": first.num_blocks - free - receiving,
                 "receiving": receiving,
             },
-            free_blocks=free,
+            free_blocks=free if self._has_seat else 0,
             fences_overdue=0,
             busy_seconds=load.busy_seconds,
             overhead_seconds=0.0,
