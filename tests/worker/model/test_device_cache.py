@@ -159,6 +159,11 @@ def test_what_does_not_fit_into_the_memory_of_the_worker_is_refused_with_the_byt
     assert all(word in str(refusal.value) for word in words)
 
 
+def test_the_field_that_is_too_large_is_named() -> None:
+    with pytest.raises(ModelError, match=r"lower engine\.numBlocks, or"):
+        check_memory(GIB, GIB, EngineConfig(num_blocks=8), GIB)
+
+
 def test_each_engine_of_a_worker_takes_its_part_of_the_memory() -> None:
     with pytest.raises(ModelError, match="for each of 2 engines"):
         check_memory(GIB, GIB, EngineConfig(data_parallel_size=2, max_sequences=8), 3 * GIB)

@@ -70,19 +70,20 @@ def open_cache(
 
 
 def check_memory(weight_bytes: int, kv_bytes: int, engine: EngineConfig, limit: int | None) -> None:
-    """Refuse what certainly ends in the kernel killing the process: pages are only taken as they
-    are used.
+    """Refuse what ends in the kernel killing the process, as pages are only taken when they are
+    used.
 
     limit: memory of the container or the machine; None = unknown.  Raises ModelError.
     """
     needed = (weight_bytes + kv_bytes) * engine.data_parallel_size
     if limit is not None and needed > limit:
         each = f" for each of {engine.data_parallel_size} engines"
+        field = "numBlocks" if engine.num_blocks else "kvCacheMemory"
         raise ModelError(
             f"{weight_bytes} bytes of weights and {kv_bytes} of KV blocks"
             f"{each if engine.data_parallel_size > 1 else ''} do not fit into the memory of this "
-            f"worker, {limit} bytes: lower engine.kvCacheMemory, or raise the memory limit in the "
-            "role's resources"
+            f"worker, {limit} bytes: lower engine.{field}, or give it more (in a cluster: the "
+            "memory limit of its role's resources)"
         )
 
 

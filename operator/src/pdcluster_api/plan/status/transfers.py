@@ -185,9 +185,14 @@ def _newer(
         return before
     if before is not None and _is_known(ended, before.verification, asked.now):
         return before
-    passes = problem_of(ended, asked.floor) is None
-    num_failures = 0 if passes else 1 + (before.num_failures if before else 0)
+    num_failures = 0 if _passes(ended, asked) else 1 + (before.num_failures if before else 0)
     return VerifiedPair(ended, num_failures)
+
+
+def _passes(verified: Verification, asked: Asked) -> bool:
+    """Return whether nothing is to be verified again soon."""
+    has_problem = problem_of(verified, asked.floor) is not None
+    return not (has_problem or is_unmeasured(verified, asked.floor))
 
 
 def _is_known(ended: Verification, last: Verification, now: str) -> bool:
@@ -208,8 +213,11 @@ def _seconds_left(found: VerifiedPair | None, asked: Asked) -> float:
     """Seconds until a pair is due; 0 = now."""
     if found is None or _is_asked_for(found, asked):
         return 0.0
-    passes = problem_of(found.verification, asked.floor) is None
-    wait = PERIOD_SECONDS if passes else RETRY.after(max(1, found.num_failures))
+    wait = (
+        PERIOD_SECONDS
+        if _passes(found.verification, asked)
+        else RETRY.after(max(1, found.num_failures))
+    )
     age = datetime.fromisoformat(asked.now) - datetime.fromisoformat(found.verification.at)
     # a clock that was set back must not hold it up
     return max(0.0, wait - abs(age.total_seconds()))

@@ -251,6 +251,17 @@ def test_a_rate_that_was_not_measured_is_unknown_under_a_floor_alone():
     assert told(planned(unmeasured))[0] == "True"
 
 
+def test_a_rate_that_was_not_measured_is_measured_again_soon():
+    seen = observed(passed(bytes_per_second=0))
+    first = planned(seen, floor=10.0)
+    (pair,) = first.status["transfers"]["pairs"]
+    assert pair["numFailures"] == 1
+    later = after(observed(), first)
+    assert planned(later, floor=10.0, now="2026-01-02T03:05:04Z").verify == ()
+    assert len(planned(later, floor=10.0, now="2026-01-02T03:05:05Z").verify) == 1
+    assert planned(later, now="2026-01-02T03:05:05Z").verify == ()
+
+
 def test_a_floor_makes_no_new_revision():
     spec = CLUSTER.spec.model_copy(
         update={"placement": PlacementSpec.model_validate({"minTransferGBps": 1.0})}

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.machine.memory_limit import memory_limit
 from pdcluster_worker.model.assembly import prove
 from pdcluster_worker.model.decoder import Decoder
-from pdcluster_worker.model.device_cache import DeviceKVCache
+from pdcluster_worker.model.device_cache import DeviceKVCache, check_memory
 from pdcluster_worker.model.families import NotOursError, read_weights, traits_of
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
 from pdcluster_worker.model.loading.loader import LoadedModel
@@ -87,7 +88,9 @@ def _on_cpus(
     """The cache is one memory that all ranks map."""
     geometry = loaded.info.geometry
     num_blocks = engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
-    memory = reserve("KV blocks", num_blocks * block_num_bytes(geometry))
+    num_bytes = num_blocks * block_num_bytes(geometry)
+    check_memory(loaded.weight_bytes, num_bytes, engine, memory_limit())
+    memory = reserve("KV blocks", num_bytes)
     try:
         cache = KVCache(geometry, num_blocks, memory, ranks.place)
         ranks.open(num_blocks, memory, limits)
