@@ -1,5 +1,5 @@
 """A proxy before the API server that does what networks and busy servers do: watches fall silent or
-expire, writes are refused in bursts.
+expire, writes are refused in bursts, or some of them always.
 
 It speaks plain HTTP to the operator and is administrator to the API server.
 """
@@ -8,6 +8,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,6 +44,7 @@ class Interruptions:
         self._streams: dict[str, set[_Stream]] = {}
         self._silent = set[str]()
         self._refusals: list[tuple[int, str]] = []
+        self._always: dict[str, tuple[int, str]] = {}
         self._ready, self._end = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
@@ -95,6 +97,12 @@ class Interruptions:
         """So many writes that come next are answered so, and do not reach the API server."""
         self._refusals += [(code, reason)] * times
 
+    def refuse_always(self, refusals: dict[str, tuple[int, str]]) -> None:
+        """Writes to these paths, which may have wildcards, are answered so from now on, and all
+        others as ever.
+        """
+        self._always = refusals
+
     @property
     def num_refusals(self) -> int:
         """Refusals that no request has met yet."""
@@ -130,14 +138,10 @@ class Interruptions:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.method != "GET" and self._refusals:
             code, reason = self._refusals.pop(0)
-            body = {
-                "kind": "Status",
-                "apiVersion": "v1",
-                "status": "Failure",
-                "reason": reason,
-                "message": f"refused: {reason}",
-            }
-            return web.json_response(body, status=code)
+            return _refusal(code, reason, f"refused: {reason}")
+        for path, (code, message) in self._always.items():
+            if request.method != "GET" and fnmatch(request.path, path):
+                return _refusal(code, "", message)
         headers = {
             name: value for name, value in request.headers.items() if name.lower() not in _HOP
         }
@@ -170,6 +174,17 @@ class Interruptions:
         finally:
             self._streams[plural].discard(stream)
         return response
+
+
+def _refusal(code: int, reason: str, message: str) -> web.Response:
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "reason": reason,
+        "message": message,
+    }
+    return web.json_response(body, status=code)
 
 
 class _Stream:

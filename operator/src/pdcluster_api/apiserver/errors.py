@@ -7,6 +7,7 @@ ClusterError                 (an OperatorError); `code` is the HTTP status, 0 = 
 ├── ConflictError            409: the object was changed, exists already, or is another of that name
 │   └── UnsettledError   an object changes faster than it can be written (found by us)
 ├── UnavailableError         no answer, 429, 500 to 504 of the server itself: try again later
+├── UnmadeServiceError       the same where a Service is to be made, which stops nothing else
 ├── ForbiddenError           401, 403: the operator has no right to do it
 ├── QuotaExceededError       403 of a ResourceQuota
 ├── NameTakenError           an object of that name has another owner (found by us, not the server)
@@ -73,6 +74,12 @@ class UnsettledError(ConflictError):
 
 class UnavailableError(ClusterError):
     """The API server cannot be reached or is overloaded."""
+
+
+class UnmadeServiceError(ClusterError):
+    """A Service that is to be made got no answer; the server may answer all else."""
+
+    fix = "it is tried again; if it stays so, look for an admission webhook for Services that hangs"
 
 
 class ForbiddenError(ClusterError):

@@ -9,7 +9,7 @@ One object that is refused does not stop the others, but for a ServiceAccount,
 a Secret or a NetworkPolicy that pods need (`held_back`).  While a Service is not as
 it should be nothing is deleted, since requests may still go to what would be
 deleted.  One that is to be made and gets no answer, as behind a webhook that hangs,
-does not stop the StatefulSets, which are there for pods that run.
+is a failure like a refusal: it does not stop the StatefulSets, nor the status.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from pdcluster_api.apiserver.errors import (
     ClusterError,
     ConflictError,
     UnavailableError,
+    UnmadeServiceError,
     UnsettledError,
     failure_of,
 )
@@ -44,13 +45,11 @@ async def apply(
     """Apply all actions; returns what the API server refused, in the order of the stages.
 
     on_answer: called with every object as the API server returned it after a write, for a cache
-    Raises UnavailableError when the server cannot be used, having begun nothing more, or at the
-    end when only Services could not be made; and UnsettledError at the end when an object kept
-    changing: in all cases reconcile again.
+    Raises UnavailableError when the server cannot be used, having begun nothing more; and
+    UnsettledError at the end when an object kept changing: in both cases reconcile again.
     """
     failures: list[Failure] = []
     conflict: ConflictError | None = None
-    unmade: UnavailableError | None = None
     hold_deletes = False
     lacking: list[held_back.Lacking] = []
     left = stages(actions)
@@ -80,12 +79,8 @@ async def apply(
                     action.namespace,
                     error,
                 )
-        if run.unmade is not None:
-            unmade, hold_deletes = run.unmade, True
         if run.postponed:
             left = stages(action for each in (run.postponed, *left) for action in each)
-    if unmade is not None:
-        raise unmade
     if conflict is not None:
         raise UnsettledError(str(conflict), failures) from conflict
     return failures
@@ -96,7 +91,7 @@ class _Stage:
     """Actions that are carried out at the same time, and their errors by position.
 
     postponed:  what is left of them for a later stage
-    unmade:     no answer to the making of a Service; others are not begun after that
+    _unmade:    no answer to the making of a Service; others are not begun after that
     _unwritten: Secrets that were left out after one that was refused, by the position of that one
     """
 
@@ -104,10 +99,10 @@ class _Stage:
     actions: Sequence[Action]
     on_answer: OnAnswer
     postponed: list[Action] = field(default_factory=list)
-    unmade: UnavailableError | None = None
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
     _errors: dict[int, ClusterError] = field(default_factory=dict)
     _unavailable: UnavailableError | None = None
+    _unmade: UnavailableError | None = None
     _unwritten: dict[int, list[Action]] = field(default_factory=dict)
 
     async def run(self) -> list[tuple[Action, ClusterError, list[Action]]]:
@@ -131,22 +126,31 @@ class _Stage:
             position = left.pop(0)
             async with self._slots:
                 action = self.actions[position]
-                if self._unavailable or (self.unmade and is_early(action)):
+                if self._unavailable:
                     return
                 try:
-                    rest = await carry_out(self.client, action, self.on_answer)
+                    rest = await self._carry_out(action)
                     self.postponed += [rest] if rest else []
                 except UnavailableError as e:
-                    if is_early(action):
-                        self.unmade = e
-                    else:
-                        self._unavailable = e
+                    self._unavailable = e
                 except ClusterError as e:
                     self._errors[position] = e
                     # What is signed by an authority that is not stored would be signed again in
                     # each reconcile.
                     self._unwritten[position] = [self.actions[each] for each in left]
                     return
+
+    async def _carry_out(self, action: Action) -> Action | None:
+        """Returns what is left of it for a later stage."""
+        if not is_early(action):
+            return await carry_out(self.client, action, self.on_answer)
+        if self._unmade is not None:
+            raise UnmadeServiceError(f"waits for another Service: {self._unmade}")
+        try:
+            return await carry_out(self.client, action, self.on_answer)
+        except UnavailableError as e:
+            self._unmade = e
+            raise UnmadeServiceError(str(e)) from e
 
 
 def _chains(actions: Sequence[Action]) -> list[list[int]]:

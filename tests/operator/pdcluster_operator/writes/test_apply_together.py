@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.apiserver.errors import UnavailableError, UnsettledError
+from pdcluster_api.schema import conditions
 from pdcluster_operator.writes.actions import Action
 from pdcluster_operator.writes.apply import MAX_AT_ONCE, apply
 from pdcluster_operator.writes.diff import diff
@@ -189,11 +190,31 @@ async def test_a_service_that_gets_no_answer_stops_no_stateful_set_and_nothing_i
     old["metadata"] |= {"uid": "uid-7", "resourceVersion": "3"}
     store = Store(refused={"Service chat-workers": 503})
     async with store.serve() as server:
-        with pytest.raises(UnavailableError, match="Service chat-workers is refused"):
-            await apply(server.client, diff("owner-uid", objects.everything(OWNER), [old]))
+        [failure] = await apply(server.client, diff("owner-uid", objects.everything(OWNER), [old]))
         methods = {method for method, _, _ in server.seen}
     kinds = Counter(name.split()[0] for name in store.order)
     assert (kinds["StatefulSet"], "DELETE" in methods) == (2, False)
+    assert (failure.object, failure.reason) == ("Service chat-workers", conditions.APPLY_FAILED)
+    assert failure.message.startswith("Service chat-workers is refused; it is tried again; if it")
+
+
+async def test_a_refused_stateful_set_is_told_beside_a_service_that_gets_no_answer():
+    refused = {"Service chat": 503, f"StatefulSet {objects.WORKLOAD}": 403}
+    store = Store(refused=refused)
+    async with store.serve() as server:
+        failures = await apply(server.client, making())
+    assert [failure.object for failure in failures] == [*refused]
+
+
+@pytest.mark.parametrize("code", [409, 503])
+async def test_later_stages_end_as_ever_after_a_service_that_gets_no_answer(code: int):
+    store = Store(refused={"Service chat": 503, f"StatefulSet {objects.WORKLOAD}": code})
+    expected = UnsettledError if code == 409 else UnavailableError
+    async with store.serve() as server:
+        with pytest.raises(expected) as caught:
+            await apply(server.client, making())
+    if isinstance(caught.value, UnsettledError):
+        assert [failure.object for failure in caught.value.failures] == ["Service chat"]
 
 
 async def test_after_a_service_that_gets_no_answer_no_more_services_are_begun():
@@ -204,7 +225,9 @@ async def test_after_a_service_that_gets_no_answer_no_more_services_are_begun():
     refused = {f"Service {manifest['metadata']['name']}": 503 for manifest in made}
     store = Store(refused=refused)
     async with store.serve() as server:
-        with pytest.raises(UnavailableError):
-            await apply(server.client, making(*made, objects.stateful_set(OWNER)))
+        failures = await apply(server.client, making(*made, objects.stateful_set(OWNER)))
     kinds = Counter(name.split()[0] for name in store.order)
     assert kinds == {"Service": MAX_AT_ONCE, "StatefulSet": 1}
+    assert [failure.object for failure in failures] == [*refused]
+    waits = [failure for failure in failures if failure.message.startswith("waits for another")]
+    assert len(waits) == len(made) - MAX_AT_ONCE
