@@ -112,6 +112,7 @@ def test_engine_file_names_the_engine_and_only_what_the_server_must_know() -> No
 
     assert engine_of(given)["engine"] == {
         "type": "vllm",
+        "maxBatchedTokens": 2048,  # vLLM's own, on a CPU
         "maxSequences": 9,
         "blockSize": 64,
         "vllm": {},

@@ -395,7 +395,7 @@ BAD = [
     ),
     Wrong(
         at("spec.autoscale.mode", False),
-        "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not False; put it in quotes, for "
+        "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not False; put it in quotes, since "
         "YAML takes a plain On or Off for true or",
         "spec.autoscale.mode",
     ),
