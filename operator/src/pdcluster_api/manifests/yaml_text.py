@@ -32,6 +32,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+# The base is looked up, since PyYAML may be built without libyaml, and mypy knows no such base.
 class _QuickDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """The same text, by libyaml where PyYAML has it."""
 

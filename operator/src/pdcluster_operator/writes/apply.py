@@ -125,11 +125,10 @@ class _Stage:
         while left:
             position = left.pop(0)
             async with self._slots:
-                action = self.actions[position]
-                if self._unavailable:
+                if self._unavailable is not None:
                     return
                 try:
-                    rest = await self._carry_out(action)
+                    rest = await self._carry_out(self.actions[position])
                     self.postponed += [rest] if rest else []
                 except UnavailableError as e:
                     self._unavailable = e

@@ -155,13 +155,12 @@ class Load:
     @property
     def num_waiting(self) -> int:
         """Requests that the engine is to prefill, before their first token."""
-        return sum(not one.num_made for one in self._posted.values() if not one.is_fetching)
+        return len(self._to_prefill())
 
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of those that wait."""
-        waiting = (one for one in self._posted.values() if not (one.num_made or one.is_fetching))
-        return sum(one.num_tokens for one in waiting)
+        return sum(self._to_prefill())
 
     @property
     def num_receiving(self) -> int:
@@ -191,8 +190,7 @@ class Load:
     @property
     def longest_waiting(self) -> int:
         """Tokens of the longest prompt that it is to prefill."""
-        waiting = (one for one in self._posted.values() if not (one.num_made or one.is_fetching))
-        return max((one.num_tokens for one in waiting), default=0)
+        return max(self._to_prefill(), default=0)
 
     def take_steps(self) -> tuple[list[tuple[str, float]], list[tuple[int, int, int, int]]]:
         """(steps, batches) since the last call, as `EngineStats` has them."""
@@ -202,6 +200,12 @@ class Load:
             self._pause(self._clock())
             self._busy_since = self._clock()
         return taken
+
+    def _to_prefill(self) -> list[int]:
+        """Tokens of each prompt that the engine is to prefill."""
+        return [
+            one.num_tokens for one in self._posted.values() if not (one.num_made or one.is_fetching)
+        ]
 
     def _begin_step(self) -> _Step:
         self._end_step()
