@@ -12,18 +12,20 @@ from pdcluster_worker.machine.waiting import own_cores, spins, wait_environment
 
 
 @pytest.mark.parametrize(
-    ("environment", "limits", "own"),
+    ("environment", "limits", "requested", "own"),
     [
-        ({}, [], 0.0),  # nothing says that the cores are its own
-        ({}, [4.0, 2.5], 2.5),
-        ({"PDCLUSTER_OWN_CORES": "2"}, [], 2.0),
-        # its starter knows better than a limit that several share
-        ({"PDCLUSTER_OWN_CORES": "0"}, [4.0], 0.0),
-        ({"PDCLUSTER_OWN_CORES": "many"}, [4.0], 4.0),
+        ({}, [], 0.0, 0.0),  # nothing says that the cores are its own
+        ({}, [4.0, 2.5], 4.0, 2.5),
+        ({}, [4.0], 1.0, 1.0),  # the limit is shared with whatever else runs there
+        ({}, [], 2.0, 2.0),
+        ({"PDCLUSTER_OWN_CORES": "2"}, [], 0.0, 2.0),
+        # its starter knows better than a request, or a limit that several share
+        ({"PDCLUSTER_OWN_CORES": "0"}, [4.0], 4.0, 0.0),
+        ({"PDCLUSTER_OWN_CORES": "many"}, [4.0], 4.0, 4.0),
     ],
 )
-def test_own_cores_are_those_of_the_starter_or_of_the_limit(environment, limits, own):
-    assert own_cores(environment, limits) == own
+def test_own_cores_are_those_of_the_starter_or_requested(environment, limits, requested, own):
+    assert own_cores(environment, limits, requested) == own
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def test_threads_spin_where_each_has_a_core_of_its_own(threads, own, expected):
 
 def test_what_is_set_already_is_kept(monkeypatch):
     monkeypatch.setattr(waiting, "process_limits", list)
+    monkeypatch.setattr(waiting, "process_request", lambda: 0.0)
     own = {"PDCLUSTER_OWN_CORES": "2"}
     assert wait_environment(2, own) == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
     assert wait_environment(2, {}) == {"OMP_WAIT_POLICY": "PASSIVE"}

@@ -5,13 +5,14 @@ An OpenMP team joins hundreds of times in a step.  Asleep, each join costs 60 us
 spinning costs 2 to 4 us.  But a thread that spins on a core that another worker
 needs holds that one up: two workers of two threads each on the same two cores
 ran 3 to 9 times slower.  So threads spin only where nothing else is to run on
-their cores: `pdctl` divides the machine and says so, and a CPU limit of a
-container is its own.  Has no torch: OpenMP reads this before torch is imported.
+their cores: `pdctl` divides the machine and says so, and a container owns what it
+requests, up to its limit.  Has no torch: OpenMP reads this before torch is imported.
 """
 
 from collections.abc import Mapping
 
 from pdcluster_worker.machine.cpu_limit import available_threads, process_limits
+from pdcluster_worker.machine.cpu_request import process_request
 
 OWN_CORES = "PDCLUSTER_OWN_CORES"
 """Environment variable: cores on which nothing but this worker is to run."""
@@ -30,19 +31,21 @@ def wait_environment(
     threads: of the model in this process; 0 = from the machine.
     engines: of the worker, which share its cores evenly.
     """
-    own = own_cores(environment, process_limits()) / engines
+    own = own_cores(environment, process_limits(), process_request()) / engines
     wanted = {"OMP_WAIT_POLICY": "PASSIVE"}
     if spins(threads or available_threads(), own):
         wanted["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
-def own_cores(environment: Mapping[str, str], limits: list[float]) -> float:
-    """Cores that are this worker's alone: what its starter says, else its CPU limit, else none."""
+def own_cores(environment: Mapping[str, str], limits: list[float], request: float) -> float:
+    """Cores that are this worker's alone: what its starter says, else what its container requests,
+    up to the limit.
+    """
     said = environment.get(OWN_CORES, "")
     if said.isdigit():
         return float(said)
-    return min(limits, default=0.0)
+    return min([*limits, request])
 
 
 def spins(threads: int, own: float) -> bool:
