@@ -95,7 +95,7 @@ class Loop:
         asking = Asking(self._verifier, settings.worker_port)
         self._sessions = Sessions(session_maker(client, etcd, scaling, asking, self.add))
         events = Events(client, settings.identity)
-        actor = Actor(client, self.cache, settings.site, etcd, events, room=self._runner.room)
+        actor = Actor(client, self.cache, settings.site, etcd, events, gate=self._runner.gate)
         self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 

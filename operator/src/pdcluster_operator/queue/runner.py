@@ -3,9 +3,9 @@ stopped.
 
 Work that writes objects keeps processor and API server busy, so a second one beside it would make
 both slower and nothing sooner.  Another is begun only beside one that reads or reports
-(`room`), and beside work that takes long, because it waits for a webhook, a busy server or an etcd
-(docs/design/overlapping-reconciles.md).  A key whose work raises is tried again after the queue's
-back-off; the error is logged and counted, and ends nothing else.
+(`write_gate`), and beside work that takes long, because it waits for a webhook, a busy server or
+an etcd (docs/design/overlapping-reconciles.md).  A key whose work raises is tried again after
+the queue's back-off; the error is logged and counted, and ends nothing else.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from math import inf
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_operator.queue.room import Room
 from pdcluster_operator.queue.work_queue import WorkQueue
+from pdcluster_operator.queue.write_gate import WriteGate
 
 logger = logging.getLogger(__name__)
 AT_ONCE = 2
-"""Keys in work that are not taken to be waiting, where there is room."""
+"""Keys in work that are not taken to be waiting, where the gate is open."""
 
 BLOCKED_AFTER_SECONDS = 0.5
 """Age of work that is taken to be waiting: some times the duration of a reconcile that makes
@@ -52,7 +52,7 @@ class QueueRunner:
     work:          what is done for a key
     on_error:      called with every exception of `work`
     most:          keys in work at a time
-    room:          for another beside one
+    gate:          of another beside one
     waits_seconds: the age of work that is taken to be waiting
     """
 
@@ -61,18 +61,18 @@ class QueueRunner:
     most: int
     queue: WorkQueue[Key] = field(default_factory=WorkQueue)
     clock: Callable[[], float] = time.monotonic
-    room: Room = field(default_factory=Room)
+    gate: WriteGate = field(default_factory=WriteGate)
     waits_seconds: float = BLOCKED_AFTER_SECONDS
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: bool = False
 
     def __post_init__(self) -> None:
-        self.room.on_free = self._wake.set
+        self.gate.on_open = self._wake.set
 
     def add(self, key: Key) -> None:
         """Enqueue a key now."""
         self.queue.add(key, self.clock())
-        self._wake.set()  # where there is no room yet, until there is some
+        self._wake.set()  # it waits for the gate where that is closed
 
     async def run(self) -> None:
         """Work until `stop`; the keys in work are finished first."""
@@ -100,7 +100,7 @@ class QueueRunner:
         since = sorted(now - age for _, age in self.queue.in_work(now))
         if len(since) >= self.most:
             return inf
-        at_once = AT_ONCE if self.room.is_free else 1
+        at_once = AT_ONCE if self.gate.is_open else 1
         return now if len(since) < at_once else max(now, since[-at_once] + self.waits_seconds)
 
     async def _sleep(self) -> None:

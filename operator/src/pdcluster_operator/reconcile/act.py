@@ -21,7 +21,7 @@ from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.plan.result import ClusterPlan, Event
 from pdcluster_api.schema.conditions import APPLY_FAILED
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.queue.room import Room
+from pdcluster_operator.queue.write_gate import WriteGate
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.look import Look, owner_of
@@ -70,7 +70,7 @@ class Actor:
     """Writes for all PDClusters.
 
     now:  wall-clock time, in UTC
-    room: for another reconcile: none while objects are written
+    gate: of another reconcile, closed while objects are written
     """
 
     client: ApiClient
@@ -79,7 +79,7 @@ class Actor:
     etcd: EtcdRequests
     events: Events
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    room: Room = field(default_factory=Room)
+    gate: WriteGate = field(default_factory=WriteGate)
     _statuses: Statuses = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class Actor:
         """Return the refused writes, and the conflict."""
         conflict = None
         try:
-            with self.room.taken():
+            with self.gate.closed():
                 refused = await apply(self.client, actions, partial(self._learn, session))
         except UnsettledError as e:
             refused, conflict = list(e.failures), e

@@ -133,11 +133,11 @@ async def test_two_are_in_work_and_a_third_waits_for_the_end_of_one():
     await finish(runner, task)
 
 
-async def test_nothing_is_begun_beside_work_that_takes_the_room_until_it_leaves_it():
+async def test_nothing_is_begun_beside_work_that_closes_the_gate_until_it_opens():
     recorder = Recorder()
     runner, task = start(recorder, 4, waits_seconds=3600.0)
     async with asyncio.timeout(10):
-        with runner.room.taken():
+        with runner.gate.closed():
             for key in (A, B):
                 runner.add(key)
             assert await recorder.started.get() == A
@@ -150,11 +150,11 @@ async def test_nothing_is_begun_beside_work_that_takes_the_room_until_it_leaves_
     await finish(runner, task)
 
 
-async def test_work_that_waits_is_no_hindrance_though_it_takes_the_room():
+async def test_work_that_waits_is_no_hindrance_though_it_closes_the_gate():
     recorder = Recorder()
     runner, task = start(recorder, 4, waits_seconds=0.01)
     async with asyncio.timeout(10):
-        with runner.room.taken():
+        with runner.gate.closed():
             for key in (A, B, C):
                 runner.add(key)
             assert [await recorder.started.get() for _ in range(3)] == [A, B, C]
@@ -167,7 +167,7 @@ async def test_a_key_that_comes_while_the_runner_sleeps_is_begun_beside_work_tha
     recorder = Recorder()
     runner, task = start(recorder, 4, waits_seconds=0.2)
     async with asyncio.timeout(10):
-        with runner.room.taken():
+        with runner.gate.closed():
             runner.add(A)
             assert await recorder.started.get() == A
             await asyncio.sleep(0.05)  # so that it sleeps without anything due
