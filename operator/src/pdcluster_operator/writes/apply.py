@@ -71,7 +71,7 @@ async def apply(
             if isinstance(error, ConflictError):
                 conflict = error
             else:
-                failures.append(held_back.told(failure) if is_lacking else failure)
+                failures.append(held_back.naming_what_waits(failure) if is_lacking else failure)
                 logger.warning(
                     "refused verb=%s object=%s namespace=%s error=%s",
                     action.verb.value,

@@ -42,7 +42,7 @@ def is_lacking(action: Action, error: ClusterError) -> bool:
     )
 
 
-def told(failure: Failure) -> Failure:
+def naming_what_waits(failure: Failure) -> Failure:
     """The failure with what waits for the object that is lacking."""
     return replace(failure, message=f"{failure.message}; {_WAITS}")
 

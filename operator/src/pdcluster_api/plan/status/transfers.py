@@ -14,6 +14,7 @@ from typing import Any
 from pdcluster_api.backoff import Backoff
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import WorkloadState
 from pdcluster_api.plan.observed.verification import Verification
 from pdcluster_api.plan.result import DueVerification
@@ -151,17 +152,18 @@ def is_unmeasured(verified: Verification, floor: float | None) -> bool:
     return floor is not None and verified.fault is None and not verified.bytes_per_second
 
 
-def problem_of(verified: Verification, floor: float | None) -> tuple[str, str] | None:
-    """(reason, message) of a pair that does not pass; None = it does."""
+def problem_of(verified: Verification, floor: float | None) -> Problem | None:
+    """The problem of a pair that does not pass; None = it does."""
     if verified.fault is not None:
-        return _REASONS.get(verified.fault, words.TRANSFER_FAILED), verified.message
+        return Problem(_REASONS.get(verified.fault, words.TRANSFER_FAILED), verified.message)
     if not is_slow(verified, floor):
         return None
     rate = readable_rate(verified.bytes_per_second)
-    return words.TRANSFER_SLOW, (
+    return Problem(
+        words.TRANSFER_SLOW,
         f"KV moved at {rate} over {verified.transport}, less than placement.minTransferGBps of "
         f"{floor:g}: see whether the transport is the one that you meant, and the network between "
-        f"{verified.prefill_worker} and {verified.decode_worker}"
+        f"{verified.prefill_worker} and {verified.decode_worker}",
     )
 
 
@@ -237,10 +239,13 @@ def _condition(
         if (problem := problem_of(each.verification, asked.floor)) is not None
     }
     if problems:
-        pair, (reason, message) = next(iter(sorted(problems.items())))
+        pair, problem = next(iter(sorted(problems.items())))
         more = f" (and {len(problems) - 1} more pairs of pools)" if len(problems) > 1 else ""
         return Condition(
-            kind, is_true=False, reason=reason, message=f"{_named(pair)}{more}: {message}"
+            kind,
+            is_true=False,
+            reason=problem.reason,
+            message=f"{_named(pair)}{more}: {problem.message}",
         )
     open_pairs = [pair for pair, workers in pairs.workers.items() if workers and pair not in found]
     if found and not open_pairs:
@@ -281,11 +286,11 @@ def _not_yet(pair: PoolPair, waits: Mapping[PoolPair, str], before: str) -> str:
 
 
 def _moved(found: Mapping[PoolPair, VerifiedPair]) -> str:
-    told = [
+    moved = [
         f"{_named(pair)}: {figures_of(each.verification)}" for pair, each in sorted(found.items())
     ]
-    more = len(told) - _NAMED
-    return "; ".join([*told[:_NAMED], *([f"and {more} more pairs"] if more > 0 else [])])
+    more = len(moved) - _NAMED
+    return "; ".join([*moved[:_NAMED], *([f"and {more} more pairs"] if more > 0 else [])])
 
 
 def _named(pair: PoolPair) -> str:
