@@ -239,7 +239,7 @@ def test_files_of_a_cluster_that_died_are_removed(tmp_path: Path) -> None:
     assert not here.root.exists()
 
 
-def test_failed_command_is_told_with_its_words() -> None:
+def test_failed_command_is_reported_with_its_words() -> None:
     with pytest.raises(CommandError, match=r"(?s)^sh -c .*: exit 3\nno such luck"):
         run(["sh", "-c", "echo no such luck >&2; exit 3"])
 
@@ -283,7 +283,7 @@ async def test_relay_carries_both_directions_to_their_ends() -> None:
         await end(relaying)
 
 
-async def test_relay_closes_a_connection_when_nobody_answers() -> None:
+async def test_relay_closes_a_connection_when_no_server_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     listener = socket.create_server(("127.0.0.1", 0))

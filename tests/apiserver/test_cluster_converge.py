@@ -339,7 +339,7 @@ async def test_a_lost_child_is_made_again_and_an_unwanted_one_goes(
     assert left == {"Secret"}
 
 
-async def test_an_immutable_config_map_of_other_content_is_made_anew(
+async def test_an_immutable_config_map_of_other_content_is_made_again(
     connection: Connection, owner: Body
 ):
     namespace = owner["metadata"]["namespace"]
@@ -417,7 +417,7 @@ async def test_a_scaler_keeps_what_a_user_asked_for(
     assert live["metadata"]["annotations"] == {SEEN_REPLICAS: "2"}
 
 
-async def test_a_scaler_that_nobody_knew_of_is_not_seeded(
+async def test_an_unknown_scaler_is_not_seeded(
     connection: Connection, owner: Body, kubectl: Callable[..., str]
 ):
     namespace = owner["metadata"]["namespace"]

@@ -44,7 +44,7 @@ def little_rights(control_plane: ControlPlane, namespace: str) -> Path:
     return control_plane.kubeconfig_for(user)
 
 
-async def test_a_missing_right_is_told_and_stops_nothing_else(
+async def test_a_missing_right_is_reported_and_stops_nothing_else(
     little_rights: Path, owner: Body, namespace: str
 ):
     async with connected(little_rights) as limited:
@@ -84,7 +84,7 @@ async def test_nothing_is_deleted_while_the_service_is_not_as_it_should_be(
     assert await connection.get(CONFIG_MAP, namespace, "chat-policy")
 
 
-async def test_a_used_up_quota_is_told_with_its_name(
+async def test_a_used_up_quota_is_reported_with_its_name(
     connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str
 ):
     control_plane.kubectl(
@@ -112,7 +112,7 @@ async def test_a_used_up_quota_is_told_with_its_name(
     assert await connection.get(CONFIG_MAP, namespace, "chat-policy")
 
 
-async def test_a_field_that_does_not_exist_is_told_with_its_path(
+async def test_a_field_that_does_not_exist_is_reported_with_its_path(
     connection: Connection, owner: Body
 ):
     wrong = objects.stateful_set(owner)
@@ -122,7 +122,7 @@ async def test_a_field_that_does_not_exist_is_told_with_its_path(
     assert ".spec.template.spec.hostNetworking: field not declared in schema" in failure.message
 
 
-async def test_a_field_that_cannot_change_is_told(connection: Connection, owner: Body):
+async def test_a_field_that_cannot_change_is_reported(connection: Connection, owner: Body):
     await connection.converge(owner, [objects.stateful_set(owner)])
     other = objects.stateful_set(owner)
     other["spec"]["serviceName"] = "other"
@@ -131,7 +131,7 @@ async def test_a_field_that_cannot_change_is_told(connection: Connection, owner:
     assert "updates to statefulset spec for fields other than" in failure.message
 
 
-async def test_an_object_made_anew_meanwhile_is_decided_upon_anew(
+async def test_an_object_made_again_meanwhile_is_decided_upon_again(
     connection: Connection, owner: Body, namespace: str
 ):
     await connection.converge(owner, [objects.config_map(owner, "old")])
@@ -172,7 +172,7 @@ def written_at(body: Body) -> int:
     return int(body["metadata"]["resourceVersion"])
 
 
-async def test_a_scaler_that_is_gone_meanwhile_is_made_anew(
+async def test_a_scaler_that_is_gone_meanwhile_is_made_again(
     connection: Connection, owner: Body, namespace: str
 ):
     await connection.converge(owner, [objects.scaler(owner)])
@@ -227,7 +227,7 @@ async def test_delete_of_another_object_of_the_name_is_a_conflict(
     await connection.client.delete(SERVICE, namespace, "nothing", uid="any")
 
 
-async def test_apply_without_force_overwrites_nobody(
+async def test_apply_without_force_overwrites_no_other_writer(
     connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str
 ):
     theirs = {

@@ -173,7 +173,7 @@ def test_a_scale_up_takes_back_who_has_drained(drained: Drained):
     assert drained.scene.replicas("decode") == 3
 
 
-def test_a_stateful_set_that_is_scaled_by_hand_is_put_back_and_nobody_drains(drained: Drained):
+def test_a_stateful_set_that_is_scaled_by_hand_is_reverted_and_no_worker_drains(drained: Drained):
     path, pods = (
         drained.scene.path("StatefulSet", drained.scene.workload("decode")),
         drained.scene.pods(),
@@ -201,7 +201,7 @@ def test_an_operator_that_is_killed_in_the_middle_goes_on(drained: Drained):
     drained.await_replicas(2)
 
 
-def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_is_told_again(
+def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_gets_commands_again(
     drained: Drained,
 ):
     drained.etcd.kill()
@@ -276,7 +276,7 @@ def test_a_pool_that_is_no_longer_declared_drains_before_it_goes(drained: Draine
     drained.await_commands()
 
 
-def test_a_command_for_nobody_is_taken_back_and_the_status_says_that_records_and_pods_agree(
+def test_a_command_without_a_worker_is_taken_back_and_the_status_says_that_records_and_pods_agree(
     drained: Drained,
 ):
     drained.scene.await_condition("DiscoveryInSync", "True", "AsDeclared")

@@ -41,7 +41,7 @@ def operator_through(
     )
 
 
-def test_a_watch_that_goes_silent_is_made_up_for_and_told_of_and_begun_anew(
+def test_a_watch_that_goes_silent_is_made_up_for_reported_and_begun_again(
     proxy: Interruptions, tmp_path: Path, scene: Scene
 ):
     silence = {"PDCLUSTER_WATCH_SILENCE_SECONDS": SILENCE_SECONDS}

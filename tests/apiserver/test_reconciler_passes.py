@@ -203,7 +203,7 @@ def num_pods(scene: Scene) -> dict[str, int]:
     }
 
 
-async def test_recreate_waits_for_pods_of_which_no_watch_has_told(
+async def test_recreate_waits_for_pods_that_no_watch_has_reported(
     control_plane: ControlPlane, scene: Scene
 ):
     scene.change(rollout={"strategy": "Recreate"})

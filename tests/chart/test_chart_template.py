@@ -163,7 +163,7 @@ def test_operator_pod_has_no_rights_on_its_node() -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
 
 
-def test_probes_and_metrics_are_on_the_port_that_the_operator_is_told() -> None:
+def test_probes_and_metrics_are_on_the_port_that_the_operator_gets() -> None:
     manifests = render(FULL)
     (container,) = pod_of(manifests)["containers"]
     probes = {

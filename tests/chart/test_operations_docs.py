@@ -121,7 +121,7 @@ def test_every_right_is_explained_with_its_verbs() -> None:
     assert {resource for resource, verbs in wanted.items() if not verbs <= told[resource]} == set()
 
 
-def test_every_value_is_told() -> None:
+def test_every_value_is_described() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     told = {
         name for cell in first_cells(section("Install")) for name in re.findall(r"`(\w+)`", cell)

@@ -68,7 +68,7 @@ def test_a_public_service_without_keys_is_not_refused() -> None:
     assert shared_of(at("spec.service.type", "LoadBalancer"))
 
 
-def test_whoever_may_edit_a_namespace_may_write_pdclusters_unless_the_chart_is_told_otherwise() -> (
+def test_editors_of_a_namespace_may_write_pdclusters_unless_a_value_of_the_chart_forbids_it() -> (
     None
 ):
     assert yaml.safe_load((CHART / "values.yaml").read_text())["rbac"]["aggregate"] is True

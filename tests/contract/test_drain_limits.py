@@ -5,6 +5,6 @@ from pdcluster_worker.server.http.unsent import STALLED_SECONDS
 from pdctl.local import supervisor
 
 
-def test_stalled_client_is_given_up_before_a_process_that_is_told_to_end_is_killed() -> None:
+def test_stalled_client_is_given_up_before_a_process_that_is_to_end_is_killed() -> None:
     """`pdctl up` waits less than a pod's grace period is."""
     assert STALLED_SECONDS + server_process.HTTP_DRAIN_SECONDS < supervisor.DRAIN_SECONDS

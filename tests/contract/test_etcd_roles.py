@@ -188,7 +188,7 @@ async def test_workers_of_a_revision_agree_on_a_dtype_with_their_role(etcd: TlsE
         ] * 2
 
 
-async def test_the_role_of_workers_commands_nobody(etcd: TlsEtcd) -> None:
+async def test_the_role_of_workers_writes_no_commands(etcd: TlsEtcd) -> None:
     async with worker(etcd, "worker") as client:
         lease = await client.grant(30)
         with pytest.raises(EtcdError, match="permission denied"):

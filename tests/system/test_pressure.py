@@ -139,7 +139,7 @@ def test_request_that_could_never_fit_is_refused_at_once(tight: Pair, prompts: P
         assert "error" in reply.json()
 
 
-def test_requests_beyond_the_queue_bound_are_told_to_retry(slow: Pair, prompts: Prompts) -> None:
+def test_requests_beyond_the_queue_bound_are_asked_to_retry(slow: Pair, prompts: Prompts) -> None:
     def num_refused() -> int:
         """Refused requests of two at the same time."""
         requests = [body(prompts(1500), "local", max_tokens=1) for _ in range(2)]

@@ -145,7 +145,7 @@ SEEDED: Json = {
 
 @pytest.mark.parametrize("end", ["killed", "drained"])
 @pytest.mark.parametrize("fields", [{"n": 1}, SEEDED], ids=["greedy", "two seeded choices"])
-def test_request_moves_in_mid_stream_and_nobody_can_tell(
+def test_request_moves_in_mid_stream_and_no_client_can_tell(
     square: Square, prompts: Prompts, end: str, fields: Json
 ) -> None:
     (ingress, leaves), prompt = square.decodes, prompts(100)

@@ -153,7 +153,7 @@ def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
     assert _status(first, "/ready") == httpx.codes.OK
 
 
-async def test_supervisor_starts_a_worker_anew_whose_engine_stands_still(
+async def test_supervisor_restarts_a_worker_whose_engine_stalls(
     new_cluster: NewCluster,
 ) -> None:
     cluster, said = new_cluster("supervised"), list[str]()

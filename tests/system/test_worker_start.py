@@ -76,7 +76,7 @@ def test_missing_secret_ends_with_2(new_cluster: NewCluster) -> None:
     assert worker.log_tail(1).startswith("error: discovery.tls.ca: /nowhere cannot be read")
 
 
-def test_dtype_that_nobody_can_compute_in_ends_with_2(new_cluster: NewCluster) -> None:
+def test_dtype_that_no_worker_can_compute_in_ends_with_2(new_cluster: NewCluster) -> None:
     cluster = new_cluster("pinned")
     worker = cluster.add_worker("decode", "decode-0", start=False)
     worker.settings["model"]["dtype"] = "auto"

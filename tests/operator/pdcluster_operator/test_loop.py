@@ -23,7 +23,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     return found
 
 
-async def test_it_works_until_it_is_told_to_stop(loop: Loop):
+async def test_it_works_until_it_is_stopped(loop: Loop):
     running = asyncio.create_task(loop.run())
     await asyncio.sleep(0)
     loop.stop()

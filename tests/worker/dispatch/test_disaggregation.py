@@ -45,7 +45,7 @@ def test_nothing_new_is_no_write(scene: Scene) -> None:
     assert scene.told.stated == Disaggregation("nixl")
 
 
-def test_refused_peers_are_told_at_the_next_look_and_taken_back(scene: Scene) -> None:
+def test_refused_peers_are_reported_at_the_next_look_and_taken_back(scene: Scene) -> None:
     scene.refused = {"p-1": "weights", "p-0": "dtype"}
 
     assert scene.told.look()
@@ -67,7 +67,7 @@ def test_many_refused_peers_are_counted_and_the_first_few_named(scene: Scene) ->
     assert {len(peer.reason) for peer in scene.told.stated.refused} == {MAX_REASON}
 
 
-def test_figures_are_told_at_once_and_then_not_for_a_while(scene: Scene) -> None:
+def test_figures_are_reported_at_once_and_then_not_for_a_while(scene: Scene) -> None:
     scene.count(1, 3)
     scene.rate = 123_456_789.0
     assert scene.told.look()
@@ -133,7 +133,7 @@ async def test_a_transfer_by_another_transport_than_asked_for_is_counted(worker:
     assert value("pdcluster_kv_transport_info", {"transport": "nixl"}) is None
 
 
-def test_a_fallback_is_told_with_its_reason_and_when_it_ends(scene: Scene) -> None:
+def test_a_fallback_is_reported_with_its_reason_and_when_it_ends(scene: Scene) -> None:
     scene.transport = "tcp", "x" * (MAX_REASON + 1)
     assert scene.told.look()
     assert scene.told.stated.transport == "tcp"

@@ -91,7 +91,7 @@ async def test_drain_waits_for_clients_that_have_not_taken_all(holder: Holder) -
     assert (holder.states, holder.drain.num_holding) == (["draining", "drained"], 0)
 
 
-async def test_drain_waits_for_who_is_there_when_the_last_request_has_ended_and_nobody_else(
+async def test_drain_waits_for_clients_there_when_the_last_request_has_ended_and_no_others(
     holder: Holder,
 ) -> None:
     """Refusals and scrapes go on, and some answer is always on the way."""
@@ -106,7 +106,9 @@ async def test_drain_waits_for_who_is_there_when_the_last_request_has_ended_and_
     assert holder.states == ["draining", "drained"]
 
 
-async def test_who_is_there_is_seen_anew_when_another_request_has_ended(holder: Holder) -> None:
+async def test_clients_there_are_counted_again_when_another_request_has_ended(
+    holder: Holder,
+) -> None:
     holder.num_unsent = 1
     holder.drain.command(True)
     await until(lambda: holder.num_asked >= 2)

@@ -102,7 +102,7 @@ def test_the_default_estimates_nothing_here() -> None:
     assert bench.ttft() is None
 
 
-def test_a_preset_is_gone_by_at_once_and_another_policy_begins_anew() -> None:
+def test_a_preset_is_gone_by_at_once_and_another_policy_starts_over() -> None:
     bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0))
     assert bench.completion() == pytest.approx(101 * 0.02)
     for _ in range(5):

@@ -83,7 +83,7 @@ async def test_prefilling_ends_with_a_token_that_ends_the_request(
         (RequestFailed("r", "logits are not finite"), "logits are not finite", 500),
     ],
 )
-async def test_prefilling_failure_of_the_engine_is_told(
+async def test_prefilling_failure_of_the_engine_is_reported(
     worker: Worker, engine: ScriptedEngine, output: EngineOutput, reason: str, status: int
 ) -> None:
     with pytest.raises(RequestError, match=reason) as caught:

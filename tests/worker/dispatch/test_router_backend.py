@@ -115,7 +115,7 @@ async def test_router_wait_is_bounded_in_time_and_in_requests() -> None:
     assert (first.code, second.code) == ("no_decode_worker", "queue_full")
 
 
-async def test_router_takes_the_lowest_limits_and_keeps_them_while_nobody_is_there() -> None:
+async def test_router_takes_the_lowest_limits_and_keeps_them_while_no_worker_is_there() -> None:
     node, backend = make()
     assert (backend.max_model_len, backend.vocab_size) == (2048, 100)
 

@@ -41,7 +41,7 @@ async def test_worker_tells_of_each_request_that_begins(worker: Worker) -> None:
     assert active == [1, 2]
 
 
-async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_told(
+async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_reported(
     worker: Worker, engine: ScriptedEngine
 ) -> None:
     assert worker.num_holding == 1  # the engine has not said yet what it holds
@@ -166,7 +166,7 @@ def test_merge_names_each_hash_once() -> None:
     assert merge(events) == ([b"a"], [b"b"], False)
 
 
-def test_merge_begins_anew_where_everything_is_told() -> None:
+def test_merge_starts_over_at_a_snapshot() -> None:
     events = [
         BlockEvents([b"a", b"b"], [b"z"], 1),
         BlockEvents([b"c", b"d"], [], 3, is_cleared=True),

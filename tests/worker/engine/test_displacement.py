@@ -73,7 +73,7 @@ def test_nothing_is_taken_where_it_would_not_be_enough(engine, spec):
     assert rig.token_ids("h") == rig.runner.reference(list(range(40, 54)), 2)
 
 
-def test_a_prompt_that_never_fits_displaces_nobody(engine, spec):
+def test_a_prompt_that_never_fits_displaces_no_request(engine, spec):
     rig = engine(num_blocks=4, max_model_len=64, scheduler=PREEMPTIVE)
     rig.handle(m.Submit(spec("low", [1, 2], max_tokens=4, priority=1)))
     rig.handle(m.Submit(spec("h", range(40), max_tokens=2)))

@@ -104,7 +104,7 @@ def test_request_with_a_token_that_the_draft_model_has_not_is_not_drafted_and_ot
     assert not made._unknown
 
 
-def test_failing_draft_model_gives_no_drafts_and_starts_anew():
+def test_failing_draft_model_gives_no_drafts_and_starts_over():
     made, runner = drafter()
     runner.failing["a"] = RuntimeError("broken")
     assert made.draft([(request(PROMPT), 3)]) == [[]]

@@ -54,7 +54,7 @@ def test_no_turn_over_a_million_blocks_looks_at_more_than_a_slice():
     assert looks.of_a_turn(walk) <= 4 * SLICE_BLOCKS  # begins again, and no turn is larger for that
 
 
-def test_walk_begins_anew_after_a_move_and_ends_with_every_block_seen():
+def test_walk_starts_over_after_a_move_and_ends_with_every_block_seen():
     pool = BlockPool(3 * SLICE_BLOCKS + 5)
     looked = []
     check = pool.check_blocks
@@ -81,7 +81,7 @@ def test_walk_finds_a_state_that_is_counted_wrong(block):
         walk_on(walk)
 
 
-def test_walk_finds_a_hold_that_nobody_knows():
+def test_walk_finds_an_unknown_hold():
     pool = BlockPool(2 * SLICE_BLOCKS)
     pool.allocate(SLICE_BLOCKS + 1)
     walk = PoolWalk(pool, lambda: iter(range(SLICE_BLOCKS)))

@@ -158,7 +158,7 @@ def test_verdict_of_every_status_s3_s4_s5(
     assert negotiate(settings, wait, ranks, MAX_RUNNING, now=0.0) == expected
 
 
-def test_delay_ends_after_max_delay_passes_less_one_and_counts_anew_s1_s3() -> None:
+def test_delay_ends_after_max_delay_passes_less_one_and_counts_again_s1_s3() -> None:
     delayer = PrefillDelayer(SETTINGS, PlayedBoard(CANNOT))
     allowed = []
     for _ in range(8):

@@ -47,7 +47,7 @@ def test_events_are_net_changes_in_order():
     assert cache.take_events() is None
 
 
-def test_everything_is_told_anew_under_the_next_number():
+def test_everything_is_reported_again_under_the_next_number():
     """[V19]: what changes before it goes out is in it, and later changes are reported as before."""
     cache = PrefixCache()
     for block, block_hash in enumerate([b"a", b"b", b"c"]):

@@ -110,7 +110,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_what_serving_needs_is_fetched_and_the_next_start_asks_nobody(
+def test_what_serving_needs_is_fetched_and_the_next_start_fetches_nothing(
     start: Start, hub: HubServer, target: Path, repository: Path
 ) -> None:
     status, error = finish(start())

@@ -172,7 +172,7 @@ def test_a_constraint_at_which_a_process_failed_is_tried_again_later(book, monke
     assert settled(book, request_of("ab+", "later")) is True
 
 
-def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch):
+def test_what_no_request_waits_for_any_more_is_not_compiled(monkeypatch):
     gate, begun = threading.Event(), []
 
     def compiled(_, constraint):

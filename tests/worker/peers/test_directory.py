@@ -58,7 +58,7 @@ async def test_prefill_worker_keeps_no_peers(worker: Any) -> None:
     assert list(p.metrics.peers.collect()[0].samples) == []
 
 
-async def test_router_keeps_what_decodes_and_nobody_keeps_a_router(
+async def test_router_keeps_what_decodes_and_no_worker_keeps_a_router(
     worker: Any, eventually: Eventually
 ) -> None:
     r, d, m, p = [
@@ -314,7 +314,7 @@ async def test_server_outside_the_ca_is_not_trusted(
     assert not await d.directory.probe(impostor.record)
 
 
-async def test_garbage_on_the_port_harms_nobody(worker: Any, eventually: Eventually) -> None:
+async def test_garbage_on_the_port_harms_no_peer(worker: Any, eventually: Eventually) -> None:
     d, p = await pair(worker, eventually)
     host, port = p.record.grpc_address.split(":")
     for garbage in (

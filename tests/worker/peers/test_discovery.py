@@ -59,7 +59,7 @@ async def test_drained_worker_leaves_without_a_probe(
     assert b.probed == []
 
 
-async def test_last_word_of_a_worker_is_told_before_its_end(
+async def test_last_word_of_a_worker_is_reported_before_its_end(
     shared_etcd: Any, watcher: Any, eventually: Eventually
 ) -> None:
     """Both may come in one answer of etcd, and a drained worker is treated otherwise than a lost

@@ -49,7 +49,7 @@ async def test_workers_that_start_at_once_agree(shared_etcd: Any, key: str) -> N
     assert len(set(await asyncio.gather(*(ask(shared_etcd, key, cpu) for cpu in cpus)))) == 1
 
 
-async def test_another_revision_decides_anew(shared_etcd: Any, key: str) -> None:
+async def test_another_revision_decides_again(shared_etcd: Any, key: str) -> None:
     await ask(shared_etcd, key, BROADWELL)
 
     assert await ask(shared_etcd, f"{key}2", SAPPHIRE_RAPIDS) == "bfloat16"

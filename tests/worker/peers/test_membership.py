@@ -50,7 +50,7 @@ def test_missing_member_goes_when_its_probe_failed(record: Make) -> None:
     assert membership.missing == []
 
 
-def test_probe_of_an_older_record_removes_nobody(record: Make) -> None:
+def test_probe_of_an_older_record_removes_no_peer(record: Make) -> None:
     membership = members_of(record("a"))
     membership.delete("a")
     restarted = msgspec.structs.replace(record("a"), engine_id="e2")

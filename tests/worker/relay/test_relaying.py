@@ -193,7 +193,7 @@ async def test_a_worker_that_ends_its_connection_ends_not_the_clients(rig: Rig, 
     assert [worker.num_connections for worker in rig.workers] == [2, 2]
 
 
-async def test_a_client_that_wants_to_end_its_connection_is_told_so(rig: Rig) -> None:
+async def test_a_client_that_wants_to_end_its_connection_gets_connection_close(rig: Rig) -> None:
     client = await rig.connect()
     head, body = await client.ask(post(b"{}", CHAT, "Connection: close"))
 

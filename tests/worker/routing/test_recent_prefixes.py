@@ -5,7 +5,7 @@ from pdcluster_worker.routing.recent_prefixes import RECENT_SECONDS, RecentPrefi
 A, B, C = b"a", b"b", b"c"
 
 
-def test_recent_prefixes_last_120_seconds_unless_told_otherwise() -> None:
+def test_recent_prefixes_last_120_seconds_by_default() -> None:
     recent = RecentPrefixes()
     recent.note("d0", [A], now=0.0)
 

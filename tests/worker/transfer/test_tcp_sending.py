@@ -113,7 +113,9 @@ def test_window_bounds_the_frames_without_acknowledgement(tcp_engine, receiver, 
     assert take_frame(sock)[0].block_ids[0] == 8 * 256
 
 
-def test_nobody_listening_ends_the_epoch_with_the_reason(tcp_engine, receiver, write, epoch):
+def test_a_port_without_a_listener_ends_the_epoch_with_the_reason(
+    tcp_engine, receiver, write, epoch
+):
     prefill = tcp_engine("prefill")
     receiver.listener.close()
     write(prefill, epoch, receiver, [(0, 1)])

@@ -111,7 +111,7 @@ async def test_list_reads_pages_and_names_each_item_s_kind():
         ]
 
 
-async def test_list_starts_anew_when_its_version_is_gone():
+async def test_list_starts_again_when_its_version_is_gone():
     first = says(200, {"metadata": {"continue": "old"}, "items": [{"a": 1}]})
     answers = [first, says(410), says(200, {"items": [{"a": 1}, {"a": 2}]})]
     async with AnsweringServer(answers) as server:

@@ -120,7 +120,7 @@ def test_a_workers_problem_is_not_the_etcds():
 
 
 @pytest.mark.parametrize(("current", "is_told"), [(0, True), (1, False)])
-def test_what_keeps_members_from_being_made_is_told_while_they_are_missing(
+def test_what_keeps_members_from_being_made_is_reported_while_they_are_missing(
     current: int, is_told: bool
 ):
     fault = Problem(words.QUOTA_EXCEEDED, "a pod is forbidden: exceeded quota")

@@ -214,7 +214,7 @@ def test_a_leaf_that_ended_is_replaced_at_once(cluster: Cluster) -> None:
     [None, "soon", "2026-11-21T00:00:00", (START + 9 * DAY).isoformat()],
     ids=["none", "no time", "no zone", "far ahead"],
 )
-def test_an_unusable_time_of_change_settles_anew(
+def test_an_unusable_time_of_change_settles_again(
     stamp: str | None, cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.asked = "1"
@@ -265,7 +265,7 @@ def test_a_leaf_in_the_authoritys_place_is_none(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("case", BROKEN_PAIRS)
-def test_a_broken_leaf_is_made_anew_by_the_same_authority(
+def test_a_broken_leaf_is_made_again_by_the_same_authority(
     case: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     values, fault = BROKEN_PAIRS[case]
@@ -275,7 +275,7 @@ def test_a_broken_leaf_is_made_anew_by_the_same_authority(
     talk(cluster.seen[0], cluster.secrets.tls, tmp_path)
 
 
-def test_a_deleted_workers_secret_is_made_anew(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_deleted_workers_secret_is_made_again(cluster: Cluster, tmp_path: Path) -> None:
     cluster.tls = None
     assert cluster.steps() == [Step.RENEW_LEAF]
     talk(cluster.seen[0], cluster.secrets.tls, tmp_path)
@@ -319,7 +319,7 @@ def test_a_leaf_for_another_name_is_replaced(cluster: Cluster) -> None:
     assert cluster.steps() == [Step.RENEW_LEAF]
 
 
-def test_with_nothing_left_all_is_made_anew_and_said(cluster: Cluster, tmp_path: Path) -> None:
+def test_with_nothing_left_all_is_made_again_and_reported(cluster: Cluster, tmp_path: Path) -> None:
     cluster.ca, cluster.tls = without(cluster.ca, "tls.key"), without(cluster.tls, "tls.key")
     decision = cluster.decide()
     assert decision.step is Step.CREATE

@@ -240,7 +240,7 @@ def test_a_scaler_that_is_lost_in_mid_drain_asks_for_what_was_asked():
     assert next(scaler.request for scaler in plan.scalers if scaler.role == "decode") == 1
 
 
-def test_a_pool_that_is_declared_again_while_it_drains_begins_anew():
+def test_a_pool_that_is_declared_again_while_it_drains_starts_over():
     both = make_cluster(decode=(pool(2), pool(3, name="b")))
     # which knows of no pool b any more
     status = plan_cluster(CLUSTER, running(CLUSTER), NOW).status

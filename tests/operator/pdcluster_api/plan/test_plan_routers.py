@@ -195,7 +195,7 @@ def test_one_machine_without_a_router_serves_from_its_decode_worker() -> None:
     assert plan_local(parse(document), cores=4, port=8000).ingress.name == "chat-decode-cpu-0"
 
 
-def test_router_is_told_no_more_of_the_engine_than_it_needs() -> None:
+def test_router_gets_no_more_of_the_engine_than_it_needs() -> None:
     engine = CLUSTER.spec.engine_of("router")
 
     assert (engine.block_size, engine.threads) == (CLUSTER.spec.engine_of("decode").block_size, 0)

@@ -51,7 +51,7 @@ async def test_events_reach_the_cache_and_make_their_cluster_due_once_each():
     assert (told.keys, len(told.cache), told.num_listed) == ([KEY, KEY], 0, 0)
 
 
-async def test_a_listing_is_told_for_deletions_may_be_missing_from_it():
+async def test_a_listing_is_reported_because_deletions_may_be_missing_from_it():
     told = Told()
     await told.event(None, bodies.cluster())
     assert (told.keys, told.num_listed) == ([KEY], 1)

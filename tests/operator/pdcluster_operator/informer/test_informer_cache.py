@@ -84,7 +84,7 @@ def test_a_bounded_number_of_deletions_is_remembered_and_none_for_long():
     assert list(cache._removed) == ["uid-of-chat"]
 
 
-def test_what_nobody_owns_is_not_kept():
+def test_what_has_no_owner_is_not_kept():
     cache = Cache()
     ours = bodies.child("ControllerRevision", "record")
     of_the_controller = bodies.child(
@@ -99,7 +99,7 @@ def test_what_nobody_owns_is_not_kept():
 
 
 @pytest.mark.parametrize("taken_away", [{"labels": {}}, {"ownerReferences": []}])
-def test_a_child_whose_label_or_owner_is_taken_away_is_forgotten_and_its_cluster_told(
+def test_a_child_whose_label_or_owner_is_taken_away_is_forgotten_and_its_cluster_enqueued(
     taken_away: dict[str, object],
 ):
     cache = Cache()

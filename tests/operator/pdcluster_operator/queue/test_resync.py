@@ -88,7 +88,7 @@ async def test_a_pass_looks_at_every_cluster_again_and_finds_nothing_missed():
 
 
 @pytest.mark.parametrize("change", ["added", "changed", "deleted", "restored"])
-async def test_what_no_watch_told_is_carried_into_the_cache_and_a_silent_watch_is_a_problem(
+async def test_what_no_watch_reported_is_carried_into_the_cache_and_a_silent_watch_is_a_problem(
     change: str,
 ):
     run = Run(CLUSTER) if change == "added" else Run(CLUSTER, SERVICE)
@@ -110,7 +110,7 @@ async def test_what_no_watch_told_is_carried_into_the_cache_and_a_silent_watch_i
     assert run.problems() == ["the watch of Service is silent"]
 
 
-async def test_what_a_watch_told_meanwhile_is_not_missed():
+async def test_what_a_watch_reported_meanwhile_is_not_missed():
     run = Run(CLUSTER, SERVICE)
     await run.resync.fill()
     newer = made.child("Service", "chat", 6)
@@ -161,7 +161,7 @@ async def test_a_failed_check_is_logged_and_a_request_has_pdclusters_checked(cap
     assert run.keys[0] == KEY
 
 
-async def test_what_a_watch_told_during_the_read_stays():
+async def test_what_a_watch_reported_during_the_read_stays():
     run = Run(CLUSTER, SERVICE)
     await run.resync.fill()
     stale, newer = made.child("Service", "chat", 6), made.child("Service", "chat", 7)

@@ -101,7 +101,7 @@ def test_a_writer_that_adds_fields_of_its_own_is_not_accused_of_the_fight_of_ano
     assert failure.message.endswith("let editor leave Service chat alone")
 
 
-def test_a_writer_that_nobody_knows_is_another_one(contested: Contested):
+def test_an_unknown_writer_is_another_one(contested: Contested):
     write(contested, action())
     assert contested.sift([action()], [])[1][0].message.startswith("another writer writes")
 

@@ -6,7 +6,7 @@ from pdcluster_operator.reconcile.act import gone
 PODS = ("chat-decode-cpu-r1-3", "chat-prefill-cpu-r1-1")
 
 
-def test_a_refused_stateful_set_cuts_nobody_and_what_else_is_refused_does_not_matter():
+def test_a_refused_stateful_set_cuts_no_worker_and_other_refusals_do_not_matter():
     assert gone(PODS, ()) == list(PODS)
     assert gone(PODS, [Failure("PodMonitor chat", "Forbidden", "no right")]) == list(PODS)
     assert gone(PODS, [Failure("StatefulSet chat-decode-cpu-r1", "Forbidden", "no right")]) == [

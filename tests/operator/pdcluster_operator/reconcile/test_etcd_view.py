@@ -161,7 +161,7 @@ async def world() -> World:
     return World()
 
 
-async def test_what_workers_compute_on_is_told_and_makes_the_cluster_due(world: World):
+async def test_the_device_of_workers_is_reported_and_enqueues_the_cluster(world: World):
     world.etcd.states = {"a": "ready", "b": "ready"}
     await world.last("a", "b")
     # another life of its engine; b is of an older version
@@ -185,7 +185,9 @@ async def test_the_first_pass_does_not_wait_and_is_made_again_when_the_answer_is
     assert await world.last("a") == WorkerRecords({"a": "ready"})
 
 
-async def test_at_rest_etcd_is_asked_seldom_and_nobody_is_due_when_it_says_the_same(world: World):
+async def test_at_rest_etcd_is_asked_seldom_and_no_key_is_enqueued_when_it_says_the_same(
+    world: World,
+):
     world.etcd.states = {"a": "ready"}
     for _ in range(5):
         await world.last("a")
@@ -278,7 +280,7 @@ async def test_what_came_since_the_last_look_is_not_odd_before_the_next_one(worl
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, is_asked: bool):
+async def test_what_was_odd_before_etcd_went_away_starts_over(world: World, *, is_asked: bool):
     """It came back empty, went away again and came back: workers that serve have had no time to
     register.
     """
@@ -359,7 +361,7 @@ async def test_an_etcd_that_is_known_to_be_down_is_not_asked(world: World):
     assert world.etcd.num_reads == 2
 
 
-async def test_whoever_drains_is_asked_for_anew_each_time(world: World):
+async def test_draining_workers_are_asked_for_again_each_time(world: World):
     for state in ("ready", "draining", "drained"):
         world.etcd.states = {"a": state}
         assert (await world.fresh("a")).states == {"a": state}
@@ -436,7 +438,7 @@ async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
     assert world.etcd.commands == {"a": START}
 
 
-async def test_time_counts_while_etcd_is_away_and_an_empty_one_is_told_again(world: World):
+async def test_time_counts_while_etcd_is_away_and_an_empty_one_gets_commands_again(world: World):
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.fresh("a")
     await world.view.command(TARGET, {"a"})

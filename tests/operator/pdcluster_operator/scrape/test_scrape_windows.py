@@ -101,7 +101,7 @@ def test_good_answer_ends_misses_and_rates_go_over_the_gap():
     assert windows.pools()[PREFILL][-1].workers[0].prompt_token_rate == 2.0
 
 
-def test_stale_worker_begins_anew():
+def test_stale_worker_starts_over():
     who = target("p-0")
     windows = rounds_of(
         [good(0.0, who)], *([[bad(1.0, who)]] * 4), [good(25.0, who, prompt_tokens_total=30)]

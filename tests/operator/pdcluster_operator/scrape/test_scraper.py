@@ -275,7 +275,7 @@ async def test_connections_are_kept():
         assert server.num_connections == 1
 
 
-async def test_kept_connection_that_the_worker_closed_is_made_anew():
+async def test_kept_connection_that_the_worker_closed_is_made_again():
     async with WorkerServer(sends(http(PAGE), then_closes=True)) as server, Scraper() as scraper:
         for _ in range(3):
             [answer] = await scraper.scrape([server.target()])
@@ -364,7 +364,7 @@ async def test_cancelled_round_leaves_nothing_open(wait_until):
     )
 
 
-async def test_scraper_makes_the_page_of_each_request_anew():
+async def test_scraper_makes_a_new_page_for_each_request():
     worker = WorkerPages()
     async with WorkerServer(serves(lambda: http(worker.text()))) as server, Scraper() as scraper:
         [first] = await scraper.scrape([server.target()])

@@ -104,7 +104,7 @@ async def test_a_refused_authority_holds_back_no_other_pair():
     assert store.order.index("Secret chat-ca") < store.order.index("Secret chat-tls")
 
 
-async def test_each_refusal_is_told_in_the_order_of_the_actions_and_stops_nothing():
+async def test_each_refusal_is_reported_in_the_order_of_the_actions_and_stops_nothing():
     made = config_maps(4)
     store = Store(
         refused={"ConfigMap chat-00": 403, "ConfigMap chat-02": 422}, held={"ConfigMap chat-00"}
@@ -122,7 +122,7 @@ async def test_each_refusal_is_told_in_the_order_of_the_actions_and_stops_nothin
     assert "Service chat" in store.order
 
 
-async def test_an_object_that_would_not_hold_still_is_told_at_the_end_with_what_was_refused():
+async def test_an_object_that_keeps_changing_is_reported_at_the_end_with_what_was_refused():
     store = Store(refused={"ConfigMap chat-00": 409, "ConfigMap chat-01": 422})
     async with store.serve() as server:
         with pytest.raises(
@@ -198,7 +198,7 @@ async def test_a_service_that_gets_no_answer_stops_no_stateful_set_and_nothing_i
     assert failure.message.startswith("Service chat-workers is refused; it is tried again; if it")
 
 
-async def test_a_refused_stateful_set_is_told_beside_a_service_that_gets_no_answer():
+async def test_a_refused_stateful_set_is_reported_beside_a_service_that_gets_no_answer():
     refused = {"Service chat": 503, f"StatefulSet {objects.WORKLOAD}": 403}
     store = Store(refused=refused)
     async with store.serve() as server:

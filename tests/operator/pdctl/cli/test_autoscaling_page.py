@@ -21,7 +21,7 @@ def section(title: str) -> str:
     return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_every_rule_is_told_in_its_order():
+def test_every_rule_is_shown_in_its_order():
     assert tuple(re.findall(r"^\| `(\w+)` \|", section("Rules, in order"), re.MULTILINE)) == RULES
 
 

@@ -36,7 +36,7 @@ def test_nothing_is_said_to_change_where_nothing_does(plan: Callable[..., Any]):
     assert result.output.startswith("chat (namespace default): nothing would change; revision ")
 
 
-def test_a_new_revision_is_told_with_its_accelerators(plan: Callable[..., Any]):
+def test_a_new_revision_is_shown_with_its_accelerators(plan: Callable[..., Any]):
     result = plan(
         at("spec.engine.maxSequences", 32), at("spec.routing.offload.minOffloadLength", 1)
     )

@@ -177,7 +177,7 @@ def test_bounds_are_those_of_a_schedule_that_is_on(tmp_path: Path, why: Callable
     assert "1 to 7 (schedule day)" in why("-f", written(tmp_path, scaled(schedules=[day]))).output
 
 
-def test_what_stands_in_the_way_now_is_told_in_the_words_of_its_condition(
+def test_present_obstacles_are_shown_in_the_words_of_their_condition(
     tmp_path: Path, why: Callable[..., Any]
 ):
     document = scaled()
@@ -206,7 +206,7 @@ def test_what_stands_in_the_way_now_is_told_in_the_words_of_its_condition(
     ]
 
 
-def test_without_a_decision_the_conditions_are_told_all_the_same(
+def test_without_a_decision_the_conditions_are_shown_all_the_same(
     tmp_path: Path, why: Callable[..., Any]
 ):
     document = scaled()
@@ -227,7 +227,7 @@ def test_without_a_decision_the_conditions_are_told_all_the_same(
     ]
 
 
-def test_a_roll_out_that_has_stalled_is_told_beside_what_lacks(
+def test_a_roll_out_that_has_stalled_is_shown_beside_what_lacks(
     tmp_path: Path, why: Callable[..., Any]
 ):
     document = scaled()

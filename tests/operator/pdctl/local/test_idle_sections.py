@@ -121,7 +121,7 @@ def test_an_edit_of_it_needs_no_restart(case: str, document: dict[str, Any]) -> 
         at("spec.service.port", 1),
     ],
 )
-def test_defaults_and_what_has_an_effect_are_not_told(
+def test_defaults_and_what_has_an_effect_are_not_reported(
     change: Any, document: dict[str, Any]
 ) -> None:
     change(document)

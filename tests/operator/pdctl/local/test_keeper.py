@@ -39,7 +39,7 @@ def test_backoff_doubles_to_30_seconds() -> None:
     assert [RESTART.after(number) for number in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
 
 
-async def test_keeper_starts_a_dead_process_again_with_its_last_lines_told(
+async def test_keeper_starts_a_dead_process_again_and_logs_its_last_lines(
     launch: Callable[[str], Launch],
 ) -> None:
     time, said = Time(), []
@@ -178,7 +178,7 @@ async def test_process_without_a_program_says_so_in_its_log(tmp_path: Path) -> N
     assert "No such file or directory" in keeper.last_error()
 
 
-def test_kill_session_of_nobody_kills_nothing() -> None:
+def test_kill_session_without_a_process_kills_nothing() -> None:
     assert kill_session(2**22 + 1) == 0
     assert os.getpid() in session_members(os.getsid(0))
 

@@ -116,7 +116,7 @@ def test_engine_edit_is_refused_whole(
     ]
 
 
-def test_edit_that_cannot_be_written_is_told_and_the_next_one_taken(
+def test_edit_that_cannot_be_written_is_reported_and_the_next_one_taken(
     document: dict[str, Any], write_document: Write, tmp_path: Path
 ) -> None:
     before, folder, said = parse(document), tmp_path / "run", list[str]()

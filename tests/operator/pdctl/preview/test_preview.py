@@ -80,7 +80,7 @@ def test_a_value_that_each_role_overrides_does_nothing():
 
 
 @pytest.mark.parametrize("name", ROLLS)
-def test_what_makes_a_revision_is_told_so(name: str):
+def test_what_makes_a_revision_is_shown_as_such(name: str):
     old, new = changed(ROLLS[name])
     found = of_files(old, new)
 
@@ -90,7 +90,7 @@ def test_what_makes_a_revision_is_told_so(name: str):
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_what_makes_no_revision_is_told_so(name: str):
+def test_what_makes_no_revision_is_shown_as_such(name: str):
     found = of_files(*changed(STAYS[name]))
 
     assert not found.is_rollout
@@ -309,7 +309,7 @@ def test_what_would_stand_in_the_autoscalers_way_is_foreseen():
     ] == ["RatioConstraintViolated"]
 
 
-def test_a_schedule_that_will_exclude_a_bound_is_told_before_it_begins():
+def test_a_schedule_that_will_exclude_a_bound_is_reported_before_it_begins():
     night = {
         **NIGHT,
         "days": ["Sat"],

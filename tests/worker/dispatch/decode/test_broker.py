@@ -168,7 +168,7 @@ async def test_broker_cancelled_after_the_choice_gives_back_the_grant(
     assert peer.released == ["r"]
 
 
-async def test_broker_returns_a_grant_that_nobody_waits_for() -> None:
+async def test_broker_returns_a_grant_that_no_request_waits_for() -> None:
     peer = RecordingPeer("a")
     pool = Pool(peer)
     pool.answer(peer, "gone", granted=True)
@@ -262,7 +262,7 @@ async def test_broker_does_not_ask_a_worker_that_takes_no_prompt_of_that_length(
     assert (short.wants, short.released) == ([], [])
 
 
-async def test_broker_has_nobody_to_ask_when_all_take_shorter_prompts_only() -> None:
+async def test_broker_has_no_peer_to_ask_when_all_take_shorter_prompts_only() -> None:
     peer = RecordingPeer("a")
     peer.max_model_len = 100
     pool = Pool(peer)

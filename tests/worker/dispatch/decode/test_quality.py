@@ -260,7 +260,7 @@ async def test_low_priority_that_waited_too_long_is_shed_unless_it_waits_alone(
     await end(tasks)
 
 
-async def test_normal_priority_that_waited_too_long_begins_anew_as_low(
+async def test_normal_priority_that_waited_too_long_starts_over_as_low(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
 ) -> None:
     worker.policy = PolicyConfig(

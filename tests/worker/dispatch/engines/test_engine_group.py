@@ -136,7 +136,7 @@ async def test_death_of_any_engine_while_they_load_ends_the_worker(scene: Scene)
     assert scene.group.failed is scene.children[1]
 
 
-async def test_death_of_an_engine_before_it_is_told_to_load_ends_the_worker(scene: Scene) -> None:
+async def test_death_of_an_engine_before_it_is_asked_to_load_ends_the_worker(scene: Scene) -> None:
     await scene.group.start()
     scene.children[0].end(status=2)
 
@@ -146,7 +146,7 @@ async def test_death_of_an_engine_before_it_is_told_to_load_ends_the_worker(scen
         await scene.group.ready()
 
 
-async def test_every_process_is_told_of_and_told_to_load_those_that_come_again_too(
+async def test_every_process_is_reported_and_asked_to_load_those_that_come_again_too(
     scene: Scene,
 ) -> None:
     told: list[int] = []

@@ -157,7 +157,7 @@ def test_watch_engine_that_gets_on_again_is_well() -> None:
 
 
 @pytest.mark.parametrize("asleep_seconds", [10.0, 3600.0])
-def test_watch_time_that_nobody_watched_counts_as_two_looks(asleep_seconds: float) -> None:
+def test_watch_time_without_a_watch_counts_as_two_looks(asleep_seconds: float) -> None:
     """A laptop's lid, or a server process that was stopped with its engine."""
     watched = Watched()
     watched.clock.advance(asleep_seconds)

@@ -468,7 +468,7 @@ async def test_request_that_a_peer_preempts_goes_where_there_is_room(
     assert counted(worker) == {("preempted", "moved"): 1}
 
 
-async def test_request_that_a_peer_preempts_stays_where_nobody_has_room(
+async def test_request_that_a_peer_preempts_stays_where_no_worker_has_room(
     worker: Worker, engine: ScriptedEngine
 ) -> None:
     first = Model(

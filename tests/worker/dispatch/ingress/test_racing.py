@@ -146,7 +146,7 @@ async def test_entrant_that_failed_is_taken_again_when_the_winner_is_lost(
     assert (rival.outputs, engine.inputs) == ([[], [10, 11]], [])
 
 
-async def test_winner_that_preempts_goes_on_where_nobody_has_room(
+async def test_winner_that_preempts_goes_on_where_no_worker_has_room(
     worker: Worker, engine: ScriptedEngine
 ) -> None:
     first, rival = two(rival_waits=True)

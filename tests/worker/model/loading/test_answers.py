@@ -172,7 +172,7 @@ print([name for name in heavy if name in sys.modules])
     assert done.stdout == "[]\n"
 
 
-def test_what_was_asked_early_is_used_and_another_question_asked_anew(question, caplog):
+def test_what_was_asked_early_is_used_and_another_question_asked_again(question, caplog):
     caplog.set_level(logging.INFO)
     put(question, answer(question))
     put(replace(question, dtype="bfloat16"), answer(replace(question, dtype="bfloat16")))
@@ -183,7 +183,7 @@ def test_what_was_asked_early_is_used_and_another_question_asked_anew(question, 
     )
 
 
-def test_an_answer_that_does_not_fit_the_weights_is_forgotten_and_the_model_loaded_anew(
+def test_an_answer_that_does_not_fit_the_weights_is_forgotten_and_the_model_loaded_again(
     question, caplog
 ):
     found = answer(question)

@@ -82,7 +82,7 @@ def test_a_rank_that_cannot_load_is_said(tiny_folder: Folder, tmp_path: Path) ->
         )
 
 
-def test_a_dead_rank_is_told_at_once_and_breaks_the_next_step(tiny_folder: Folder) -> None:
+def test_a_dead_rank_is_reported_at_once_and_breaks_the_next_step(tiny_folder: Folder) -> None:
     """gemma over two ranks passes the proof (offset norms, a tied head); then rank 1 is killed."""
     said: list[str] = []
     died = threading.Event()

@@ -28,7 +28,7 @@ def test_documented_examples_hold():
     assert doctest.testmod(module) == (0, 4)
 
 
-def test_a_key_and_a_salt_of_the_client_s_own_are_told_apart():
+def test_a_key_and_a_salt_of_the_client_s_own_are_kept_apart():
     """No pair of (key, salt) meets another, a missing one included."""
     pairs = [(key, own) for key in (b"", ALICE, BOB) for own in (None, "a", "b")]
     salts = [cache_salt(key, own, shared=False) for key, own in pairs]

@@ -100,7 +100,7 @@ async def test_a_client_that_stops_reading_is_cut_off_and_holds_up_no_drain(
     assert "client gone request=" in caplog.text
 
 
-async def test_a_whole_answer_that_nobody_reads_holds_up_no_drain(
+async def test_a_whole_answer_that_no_client_reads_holds_up_no_drain(
     rig, server, deaf, monkeypatch, until
 ):
     monkeypatch.setattr(Connection, "send_seconds", 0.2)

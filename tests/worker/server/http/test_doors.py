@@ -188,7 +188,7 @@ async def test_a_body_of_unknown_length_is_answered_once_it_is_too_large(door, c
 @pytest.mark.parametrize(
     ("path", "first"), [("/x", b"HTTP/1.1 404 Not Found\r\n"), (CHAT, b"HTTP/1.1 100 Continue\r\n")]
 )
-async def test_a_client_that_asks_first_is_told_to_go_on_only_where_its_body_is_read(
+async def test_a_client_that_asks_first_gets_100_continue_only_where_its_body_is_read(
     door, connect, path, first
 ):
     client = await connect(await door())
@@ -604,7 +604,7 @@ async def test_a_body_refused_half_way_counts_no_longer_while_its_client_goes_on
     assert (await asked(await connect(server), bytes(19_000))).status == 400  # read, and no JSON
 
 
-async def test_the_policy_s_bound_on_a_body_is_read_anew(rig, door, connect):
+async def test_the_policy_s_bound_on_a_body_is_read_again(rig, door, connect):
     server = await door()
     rig.policy = PolicyConfig(admission=AdmissionPolicy(max_body_bytes=10))
 

@@ -296,7 +296,7 @@ async def test_the_end_waits_for_the_client_of_a_request_that_slipped_in(node, s
     assert node.finished
 
 
-async def test_the_end_of_a_drained_worker_does_not_wait_for_whom_it_told_something_meanwhile(
+async def test_the_end_of_a_drained_worker_does_not_wait_for_clients_it_answered_meanwhile(
     node, slow, server
 ):
     """A refusal, or metrics: nothing of what a drained worker says was promised."""
@@ -310,7 +310,7 @@ async def test_the_end_of_a_drained_worker_does_not_wait_for_whom_it_told_someth
     assert (node.states, node.finished) == (["draining", "drained"], True)
 
 
-async def test_a_client_that_took_nothing_while_a_request_ran_is_not_waited_for_anew(
+async def test_a_client_that_took_nothing_while_a_request_ran_is_not_waited_for_again(
     node, slow, server, until, monkeypatch
 ):
     monkeypatch.setattr(draining, "FOLLOW_SECONDS", 0.01)

@@ -173,7 +173,7 @@ class Table:
         return await self.count(tx_queue, end)
 
 
-async def test_client_of_which_nothing_moves_counts_no_more_and_is_told_once(
+async def test_client_of_which_nothing_moves_counts_no_more_and_is_reported_once(
     tmp_path, caplog
 ) -> None:
     table = Table(tmp_path)

@@ -72,7 +72,7 @@ def test_steps_are_limited():
     assert agreed(free, decode=IDLE).decision.replicas[D] == 1
 
 
-def test_one_other_opinion_starts_the_wait_anew():
+def test_one_other_recommendation_starts_the_wait_again():
     spec = make_spec()
     facts = facts_of(spec)
     memory = Memory()
@@ -89,7 +89,7 @@ def test_one_other_opinion_starts_the_wait_anew():
     assert next(second for second, size in sizes if size < 4) == 505
 
 
-def test_another_size_starts_the_wait_anew():
+def test_another_size_starts_the_wait_again():
     spec = make_spec()
     before, after = facts_of(spec), facts_of(spec, decode={"replicas": 3})
     memory = agreed(spec, before, decode=IDLE).memory
@@ -109,7 +109,7 @@ def test_another_size_starts_the_wait_anew():
     )
 
 
-def test_advice_that_nobody_follows_stays_the_same():
+def test_advice_that_is_not_followed_stays_the_same():
     spec = make_spec()
     facts = facts_of(spec)
     memory = agreed(spec, decode=IDLE).memory

@@ -130,7 +130,7 @@ def test_a_deadline_of_the_spec_that_is_shorter_counts_but_for_an_end() -> None:
     assert [impatient.seconds_left(pod) for pod in pods] == [1, 1, ENDING_SECONDS - 29]
 
 
-def test_a_worker_of_which_nobody_says_since_when_is_waited_for() -> None:
+def test_a_worker_without_a_start_time_is_waited_for() -> None:
     pod = replace(pod_of(0, STARTING, NOW), since=None)
     assert PATIENCE.seconds_left(pod) is None
 

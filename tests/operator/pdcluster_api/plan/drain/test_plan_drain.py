@@ -71,7 +71,7 @@ ALL_READY = worker_records("ready", "ready", "ready", "ready")
 AWAY = worker_records(error="etcd does not answer")
 
 
-def test_all_that_are_too_many_are_told_first_and_none_goes():
+def test_all_surplus_workers_are_commanded_to_drain_first_and_none_goes():
     found = plan_shrink(2, four(), ALL_READY, None)
     assert found == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3], NAMES[2]))
 
@@ -90,7 +90,7 @@ def test_replicas_follow_the_highest_that_still_drains(states: tuple[str, ...], 
     assert (found.replicas, found.commands) == (replicas, frozenset(NAMES[2:4]))
 
 
-def test_a_drained_worker_that_nobody_told_now_is_told_before_it_is_believed():
+def test_a_drained_worker_without_a_command_gets_one_before_it_is_believed():
     found = plan_shrink(3, four(), worker_records("ready", "ready", "ready", "drained"), None)
     assert (found.replicas, found.commands) == (4, {NAMES[3]})
 
@@ -105,7 +105,7 @@ def test_a_drained_worker_that_nobody_told_now_is_told_before_it_is_believed():
     ],
     ids=["not-ready", "pending", "starting", "ending"],
 )
-def test_what_serves_nobody_goes_at_once(state: str | None, last: dict[str, Any]):
+def test_a_worker_that_serves_no_request_goes_at_once(state: str | None, last: dict[str, Any]):
     found = plan_shrink(3, four(**last), worker_records("ready", "ready", "ready", state), None)
     assert found == Shrink(3)
 
@@ -170,7 +170,7 @@ def test_a_worker_that_crashed_once_and_drains_now_may_hold_requests_while_etcd_
 
 
 @pytest.mark.parametrize("known", [None, AWAY], ids=["not-asked", "away"])
-def test_without_an_answer_nobody_goes_who_may_serve(known: WorkerRecords | None):
+def test_without_an_answer_no_worker_goes_that_may_serve(known: WorkerRecords | None):
     assert plan_shrink(2, four(), known, None) == Shrink(
         4, frozenset(NAMES[2:4]), unknown=(NAMES[3], NAMES[2])
     )
@@ -195,7 +195,7 @@ def test_only_who_goes_is_cut():
     )
 
 
-def test_a_scale_up_takes_commands_back_and_who_ends_stays_told():
+def test_a_scale_up_takes_commands_back_and_ending_workers_keep_theirs():
     known = worker_records("ready", "ready", "drained", "drained", commanded=(2, 3))
     assert plan_shrink(4, four(), known, None) == Shrink(4)
     assert plan_shrink(3, four(), known, None) == Shrink(3, frozenset(NAMES[3:4]))
@@ -206,7 +206,7 @@ def test_a_scale_up_takes_commands_back_and_who_ends_stays_told():
 
 
 @pytest.mark.parametrize(("desired", "gone"), [(3, False), (4, True)], ids=["smaller", "deleted"])
-def test_who_is_about_to_end_stays_told_before_the_watch_says_that_it_ends(
+def test_a_worker_about_to_end_keeps_its_command_before_the_watch_says_that_it_ends(
     desired: int, gone: bool
 ):
     known = worker_records("ready", "ready", "ready", "drained", commanded=(3,))
@@ -230,7 +230,7 @@ def test_a_size_that_was_raised_by_hand_is_put_back_while_the_new_pods_are_not_r
     ) == Shrink(4)
 
 
-def test_pods_of_other_names_are_nobodys():
+def test_pods_of_other_names_belong_to_no_pool():
     strange = worker(0, name="chat-decode-cpu-r1-x")
     assert ordinal_of(strange) == -1
     assert plan_shrink(0, there(strange), worker_records(), None) == Shrink(0)
@@ -263,7 +263,7 @@ DRAINS = {"ready": False, "started": True}
     ],
     ids=["serves", "drains", "drained"],
 )
-def test_who_serves_alone_is_not_told_to_drain_and_is_taken_back(
+def test_a_worker_that_serves_alone_gets_no_command_and_is_taken_back(
     last: dict[str, Any], known: WorkerRecords
 ):
     found = plan_drain(
@@ -277,7 +277,7 @@ def test_who_serves_alone_is_not_told_to_drain_and_is_taken_back(
     assert (found.messages, found.needs_worker_records) == ({"decode": (said,)}, True)
 
 
-def test_a_worker_that_has_not_heard_yet_that_it_serves_again_is_nobody_to_rely_on():
+def test_a_worker_that_does_not_know_yet_that_it_serves_again_is_not_relied_on():
     two = [there(worker(0), worker(1))]
     for known in (
         worker_records("ready", "ready", commanded=(0,)),
@@ -289,7 +289,7 @@ def test_a_worker_that_has_not_heard_yet_that_it_serves_again_is_nobody_to_rely_
     ).commands == {NAMES[1]}
 
 
-def test_who_serves_alone_drains_where_another_pool_serves_or_nobody_is_wanted():
+def test_a_worker_that_serves_alone_drains_where_another_pool_serves_or_none_is_wanted():
     other = identity("r1", name="other")
     ready = workload(other, 1, pods=pod_states(other, [0], node="n1"))
     two, known = there(worker(0, **CRASHES), worker(1)), worker_records(None, "ready")
@@ -312,7 +312,7 @@ def test_who_serves_alone_drains_where_another_pool_serves_or_nobody_is_wanted()
         )
 
 
-def test_nobody_goes_by_what_etcd_said_some_time_ago():
+def test_no_drain_goes_by_an_old_answer_of_etcd():
     going = [four(ready=False)]  # by what is known, there is nothing to drain
     found = plan_drain(
         [Workload(OF, 3)], (), going, worker_records("ready", "ready", "ready"), None
@@ -322,7 +322,7 @@ def test_nobody_goes_by_what_etcd_said_some_time_ago():
     assert not plan_drain([Workload(OF, 3)], (), gone, ALL_READY, None).needs_worker_records
 
 
-def test_a_command_for_nobody_is_to_be_taken_back():
+def test_a_command_without_a_worker_is_to_be_taken_back():
     found = plan_drain(
         [Workload(OF, 4)],
         (),
@@ -422,7 +422,7 @@ STATES = st.sampled_from(["starting", "ready", "draining", "drained", None])
     started=st.lists(st.booleans(), min_size=6, max_size=6),
     error=st.sampled_from([None, "away"]),
 )
-def test_nobody_who_may_hold_a_request_is_ever_cut_without_a_limit(
+def test_no_worker_that_may_hold_a_request_is_ever_cut_without_a_limit(
     wanted: int,
     desired: int,
     states: list[str | None],

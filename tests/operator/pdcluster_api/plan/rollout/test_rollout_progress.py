@@ -204,7 +204,7 @@ def test_what_is_given_up_stays_so_when_the_old_one_answers_nothing_later() -> N
     )
 
 
-def test_with_recreate_what_was_given_up_is_tried_anew() -> None:
+def test_with_recreate_what_was_given_up_is_tried_again() -> None:
     story = Story()
     story.look(0)
     story.look(DEADLINE, green())
@@ -299,7 +299,7 @@ def test_the_deadline_is_an_event_though_ready_speaks_of_a_refusal() -> None:
     assert events(story) == []
 
 
-def test_a_worker_more_than_ever_before_starts_the_clock_anew() -> None:
+def test_a_worker_more_than_ever_before_starts_the_clock_again() -> None:
     story = Story()
     story.look(0)
     story.look(3000, green(decode=1))
@@ -336,7 +336,7 @@ def test_all_that_wait_for_etcd_only_are_not_given_up() -> None:
     assert (story.plan.serving, "rollout" in story.status) == (B, False)
 
 
-def test_another_deadline_begins_anew() -> None:
+def test_another_deadline_starts_over() -> None:
     story, longer = Story(), with_deadline(NEXT, 7200)
     story.look(0)
     story.look(DEADLINE, green())
@@ -348,7 +348,7 @@ def test_another_deadline_begins_anew() -> None:
     assert story.look(DEADLINE + 7201, green(), longer) == EXCEEDED
 
 
-def test_another_revision_begins_anew() -> None:
+def test_another_revision_starts_over() -> None:
     story, third = Story(), make_cluster(engine=66)
     story.look(0)
     story.look(DEADLINE, green())

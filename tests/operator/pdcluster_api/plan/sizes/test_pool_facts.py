@@ -160,7 +160,7 @@ def test_what_another_revision_will_replace_serves_at_the_size_at_which_it_is_ke
         assert found.leaving == frozenset()
 
 
-def test_a_kept_pod_that_no_node_takes_and_nobody_asks_for_any_more_is_no_lack() -> None:
+def test_a_kept_pod_that_no_node_takes_and_no_size_asks_for_any_more_is_no_lack() -> None:
     old = identity("0123abcd")
     found = in_roll_out(
         *pod_states(old, range(4)), failing_pod(old, 4, conditions.UNSCHEDULABLE), size=4

@@ -152,7 +152,7 @@ def test_workers_on_the_cpu_of_a_pool_that_reserves_accelerators_make_it_false_w
     [(B200, "reserves nvidia.com/gpu (B200)"), (HERE, "is of epyc")],
     ids=["B200", "own-type"],
 )
-def test_an_image_that_computes_elsewhere_than_it_was_asked_to_is_told(
+def test_an_image_that_computes_elsewhere_than_it_was_asked_to_is_reported(
     pool: dict[str, Any], has: str
 ):
     cluster = cluster_of(pool)
@@ -227,7 +227,7 @@ def test_a_pool_of_no_workers_says_nothing_for_another():
     )
 
 
-def test_while_etcd_does_not_answer_it_stays_as_it_was_and_is_told_once():
+def test_while_etcd_does_not_answer_it_stays_as_it_was_and_its_event_comes_once():
     cluster = cluster_of(B200, "cpu")
     first = plan_cluster(cluster, seen(cluster, say(decode=ON_CPU)), NOW)
     again = plan_cluster(

@@ -185,7 +185,7 @@ def test_off_removes_the_field_and_keeps_the_sizes_that_scalers_have() -> None:
     assert {size for key, size in sizes(plan).items() if key[0] == "decode"} == {3}
 
 
-def test_a_scale_by_somebody_else_is_put_back_and_told() -> None:
+def test_a_scale_by_another_writer_is_reverted_with_an_event() -> None:
     cluster = scaled_cluster()
     scalers = [
         ScalerState("prefill", "cpu", 1, 1),
@@ -214,7 +214,7 @@ def test_a_scaler_that_somebody_scaled_before_and_that_only_has_to_follow_is_no_
     assert words.SCALERS_OVERRIDDEN not in reasons(plan)
 
 
-def test_replicas_in_the_file_are_not_taken_over_and_that_is_told() -> None:
+def test_replicas_in_the_file_are_not_taken_over_and_an_event_says_so() -> None:
     observed = recorded_at(
         scaled_cluster(),
         3,
@@ -232,7 +232,7 @@ def test_replicas_in_the_file_are_not_taken_over_and_that_is_told() -> None:
     )
 
 
-def test_nothing_is_told_of_a_scaler_that_only_has_to_follow() -> None:
+def test_a_scaler_that_only_has_to_follow_makes_no_event() -> None:
     cluster = scaled_cluster()
     assert words.SCALERS_OVERRIDDEN not in reasons(
         plan_of(cluster, recorded_at(cluster, 3), now=LATER)

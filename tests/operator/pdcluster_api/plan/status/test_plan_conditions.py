@@ -130,7 +130,7 @@ def test_discovery(discovery, status, reason, part):
 
 
 @pytest.mark.parametrize(("ready", "answers"), [(0, False), (2, True)])
-def test_a_member_of_our_etcd_that_cannot_start_is_told(ready, answers):
+def test_a_member_of_our_etcd_that_cannot_start_is_reported(ready, answers):
     problem = Problem(words.IMAGE_NOT_PULLED, "pod chat-etcd-0: image 'etcd' cannot be pulled")
     status = status_of(
         running(
@@ -177,7 +177,7 @@ def test_a_lost_service_is_not_ready_and_not_serving():
     assert words_of(status, words.SERVING)[0] == "False"
 
 
-def test_keys_that_nobody_can_have_are_the_ingresss_fault():
+def test_keys_that_no_client_can_have_are_the_ingresss_fault():
     status = status_of(
         replace(
             running(CLUSTER),
@@ -197,7 +197,7 @@ def test_keys_that_nobody_can_have_are_the_ingresss_fault():
     assert words_of(status, words.STALLED)[0] == "True"
 
 
-def test_with_keys_that_nobody_can_have_no_request_is_answered():
+def test_with_keys_that_no_client_can_have_no_request_is_answered():
     missing = (words.CONFIGURATION_REFUSED, "Secret keys does not exist")
     status = status_of(running(CLUSTER, key_fault=missing))
     assert words_of(status, words.SERVING) == ("False", *missing)
@@ -302,7 +302,7 @@ def test_what_may_pass_by_waiting_is_reconciling(reason):
     assert not condition_of(status, words.STALLED)
 
 
-def test_several_pools_are_told_apart_and_a_surplus_hides_no_lack():
+def test_several_pools_are_counted_apart_and_a_surplus_hides_no_lack():
     cluster = make_cluster(decode=[pool(2, "a"), pool(2, "b")])
     revision = revision_of(cluster.spec)
     states = [
@@ -332,7 +332,7 @@ def test_a_surplus_pod_of_a_ready_pool_does_not_speak_for_another_pool():
     )
 
 
-def test_a_clamped_scale_is_told_and_is_no_fault():
+def test_a_clamped_scale_is_reported_and_is_no_fault():
     cluster = make_cluster(decode=[pool(2, maxReplicas=2)])
     observed = running(
         cluster, scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 7, 2)]
@@ -578,6 +578,6 @@ def test_planning_an_unchanged_cluster_gives_an_equal_status():
         {"conditions": None, "roles": {"decode": 2}, "servingRevision": ["x"]},
     ],
 )
-def test_a_status_that_someone_spoilt_is_written_anew(status):
+def test_a_spoilt_status_is_written_again(status):
     found = plan_cluster(CLUSTER, running(CLUSTER, status=status), NOW).status
     assert found == status_of(running(CLUSTER, discovery=ETCD_READY))

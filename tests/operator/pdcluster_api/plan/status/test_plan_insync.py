@@ -58,7 +58,7 @@ def test_a_pod_that_ends_or_starts_is_expected_to_have_a_record_or_none(workload
         assert found.condition.is_true
 
 
-def test_what_has_just_begun_is_looked_at_again_and_is_not_told_yet():
+def test_what_has_just_begun_is_looked_at_again_and_not_reported_yet():
     found = in_sync(
         worker_records("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS - 1}),
         with_pods("a", "orphan"),

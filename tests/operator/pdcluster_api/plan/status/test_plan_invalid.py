@@ -40,7 +40,7 @@ def refused(**fields):
     return replace(running(CLUSTER, status=READY), generation=2, discovery=UNKNOWN, **fields)
 
 
-def test_every_fault_is_told_and_the_cluster_is_stalled():
+def test_every_fault_is_reported_and_the_cluster_is_stalled():
     status = plan_invalid(FAULTS, refused(), LATER).status
     ready = condition_of(status, words.READY)
     assert (ready["status"], ready["reason"], ready["lastTransitionTime"]) == (
@@ -54,7 +54,7 @@ def test_every_fault_is_told_and_the_cluster_is_stalled():
     assert status["observedGeneration"] == 2
 
 
-def test_what_runs_goes_on_and_is_told_as_it_is():
+def test_what_runs_goes_on_and_is_reported_as_it_is():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 2, ready=1)]
     status = plan_invalid(FAULTS, refused(workloads=live), LATER).status
     assert status["decode"] == "1/2"
@@ -75,7 +75,7 @@ def test_the_size_that_runs_counts_as_wanted():
     assert status["decode"] == "3/3"
 
 
-def test_an_etcd_that_was_not_asked_is_told_as_before():
+def test_an_etcd_that_was_not_asked_is_reported_as_before():
     status = plan_invalid(FAULTS, refused(), LATER).status
     assert condition_of(status, words.DISCOVERY_READY) == {
         **condition_of(READY, words.DISCOVERY_READY),
@@ -99,13 +99,13 @@ def test_what_was_wrong_with_the_api_keys_still_is(reason: str, serves: str):
     ) == ("False", serves)
 
 
-def test_an_ingress_that_does_not_answer_is_told_as_it_is():
+def test_an_ingress_that_does_not_answer_is_reported_as_it_is():
     before = plan_cluster(CLUSTER, running(CLUSTER, service_revision=None), NOW).status
     status = plan_invalid(FAULTS, replace(refused(), status=before), LATER).status
     assert condition_of(status, words.INGRESS_READY)["status"] == "True"
 
 
-def test_it_is_told_once():
+def test_its_event_comes_once():
     first = plan_invalid(FAULTS, refused(), NOW)
     assert [(each.reason, each.warning) for each in first.events] == [(words.INVALID_SPEC, True)]
     again = plan_invalid(FAULTS, replace(refused(), status=first.status), LATER)
@@ -138,7 +138,7 @@ def test_in_a_roll_out_the_numbers_stay_those_of_what_serves():
     assert condition_of(status, words.SERVING)["status"] == "True"
 
 
-def test_a_role_that_nobody_knows_in_a_spoilt_status_is_left_out():
+def test_an_unknown_role_in_a_spoilt_status_is_left_out():
     spoilt = {**READY, "roles": [{"name": "router", "pools": [{"name": "cpu", "desired": 1}]}]}
     assert "router" not in str(
         plan_invalid(FAULTS, replace(refused(), status=spoilt), NOW).status["conditions"]
