@@ -77,7 +77,7 @@ def test_nothing_is_touched_by(chat: Kubernetes, act: Callable[[Kubernetes], Non
     assert chat.is_ready()
 
 
-def test_changed_and_deleted_children_are_put_back(chat: Kubernetes) -> None:
+def test_changed_and_deleted_children_are_applied_again(chat: Kubernetes) -> None:
     service = chat.get(f"service/{NAME}")
     (decode,) = chat.get("statefulsets", f"--selector={SELECTOR},pdcluster.io/role=decode")["items"]
     name, pods = decode["metadata"]["name"], {pod["metadata"]["uid"] for pod in chat.pods()}

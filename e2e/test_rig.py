@@ -144,7 +144,7 @@ def test_process_of_another_program_or_cluster_is_not_taken_for_the_cluster(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as the cluster does")
-def test_cluster_ends_without_the_files_that_somebody_removed(
+def test_cluster_ends_without_the_files_that_a_user_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = Cluster(tmp_path / "gone")

@@ -1,10 +1,10 @@
 """Check the words of sources and docs: the field's words, as docs/glossary.md has them.
 
-Reports a private word where the field has one, in docstrings, comments, messages
-and texts; and a docstring, or a description of a CRD, that opens with a bare
-question word in place of a verb or a noun that names the thing.  Prints one line
-for each and exits 1 when there is one.  It reads words, not meaning: a sentence
-that it lets through may still be a bad one.
+Reports a private word where the field has one, in docstrings, comments, messages,
+names of tests and texts; and a docstring, or a description of a CRD, that opens
+with a bare question word in place of a verb or a noun that names the thing.
+Prints one line for each and exits 1 when there is one.  It reads words, not
+meaning: a sentence that it lets through may still be a bad one.
 
     check_words.py [PATH ...]
 """
@@ -81,10 +81,11 @@ def check_file(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         tree = ast.parse(text)
-        found = [*_private_words([*_comments(text), *_strings(tree)]), *_openings(tree)]
+        prose = [*_comments(text), *_strings(tree), *_test_names(tree)]
+        found = [*_private_words(prose), *_openings(tree)]
     else:
-        prose = _CODE.sub(lambda code: "x" * len(code.group()), text)
-        found = [*_private_words([(1, prose)]), *_descriptions(text)]
+        prose = [(1, _CODE.sub(lambda code: "x" * len(code.group()), text))]
+        found = [*_private_words(prose), *_descriptions(text)]
     return (f"{path}:{line}: {problem}" for line, problem in sorted(found))
 
 
@@ -117,6 +118,14 @@ def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
         value = node.value if isinstance(node, ast.Constant) else None
         if isinstance(value, str) and isinstance(node, ast.Constant) and " " in value.strip():
             yield node.lineno, value
+
+
+def _test_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Names of tests as sentences."""
+    for node in ast.walk(tree):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and node.name.startswith("test_"):
+            yield node.lineno, node.name.replace("_", " ")
 
 
 def _openings(tree: ast.AST) -> Iterator[tuple[int, str]]:

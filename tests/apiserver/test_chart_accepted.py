@@ -156,7 +156,7 @@ def test_rights_of_a_namespaced_install_end_there(
     assert_granted(control_plane, operator_of(namespace), expected)
 
 
-def test_people_with_the_role_edit_write_pdclusters(
+def test_users_with_the_role_edit_write_pdclusters(
     control_plane: ControlPlane, namespace: str, on_cluster: Helm
 ) -> None:
     on_cluster("install", RELEASE, str(CHART))

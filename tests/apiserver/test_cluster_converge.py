@@ -197,7 +197,7 @@ ADDITIONS = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-async def test_an_edit_by_hand_is_put_back(
+async def test_an_edit_by_hand_is_reverted(
     connection: Connection,
     owner: Body,
     control_plane: ControlPlane,
@@ -454,7 +454,7 @@ async def test_a_child_that_lost_our_labels_is_found_again(
         objects.scaler,
     ],
 )
-async def test_an_object_of_somebody_else_is_not_touched(
+async def test_an_object_of_another_owner_is_not_touched(
     connection: Connection,
     owner: Body,
     control_plane: ControlPlane,

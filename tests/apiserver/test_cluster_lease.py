@@ -183,7 +183,7 @@ async def test_a_candidate_without_rights_waits_and_says_why(
     assert 'User "no-rights" cannot get resource "leases"' in caplog.text
 
 
-async def test_a_leader_that_cannot_renew_has_lost_before_anybody_can_take_over(
+async def test_a_leader_that_cannot_renew_has_lost_before_another_can_take_over(
     own_plane: ControlPlane, caplog: pytest.LogCaptureFixture
 ):
     async with connected(own_plane.kubeconfig, LIMITS) as made:

@@ -85,7 +85,7 @@ def test_object_is_current_when_all_is_as_declared_and_not_before(clusters: Obje
     assert kstatus(clusters.get("chat")) == "InProgress"
 
 
-def test_object_that_needs_a_person_has_failed(clusters: Objects) -> None:
+def test_object_that_needs_a_user_has_failed(clusters: Objects) -> None:
     clusters.create(minimal())
     body = clusters.get("chat")
     wrong = minimal()

@@ -177,7 +177,7 @@ def test_a_pool_in_the_place_of_another_comes_before_the_other_goes(stage: Stage
     assert scene.condition("Serving")["status"] == "True"
 
 
-def test_a_selector_that_is_edited_in_a_roll_out_is_put_back_and_what_serves_stays(stage: Stage):
+def test_a_selector_that_is_edited_in_a_roll_out_is_reverted_and_what_serves_stays(stage: Stage):
     stage.start()
     old = stage.begin()
     pods = stage.pods_of(old)
@@ -191,7 +191,7 @@ def test_a_selector_that_is_edited_in_a_roll_out_is_put_back_and_what_serves_sta
     assert stage.served() == new
 
 
-def test_in_a_roll_out_what_serves_is_put_back_and_follows_its_scaler(stage: Stage):
+def test_in_a_roll_out_what_serves_is_reverted_and_follows_its_scaler(stage: Stage):
     stage.start()
     scene, old = stage.scene, stage.begin()
     stage.roll(old)

@@ -161,7 +161,7 @@ def test_one_worker_that_serves_may_be_evicted_while_others_drain(drained: Drain
     drained.await_evictions(1, min_available=1)
 
 
-def test_a_scale_up_takes_back_who_has_drained(drained: Drained):
+def test_a_scale_up_takes_back_workers_that_have_drained(drained: Drained):
     drained.workers.busy = {drained.pod(2)}
     pods = drained.scene.pods()
     drained.scale(1)

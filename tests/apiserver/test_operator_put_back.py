@@ -67,7 +67,7 @@ def no_more_nodes(scene: Scene, nodes: Nodes) -> Iterator[None]:
         ("Secret", "chat-pdc-tls"),
     ],
 )
-def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str):
+def test_a_child_deleted_by_hand_is_made_again(scene: Scene, kind: str, name: str):
     path = scene.path(kind, name.format(decode=scene.workload("decode")))
     before = scene.api.get(path)
     assert before is not None
@@ -107,7 +107,7 @@ def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str)
         ("NetworkPolicy", "chat-pdc", {"metadata": {"labels": {MANAGED_BY: "me"}}}),
     ],
 )
-def test_a_child_edited_by_hand_is_put_back_and_no_pod_is_lost(
+def test_a_child_edited_by_hand_is_reverted_and_no_pod_is_lost(
     scene: Scene, kind: str, name: str, edit: dict[str, Any]
 ):
     path = scene.path(kind, name.format(decode=scene.workload("decode")))
@@ -165,7 +165,7 @@ def test_what_is_added_to_a_child_by_hand_stays_and_no_pod_is_lost(
 
 # a worker that has started would drain first, and on a busy machine some would start
 @pytest.mark.usefixtures("no_more_nodes")
-def test_a_stateful_set_scaled_by_hand_is_put_back_to_what_the_scaler_says(scene: Scene):
+def test_a_stateful_set_scaled_by_hand_is_reverted_to_what_the_scaler_says(scene: Scene):
     path = scene.path("StatefulSet", scene.workload("decode"))
     scene.api.merge(path, {"spec": {"replicas": 4}})
     wait_for(
@@ -176,7 +176,7 @@ def test_a_stateful_set_scaled_by_hand_is_put_back_to_what_the_scaler_says(scene
     scene.await_condition("Ready", "True")
 
 
-def test_a_scaler_that_is_put_back_has_its_status_at_once(scene: Scene):
+def test_a_scaler_that_is_made_again_has_its_status_at_once(scene: Scene):
     path = scene.path("PDPoolScaler", "chat-decode-cpu")
     before = scene.api.get(path)
     assert before is not None

@@ -105,7 +105,7 @@ def test_headline_holds_ratios_and_own_numbers_to_their_limits() -> None:
     assert headline(results(hf=[measured(0.1)])) == ""
 
 
-def test_log_entry_leaves_the_verdict_to_a_person() -> None:
+def test_log_entry_leaves_the_verdict_to_its_author() -> None:
     entry = log_entry("the report")
 
     assert "\n**What it says:**\n" in entry

@@ -158,7 +158,7 @@ def test_argo_health(obj: dict[str, Any], status: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(conditions.NEEDS_ACTION))
-def test_every_reason_that_needs_a_person_is_degraded(reason: str) -> None:
+def test_every_reason_that_needs_a_user_is_degraded(reason: str) -> None:
     assert health(pdcluster(SERVING, condition(conditions.STALLED, "True", reason, "see it"))) == (
         "Degraded",
         f"{reason}: see it",

@@ -123,7 +123,7 @@ def test_every_rule_has_its_reason() -> None:
         assert all(reasons)
 
 
-def test_people_get_rights_through_the_roles_of_kubernetes() -> None:
+def test_users_get_rights_through_the_roles_of_kubernetes() -> None:
     roles = {
         role["metadata"]["name"].rpartition(":")[2]: role
         for role in of_kind(render(), "ClusterRole")

@@ -148,7 +148,7 @@ async def test_keys_of_others_are_refused(etcd: TlsEtcd, prefix: str) -> None:
     [(NAME, NAME), ("worker", "operator")],
     ids=["one user", "a user for each role"],
 )
-async def test_workers_register_and_hear_and_the_operator_commands_and_removes(
+async def test_workers_register_and_watch_and_the_operator_commands_and_removes(
     etcd: TlsEtcd, of_worker: str, of_operator: str
 ) -> None:
     command, endpoints, tls = (

@@ -35,6 +35,11 @@ def test_words_that_name_the_thing_pass(tmp_path: Path) -> None:
             '"""Pods."""\nx = "it was told"\n', '2: "told" is a private word', id="message"
         ),
         pytest.param('"""Pods."""\nx = f"{x} was told"\n', '2: "told" is a private', id="f-string"),
+        pytest.param(
+            '"""Pods."""\n\n\nasync def test_pods_are_put_back():\n    pass\n',
+            '4: "put back" is a private word',
+            id="name of a test",
+        ),
         pytest.param('"""Waits for\never."""\n', '1: "for ever" is a private word', id="two lines"),
         pytest.param(
             '"""Pods."""\n\n\ndef f() -> None:\n    """Why, by pod."""\n',

@@ -67,7 +67,7 @@ class Asker(threading.Thread):
 
 
 @pytest.mark.parametrize("begins", [False, True], ids=["before", "after"])
-def test_peer_that_never_gets_on_is_given_up(
+def test_peer_that_never_makes_progress_is_given_up(
     decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference, begins: bool
 ) -> None:
     """Before or after the first token; its server answers pings all the time."""

@@ -106,7 +106,7 @@ async def test_two_steps_are_promised_for_each_engine_that_lives(scene: Scene) -
     assert scene.granted() == ["e", "f"]
 
 
-async def test_nothing_is_promised_while_no_engine_gets_on(scene: Scene) -> None:
+async def test_nothing_is_promised_while_no_engine_makes_progress(scene: Scene) -> None:
     first, second = scene.engines
     first.client.stall("it has stalled")
     scene.node.on_stall(first, True)

@@ -119,7 +119,7 @@ async def test_pulse_fails_requests_of_a_stalled_engine_and_refuses_new_ones(sce
     assert scene.engine.inputs[-1] == Abort("r")  # an engine that recovers must not continue it
 
 
-async def test_pulse_of_an_engine_that_gets_on_again_serves_as_before(scene: Scene) -> None:
+async def test_pulse_of_an_engine_that_makes_progress_again_serves_as_before(scene: Scene) -> None:
     scene.answers = False
     await scene.look(6)
     scene.answers = True

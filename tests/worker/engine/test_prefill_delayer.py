@@ -291,7 +291,7 @@ def loop_of_two_ranks(max_delay_passes: int, passes: int) -> list[int]:
     return admitted
 
 
-def test_ranks_out_of_step_hold_each_other_up_for_ever_but_for_the_bound_s8() -> None:
+def test_ranks_out_of_step_hold_each_other_up_without_end_but_for_the_bound_s8() -> None:
     assert loop_of_two_ranks(max_delay_passes=10_000, passes=5_000) == []  # the feedback loop
 
     assert loop_of_two_ranks(max_delay_passes=5, passes=40) == [4, 14, 24, 34]  # each wait ends

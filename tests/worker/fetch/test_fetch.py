@@ -150,7 +150,7 @@ def test_a_token_is_presented(start: Start, hub: HubServer, target: Path, reposi
         ({"token": ""}, "it is private and no token (HF_TOKEN) is given"),
     ],
 )
-def test_what_a_person_must_look_at_ends_with_2(
+def test_what_a_user_must_look_at_ends_with_2(
     options: dict[str, str], reason: str, start: Start, hub: HubServer, target: Path
 ) -> None:
     hub.token = "hf_secret" if "token" in options else None

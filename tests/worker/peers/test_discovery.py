@@ -215,7 +215,7 @@ async def test_closed_worker_says_its_last_word_first(
     assert b.probed == []  # the record of a drained worker is believed
 
 
-async def test_record_that_someone_deleted_is_written_again(
+async def test_record_that_was_deleted_is_written_again(
     shared_etcd: Any, watcher: Any, eventually: Eventually
 ) -> None:
     a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")

@@ -76,7 +76,7 @@ async def test_a_value_that_is_no_dtype_is_refused_with_its_key(shared_etcd: Any
         await ask(shared_etcd, key, BROADWELL)
 
 
-async def test_an_etcd_that_came_back_empty_learns_the_dtype_from_who_runs(
+async def test_an_etcd_that_came_back_empty_learns_the_dtype_from_running_workers(
     own_etcd: Any, watcher: Any, eventually: Callable[..., Any]
 ) -> None:
     running = watcher(own_etcd.endpoint, "a", pinned={"/dtypes/r1": b"bfloat16"})

@@ -8,7 +8,7 @@ NAME = b"vllm:num_requests_kv_fetch_by_stage"
 
 
 @pytest.mark.parametrize("labels", [b"", b"{}", b'{engine="0"}', b'{stage="another"}'])
-def test_fetches_of_no_stage_that_is_known_are_passed_over(labels: bytes) -> None:
+def test_fetches_of_no_known_stage_are_ignored(labels: bytes) -> None:
     known = NAME + b'{engine="0",stage="waiting_to_start"} 2.0\n'
 
     assert read_numbers(NAME + labels + b" 7.0\n" + known).fetches_to_start == 2

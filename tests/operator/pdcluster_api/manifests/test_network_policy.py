@@ -85,7 +85,7 @@ def allows(peer: dict[str, Any], source: Peer) -> bool:
 
 
 @pytest.mark.parametrize(("source", "target", "port", "expected"), CASES)
-def test_port_is_open_to_whom_it_must_be(
+def test_port_is_open_to_the_pods_that_need_it(
     source: Peer, target: Peer, port: int, expected: bool
 ) -> None:
     assert is_open(source, target, port) is expected

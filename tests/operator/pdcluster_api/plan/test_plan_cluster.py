@@ -109,7 +109,7 @@ def test_scaling_up_in_a_roll_out_is_for_both_and_scaling_down_waits_for_the_swi
     }
 
 
-def test_in_a_roll_out_what_serves_is_put_back_when_it_is_scaled_down_by_hand():
+def test_in_a_roll_out_what_serves_is_reverted_when_it_is_scaled_down_by_hand():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 0)]
     plan = plan_cluster(NEXT, running(CLUSTER, workloads=live), NOW)
     assert sizes(plan)[("decode", "cpu", A)] == 2
@@ -129,7 +129,7 @@ def test_a_lower_replicas_that_comes_with_a_new_revision_takes_no_worker_from_wh
 
 
 @pytest.mark.parametrize("by_hand", [1, 9])
-def test_what_serves_on_is_put_back_when_it_is_scaled_by_hand(by_hand):
+def test_what_keeps_serving_is_reverted_when_it_is_scaled_by_hand(by_hand):
     smaller = make_cluster(decode=[pool(1)], engine=65)
     there = SimulatedCluster(broken={revision_of(smaller.spec)})
     there.settle(CLUSTER)
@@ -172,7 +172,7 @@ def test_a_pool_that_is_replaced_keeps_the_size_that_it_has():
 
 
 @pytest.mark.parametrize("by_hand", [1, 9])
-def test_a_pool_that_is_replaced_is_put_back_when_it_is_scaled_by_hand(by_hand):
+def test_a_pool_that_is_replaced_is_reverted_when_it_is_scaled_by_hand(by_hand):
     there = SimulatedCluster()
     there.settle(CLUSTER)
     there.broken.add(A)

@@ -10,7 +10,7 @@ from pdcluster_operator.queue.work_queue import WorkQueue
 KEY = Key("default", "chat")
 
 
-def test_a_process_that_gets_on_has_no_problem():
+def test_a_process_that_makes_progress_has_no_problem():
     progress, queue = Progress(resync_seconds=300.0, resynced=0.0), WorkQueue[Key]()
     queue.add(KEY, 899.0)
     assert progress.problems(queue, 900.0) == []

@@ -121,7 +121,7 @@ def test_while_it_goes_on_it_is_said_all_the_time_and_tried_once_in_a_window(
     assert tries == 2
 
 
-def test_it_is_over_when_nothing_has_had_to_be_put_back_for_some_time(
+def test_it_is_over_when_nothing_has_had_to_be_reverted_for_some_time(
     contested: Contested, clock: Clock
 ):
     write(contested, action())

@@ -184,7 +184,7 @@ async def test_what_was_seen_is_exported(clock: Clock):
         assert process.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") == 2
 
 
-async def test_of_who_is_on_its_way_out_only_the_queue_is_exported(clock: Clock):
+async def test_of_a_worker_on_its_way_out_only_the_queue_is_exported(clock: Clock):
     async with two_scraped(clock) as (process, second):
         process.windows.leave({"p-1"})
 

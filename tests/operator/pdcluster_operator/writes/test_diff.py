@@ -180,7 +180,7 @@ def test_diff_names_a_kind_that_has_no_rule():
         [{"kind": "PDCluster", "name": "other", "uid": "x"}],
     ],
 )
-def test_converge_refuses_an_object_of_somebody_else(references: list[Manifest]):
+def test_converge_refuses_an_object_of_another_owner(references: list[Manifest]):
     body = as_applied(objects.ingress_service(OWNER))
     body["metadata"]["ownerReferences"] = references
     assert verbs([objects.ingress_service(OWNER)], [body]) == [(Verb.REFUSE, "Service chat")]

@@ -112,7 +112,9 @@ def test_pools_that_come_and_go_are_marked(plan: Callable[..., Any]):
         ("Off", "Off", None),
     ],
 )
-def test_who_decides_the_sizes_is_said(mode: str, before: str, text: str | None, tmp_path: Path):
+def test_the_writer_that_decides_the_sizes_is_named(
+    mode: str, before: str, text: str | None, tmp_path: Path
+):
     for name, value in (("new", mode), ("old", before)):
         document = minimal()
         ratio, budget = {"min": 9 if name == "new" else 1}, {"total": 20}

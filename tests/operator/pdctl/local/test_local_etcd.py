@@ -75,7 +75,7 @@ async def test_records_are_read_by_pod_and_strangers_ignored(endpoint: str) -> N
     }
 
 
-async def test_a_dead_endpoint_is_passed_over(endpoint: str) -> None:
+async def test_a_dead_endpoint_is_skipped(endpoint: str) -> None:
     dead = f"127.0.0.1:{free_port()}"
 
     assert await read_workers([dead, endpoint], PREFIX) == {}

@@ -57,7 +57,7 @@ def test_a_shared_prefix_cache_is_policy_too(
     assert said == ["policy updated"]
 
 
-def test_an_edit_of_who_may_call_the_api_and_of_its_limits_is_taken(
+def test_an_edit_of_the_callers_of_the_api_and_of_its_limits_is_taken(
     watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any], write_document: Write
 ) -> None:
     watcher, target, said = watched

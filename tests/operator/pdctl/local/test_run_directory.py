@@ -86,7 +86,7 @@ def test_cores_are_limited_by_the_cgroup(
     assert available_cores(tmp_path) == (limit or len(os.sched_getaffinity(0)))
 
 
-def test_port_is_free_until_somebody_listens() -> None:
+def test_port_is_free_until_a_process_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert not port_is_free(port)

@@ -163,7 +163,7 @@ def test_blue_green_needs_a_second_set_of_accelerators():
     assert [each.extra for each in found.accelerators] == [4, 8]
 
 
-def test_recreate_needs_none_besides():
+def test_recreate_needs_none_beside_them():
     old = make_cluster(prefill=[pool(4, **B200)], strategy="Recreate")
     new = make_cluster(prefill=[pool(5, **B200)], strategy="Recreate", engine=32)
 

@@ -82,7 +82,7 @@ async def test_broker_takes_the_first_grant_when_none_had_room(
     assert first.released == ["r"]
 
 
-async def test_broker_does_not_wait_for_ever_for_a_silent_worker(
+async def test_broker_does_not_wait_without_end_for_a_silent_worker(
     settle: Callable[[], Awaitable[None]],
 ) -> None:
     silent, quick = RecordingPeer("a"), RecordingPeer("b")

@@ -39,7 +39,7 @@ def test_patience_is_longer_by_the_longest_step_of_that_engine() -> None:
     assert Waiting(Load(progress=7, longest_step_seconds=10.0)).seconds(60) == 16
 
 
-def test_patience_lasts_while_that_engine_gets_on_with_whatever() -> None:
+def test_patience_lasts_while_that_engine_makes_any_progress() -> None:
     """A long queue there: steps for others count."""
     waiting = Waiting(Load())
     for progress in range(100):

@@ -98,7 +98,7 @@ def counted(worker: Worker, name: str, **labels: str) -> float:
     return worker.metrics.registry.get_sample_value(f"pdcluster_qos_{name}_total", labels) or 0.0
 
 
-async def test_low_priority_is_refused_before_the_engine_hears_of_it(
+async def test_low_priority_is_refused_before_the_engine_gets_it(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
 ) -> None:
     """[O6]: others are taken at the same moment."""

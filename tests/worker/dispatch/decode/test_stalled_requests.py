@@ -146,7 +146,7 @@ async def test_forced_prefill_without_progress_is_a_clear_error(
     )
 
 
-async def test_prefill_worker_that_says_it_stands_still_counts_as_stalled(
+async def test_prefill_worker_that_reports_a_stall_counts_as_stalled(
     dispatcher: DecodeDispatcher, peer: SilentPeer, worker: Worker
 ) -> None:
     peer.replies = [STALLED]

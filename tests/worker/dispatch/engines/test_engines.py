@@ -204,7 +204,7 @@ async def test_record_of_a_worker_with_one_engine_names_no_engines() -> None:
     assert Scene(1).engines.records() == []
 
 
-async def test_worker_whose_engines_all_stand_still_is_stalled(scene: Scene) -> None:
+async def test_worker_whose_engines_are_all_stalled_is_stalled(scene: Scene) -> None:
     scene.clients[0].stall("it has stalled")
     assert (scene.worker.load().state, scene.worker.takes_new) == ("ready", True)
 

@@ -87,7 +87,7 @@ async def door(tls: TLSConfig) -> AsyncIterator[HeadDoor]:
     await door.close()
 
 
-async def test_engine_of_the_cluster_hears_what_to_compute_in(
+async def test_engine_of_the_cluster_gets_the_dtype_to_compute_in(
     door: HeadDoor, tls: TLSConfig
 ) -> None:
     line = await Line.open(door, client_context(tls))
@@ -96,7 +96,7 @@ async def test_engine_of_the_cluster_hears_what_to_compute_in(
     line.writer.close()
 
 
-async def test_engine_that_loads_hears_of_its_head(
+async def test_engine_that_loads_gets_signs_of_life_of_its_head(
     door: HeadDoor, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes a head that says nothing for one that is gone, and a large model loads

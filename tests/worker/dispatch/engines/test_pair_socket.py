@@ -48,7 +48,7 @@ async def test_frames_go_both_ways_in_order_however_many_come_at_once(ends) -> N
     assert [theirs.recv() for _ in frames] == frames
 
 
-async def test_a_waiting_receiver_hears_of_a_frame_that_comes_later(ends) -> None:
+async def test_a_waiting_receiver_gets_a_frame_that_comes_later(ends) -> None:
     ours = ends.ours
     theirs = ends.connect()
     for number in range(3):

@@ -125,7 +125,7 @@ def test_longest_step_is_forgotten_after_an_hour_but_that_of_the_warm_up_is_not(
     assert longest.seconds == 3.0
 
 
-def test_watch_idle_engine_that_answers_is_well_for_ever() -> None:
+def test_watch_idle_engine_that_answers_stays_well() -> None:
     assert set(Watched().answered([Pong(7, IDLE)] * 100)) == {"well"}
 
 
@@ -137,7 +137,7 @@ def test_watch_engine_that_answers_with_work_and_makes_no_step_stalls() -> None:
     assert (first, second) == (["well"] * 3, ["well", "stalled", "stalled"])
 
 
-def test_watch_engine_that_makes_steps_is_well_for_ever() -> None:
+def test_watch_engine_that_makes_steps_stays_well() -> None:
     assert set(Watched().answered([Pong(steps, BUSY) for steps in range(100)])) == {"well"}
 
 
@@ -148,7 +148,7 @@ def test_watch_statistics_count_as_steps() -> None:
         watched.watch.on_stats(steps_of(num_steps=number))
 
 
-def test_watch_engine_that_gets_on_again_is_well() -> None:
+def test_watch_engine_that_makes_progress_again_is_well() -> None:
     watched = Watched()
     watched.looks(6)
 

@@ -139,7 +139,7 @@ async def test_moving_that_is_off_ends_in_an_error(worker: Worker, engine: Scrip
     assert counted(worker) == {("lost", "refused"): 1}
 
 
-async def test_move_without_anyone_left_is_a_clean_error(
+async def test_move_without_a_worker_left_is_a_clean_error(
     worker: Worker, engine: ScriptedEngine
 ) -> None:
     ingress = ingress_of(worker, engine, Model("a", ends_after=1))

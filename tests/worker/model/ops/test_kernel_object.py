@@ -71,7 +71,7 @@ def test_without_objects_there_is_a_reason(tmp_path):
     assert "no C compiler was found" in found.reason
 
 
-def test_an_object_that_cannot_be_loaded_is_passed_over(tmp_path):
+def test_an_object_that_cannot_be_loaded_is_skipped(tmp_path):
     (tmp_path / "amx.so").write_bytes(b"not an object")
     (tmp_path / "plain.so").write_bytes(b"nor this one")
     found = load_kernels("", cpu_flags(), tmp_path)

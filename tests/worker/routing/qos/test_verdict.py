@@ -204,7 +204,7 @@ def test_retry_after_is_whole_seconds_within_bounds(seconds: float | None, expec
         (5, 150, 0.5, 0.1, 5.0),
     ],
 )
-def test_a_full_queue_has_room_again_at_the_pace_of_late(
+def test_a_full_queue_has_room_again_at_its_recent_pace(
     num_queued: int,
     num_tokens: int,
     rate: float,

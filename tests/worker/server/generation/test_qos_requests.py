@@ -61,7 +61,7 @@ async def test_priority_is_a_name_or_a_number(rig, http, asked, number):
         ({"pdcluster": {"ttft_slo_ms": "fast"}}, "pdcluster.ttft_slo_ms", "valid number"),
     ],
 )
-async def test_wrong_wishes_are_refused_with_the_field_and_the_limit(
+async def test_wrong_values_are_refused_with_the_field_and_the_limit(
     rig, http, fields, param, words
 ):
     response = await http.post(CHAT, json=BODY | fields)

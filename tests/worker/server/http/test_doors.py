@@ -356,7 +356,7 @@ async def test_a_body_that_drips_ends_the_connection(door, connect):
     assert await client.sends_until_closed(b" ")
 
 
-async def test_an_offer_to_upgrade_is_passed_over_and_the_body_is_read(door, connect):
+async def test_an_offer_to_upgrade_is_ignored_and_the_body_is_read(door, connect):
     """As the JDK's client offers HTTP/2 with its first request."""
     client = await connect(await door())
     offer = (

@@ -93,7 +93,7 @@ def test_workers_that_no_node_takes_go_first():
     ]
 
 
-def test_a_pool_without_capacity_is_passed_over():
+def test_a_pool_without_capacity_is_left_out():
     assert moves(replace(CHEAP, is_open=False), DEAR, to={"prefill": 5}) == ["prefill/dear +1"]
     assert moves(replace(CHEAP, is_open=False), to={"prefill": 5}) == []
 

@@ -111,5 +111,5 @@ def test_the_newest_decision_stands_first_and_what_cannot_be_read_is_dropped():
         {**write_record(Decision({}, at=AT)), "steps": [{}]},
     ],
 )
-def test_what_somebody_else_wrote_is_no_record(entry: object):
+def test_what_another_writer_wrote_is_no_record(entry: object):
     assert read_record(entry) is None

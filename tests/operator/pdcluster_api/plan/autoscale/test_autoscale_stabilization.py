@@ -204,7 +204,7 @@ def test_what_is_remembered_stays_small(window: int):
     st.lists(st.tuples(st.floats(1.0, 40.0), st.integers(0, 8)), min_size=1, max_size=60),
     st.sampled_from([0, 10, 100]),
 )
-def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(
+def test_what_is_remembered_lets_through_no_more_than_all_recommendations_of_the_window(
     given: list[tuple[float, int]], window: int
 ):
     """Against the rule on the whole history: all went one way for the window, and none went less

@@ -180,7 +180,7 @@ def test_without_an_answer_no_worker_goes_that_may_serve(known: WorkerRecords | 
 
 
 @pytest.mark.parametrize("known", [ALL_READY, AWAY], ids=["answers", "away"])
-def test_a_time_limit_cuts_and_says_whom(known: WorkerRecords):
+def test_a_time_limit_cuts_and_names_the_workers(known: WorkerRecords):
     late = replace(known, asked=dict.fromkeys(NAMES, 60.0))
     assert plan_shrink(2, four(), late, 61).cut == ()
     assert plan_shrink(2, four(), late, 60) == Shrink(
@@ -188,7 +188,7 @@ def test_a_time_limit_cuts_and_says_whom(known: WorkerRecords):
     )
 
 
-def test_only_who_goes_is_cut():
+def test_only_workers_that_go_are_cut():
     known = replace(ALL_READY, asked={NAMES[2]: 60.0})
     assert plan_shrink(2, four(), known, 60) == Shrink(
         4, frozenset(NAMES[2:4]), draining=(NAMES[3],)
@@ -220,11 +220,11 @@ def test_a_worker_about_to_end_keeps_its_command_before_the_watch_says_that_it_e
 
 
 @pytest.mark.parametrize("desired", [0, 2, 3])
-def test_a_size_that_was_lowered_by_hand_is_put_back_at_once(desired: int):
+def test_a_size_that_was_lowered_by_hand_is_reverted_at_once(desired: int):
     assert plan_shrink(4, there(worker(0), worker(1), desired=desired), None, None) == Shrink(4)
 
 
-def test_a_size_that_was_raised_by_hand_is_put_back_while_the_new_pods_are_not_ready():
+def test_a_size_that_was_raised_by_hand_is_reverted_while_the_new_pods_are_not_ready():
     assert plan_shrink(
         4, there(*four().pods, worker(4, ready=False), desired=6), ALL_READY, None
     ) == Shrink(4)
@@ -369,7 +369,7 @@ def decode_of(known: WorkerRecords | None) -> tuple[int, dict[str, Any]]:
     return sizes["decode"], dict(condition_of(plan.status, "DecodeReady"))
 
 
-def test_the_condition_names_who_drains_and_what_holds():
+def test_the_condition_names_draining_workers_and_what_holds_them():
     replicas, condition = decode_of(WorkerRecords())
     assert (replicas, condition["status"], condition["reason"]) == (4, "True", "Scaling")
     assert (

@@ -103,7 +103,7 @@ BOTH = {("prefill", A): 1, ("decode", A): 2, ("prefill", B): 1, ("decode", B): 2
 GIVEN_BACK = {("prefill", A): 1, ("decode", A): 2, ("prefill", B): 0, ("decode", B): 0}
 
 
-def test_a_revision_that_does_not_come_forward_is_scaled_to_0_and_the_old_one_serves_on() -> None:
+def test_a_revision_that_makes_no_progress_is_scaled_to_0_and_the_old_one_keeps_serving() -> None:
     story = Story()
     assert story.look(10) == words.ROLLING_OUT
     assert story.plan is not None
@@ -447,7 +447,7 @@ def test_recreate_comes_forward_as_the_old_end_and_has_nothing_to_go_back_to() -
     assert story.sizes == {("prefill", B): 1, ("decode", B): 2}
 
 
-def test_the_clock_stands_while_a_name_that_it_needs_is_somebody_elses() -> None:
+def test_the_clock_stands_while_a_name_that_it_needs_is_taken() -> None:
     story = Story()
     assert story.look(0, failures=(TAKEN,)) == words.NAME_TAKEN
     assert story.look(9 * DEADLINE // 2, failures=(TAKEN,)) == words.NAME_TAKEN

@@ -291,7 +291,7 @@ def test_pods_of_a_pool_that_came_back_with_another_type_count_by_theirs() -> No
     assert (facts["cpu of H100"].gpu, facts["cpu of H100"].current) == ("H100", 3)
 
 
-def test_what_leaves_counts_at_the_size_to_which_it_is_put_back() -> None:
+def test_what_leaves_counts_at_the_size_to_which_it_is_reverted() -> None:
     cluster = budgeted(decode=[pool(1)], total=7)
     target = revision_of(cluster.spec)
     before = of_size(target, ("decode", "before"), 1)

@@ -202,7 +202,7 @@ def test_a_scale_by_another_writer_is_reverted_with_an_event() -> None:
     )
 
 
-def test_a_scaler_that_somebody_scaled_before_and_that_only_has_to_follow_is_no_news() -> None:
+def test_a_scaler_that_another_writer_scaled_and_that_only_has_to_follow_makes_no_event() -> None:
     cluster = scaled_cluster()
     scalers = [
         ScalerState("prefill", "cpu", 1, 1),

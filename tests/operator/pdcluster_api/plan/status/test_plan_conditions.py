@@ -404,7 +404,7 @@ def test_a_roll_out_under_way():
     assert (status["revision"], status["servingRevision"]) == (NEXT_REVISION, REVISION)
 
 
-def test_a_roll_out_that_fails_says_why_and_who_serves():
+def test_a_roll_out_that_fails_says_why_and_what_serves():
     pods = (
         failing_pod(
             identity(NEXT_REVISION), 0, words.CONFIGURATION_REFUSED, "num_blocks: too many"
@@ -534,7 +534,7 @@ def test_messages_are_bounded():
     assert len(words_of(status, words.READY)[2]) == MAX_MESSAGE
 
 
-def test_an_unknown_reason_is_one_that_a_person_looks_at():
+def test_an_unknown_reason_is_one_that_a_user_looks_at():
     assert rank("SomethingNew") == rank(words.APPLY_FAILED)
     assert rank(words.FORBIDDEN) < rank(words.UNSCHEDULABLE) < rank(words.STARTING)
 

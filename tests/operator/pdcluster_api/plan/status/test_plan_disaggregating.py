@@ -259,7 +259,7 @@ def test_none_and_all_are_said_only_where_they_are_so():
         {"remoteShare": "1e9%"},
     ],
 )
-def test_figures_that_somebody_else_wrote_are_passed_over(junk: Any):
+def test_figures_that_another_writer_wrote_are_ignored(junk: Any):
     assert figures(observed(d_0=busy(10, 0.5), p_0=sending(7)), {"disaggregation": junk}) == {
         "transport": "tcp",
         "remoteShare": "50%",

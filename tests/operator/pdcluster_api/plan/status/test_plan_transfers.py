@@ -346,7 +346,7 @@ def test_mixed_workers_have_no_such_condition():
         },
     ],
 )
-def test_a_status_that_was_written_by_hand_is_passed_over(junk: Any):
+def test_a_status_that_was_written_by_hand_is_ignored(junk: Any):
     plan = planned(observed(status={"transfers": junk}))
 
     assert len(plan.verify) == 1
