@@ -201,8 +201,8 @@ def table(slos: Sequence[Slo], rows: Mapping[str, Row], sizes: Sizes) -> list[st
     """Both tables, as lines."""
     heads = [f"{slo.name}, {1e3 * slo.seconds:.0f} ms" for slo in slos]
     lines = [
-        f"- {sizes.load.told(sizes.least_requests)}, more where they take under {sizes.seconds:g} "
-        "s; "
+        f"- {sizes.load.in_words(sizes.least_requests)}, more where they take under "
+        f"{sizes.seconds:g} s; "
         f"SLOs are {STRICT} and {RELAXED} times a decode step",
         "",
         f"| scheduler | as in | {' | '.join(f'{head}: requests/s' for head in heads)} |",

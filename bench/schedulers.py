@@ -70,7 +70,7 @@ def main() -> int:
     bench = Bench(options.threads)
     print(
         f"threads {options.threads}, {bench.dtype}, SLO {options.slo:g} ms, "
-        f"{LOAD.told(options.requests)}"
+        f"{LOAD.in_words(options.requests)}"
     )
     panels = [bench.latencies(names, options)]
     if options.plot is not None:

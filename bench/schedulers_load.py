@@ -23,7 +23,7 @@ class Load:
     long: tuple[int, int] = (1536, 16)
     long_every: int = 3
 
-    def told(self, count: int) -> str:
+    def in_words(self, count: int) -> str:
         """In words."""
         (chat_in, chat_out), (long_in, long_out) = self.chat, self.long
         sizes = (

@@ -59,10 +59,10 @@ async def read_registered(
     reads = rpc.TxnRequest(
         success=[rpc.RequestOp(request_range=below(prefix)) for prefix in prefixes]
     )
-    told, written = (
+    commanded, written = (
         found.response_range.kvs for found in (await _transact(endpoints, tls, reads)).responses
     )
-    commands = {_key_of(item).removeprefix(prefixes[0]): _since(item.value) for item in told}
+    commands = {_key_of(item).removeprefix(prefixes[0]): _since(item.value) for item in commanded}
     records: dict[str, StoredRecord] = {}
     for item in written:
         _, _, place = _key_of(item).removeprefix(prefixes[1]).partition("/")
@@ -84,7 +84,7 @@ async def write_commands(
 
     Raises EtcdUnreachableError.
     """
-    told = [
+    given = [
         rpc.RequestOp(
             request_put=rpc.PutRequest(
                 key=_key(namespace, name, pod),
@@ -97,7 +97,7 @@ async def write_commands(
         rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=_key(namespace, name, pod)))
         for pod in sorted(set(serve) - set(drain))
     ]
-    operations = [*withdrawn, *told]
+    operations = [*withdrawn, *given]
     for start in range(0, len(operations), MAX_OPERATIONS):
         await _transact(
             endpoints, tls, rpc.TxnRequest(success=operations[start : start + MAX_OPERATIONS])

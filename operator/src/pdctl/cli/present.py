@@ -40,7 +40,9 @@ def _in_the_way(body: Mapping[str, Any]) -> list[str]:
     messages.
     """
     conditions = Previous(_section(body, "status")).conditions()
-    told = [each for each in conditions if each.get("type") in words.AUTOSCALING and _is_true(each)]
+    of_scaling = [
+        each for each in conditions if each.get("type") in words.AUTOSCALING and _is_true(each)
+    ]
     below = [
         each
         for each in conditions
@@ -52,7 +54,7 @@ def _in_the_way(body: Mapping[str, Any]) -> list[str]:
     given_up = [each for each in stalled if each.get("reason") == words.PROGRESS_DEADLINE_EXCEEDED]
     return [
         line
-        for each in (*told, *given_up, *(below or ([] if given_up else stalled)))
+        for each in (*of_scaling, *given_up, *(below or ([] if given_up else stalled)))
         for line in _condition(each)
     ]
 

@@ -78,17 +78,17 @@ def render_why(body: Body, last: int, now: datetime) -> str:
     """
     written = _section(body, "status", "autoscaling")
     mode = _section(body, "spec", "autoscale").get("mode") or written.get("mode")
-    told = list(_told(written))
+    decisions = list(_decisions(written))
     name = str(_section(body, "metadata").get("name", "this cluster"))
-    if not told:
+    if not decisions:
         raise StartError(
             "\n".join([_nothing(name, mode), *present_lines(body, (), now)]), exit_code=1
         )
-    present = present_lines(body, [record for record, _ in told], now)
-    blocks = ["\n".join(record_lines(name, manner, record)) for record, manner in told[:last]]
-    more = len(told) - last
+    present = present_lines(body, [record for record, _ in decisions], now)
+    blocks = ["\n".join(record_lines(name, manner, record)) for record, manner in decisions[:last]]
+    more = len(decisions) - last
     hint = (
-        [f"{more} earlier {'decision' if more == 1 else 'decisions'}: --last {len(told)}"]
+        [f"{more} earlier {'decision' if more == 1 else 'decisions'}: --last {len(decisions)}"]
         if more > 0
         else []
     )
@@ -101,7 +101,7 @@ def render_why(body: Body, last: int, now: datetime) -> str:
     )
 
 
-def _told(written: Body) -> Iterator[tuple[Decision, object]]:
+def _decisions(written: Body) -> Iterator[tuple[Decision, object]]:
     """Decisions with the mode that they were taken in, the newest first; None = not known."""
     entries = written.get("lastDecisions")
     for number, entry in enumerate(entries if isinstance(entries, list) else []):

@@ -18,7 +18,7 @@ from pdctl.local.processes import Launch, kill_session, last_lines, spawn
 
 Phase = Literal["running", "draining", "waiting", "failed", "stopped"]
 Report = Callable[[str], None]
-_TOLD_LINES = 3
+_LAST_LINES = 3
 RESTART = Backoff(first=1.0, most=30.0)
 HEALTHY_SECONDS = 60.0  # a life this long is not part of a crash loop
 
@@ -132,9 +132,9 @@ class Keeper:
                 os.kill(self.pid, signal.SIGTERM)
 
     def _last_words(self) -> str:
-        lines = last_lines(self.launch.log, _TOLD_LINES)
-        told = "\n    ".join(["last lines of its log:", *lines]) if lines else "its log is empty"
-        return f"{told}\n    ({self.launch.log})"
+        lines = last_lines(self.launch.log, _LAST_LINES)
+        words = "\n    ".join(["last lines of its log:", *lines]) if lines else "its log is empty"
+        return f"{words}\n    ({self.launch.log})"
 
 
 def describe_exit(code: int) -> str:

@@ -30,7 +30,7 @@ class TogetherNews:
 
     def __init__(self, cluster: PDCluster, say: Callable[[str], None]) -> None:
         self._cluster, self._say = cluster, say
-        self._told: str | None = None
+        self._reported: str | None = None
 
     def show(self, rows: Sequence[Row]) -> None:
         """Look at all workers, after a change."""
@@ -38,8 +38,8 @@ class TogetherNews:
         if found is None or found["status"] == "Unknown":
             return
         reason = found["reason"] if found["status"] == "False" else None
-        if reason != self._told:
-            self._told = reason
+        if reason != self._reported:
+            self._reported = reason
             self._say(f"{self._cluster.metadata.name}: {found['message']}")
 
 

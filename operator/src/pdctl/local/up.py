@@ -242,11 +242,11 @@ def _listen_to_signals() -> _Signals:
     """SIGINT and SIGTERM: the first stops, any later one hurries."""
     signals = _Signals(asyncio.Event(), asyncio.Event())
 
-    def told() -> None:
+    def on_signal() -> None:
         (signals.hurry if signals.stop.is_set() else signals.stop).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return signals
 
 

@@ -167,10 +167,10 @@ class Inbox:
     def _new_slice(self, receiving: IncomingEpoch, heads: range) -> IncomingSlice | str:
         held = self._memory.heads
         if not held.start <= heads.start < heads.stop <= held.stop:
-            return f"heads {_told(heads)} are not held here: {_told(held)} are"
+            return f"heads {_in_words(heads)} are not held here: {_in_words(held)} are"
         for other in receiving.arriving:
             if heads.start < other.stop and other.start < heads.stop:
-                return f"heads {_told(heads)} come as {_told(other)} in this transfer"
+                return f"heads {_in_words(heads)} come as {_in_words(other)} in this transfer"
         return IncomingSlice(receiving, heads)
 
     def _finish(self, receiving: IncomingEpoch) -> None:
@@ -194,7 +194,7 @@ def _checksum_of(arriving: IncomingSlice) -> int:
     return checksum.value
 
 
-def _told(heads: range) -> str:
+def _in_words(heads: range) -> str:
     return f"{heads.start} to {heads.stop - 1}"
 
 

@@ -12,7 +12,9 @@ from pdcluster_api.plan.result import Event
 from pdcluster_api.plan.rollout.progress import FIELD
 from pdcluster_api.schema import conditions as words
 
-_TOLD_ELSEWHERE = frozenset({words.SCALING, words.ROLLING_OUT, words.PROGRESS_DEADLINE_EXCEEDED})
+_REPORTED_ELSEWHERE = frozenset(
+    {words.SCALING, words.ROLLING_OUT, words.PROGRESS_DEADLINE_EXCEEDED}
+)
 """Reasons that have an event of their own."""
 
 _PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
@@ -91,7 +93,7 @@ def _ready(old: Previous, new: Previous) -> Iterator[Event]:
     elif reason in _PASSING:
         if was_ready:
             yield Event(reason, message)
-    elif reason not in _TOLD_ELSEWHERE and reason != old.reason(words.READY):
+    elif reason not in _REPORTED_ELSEWHERE and reason != old.reason(words.READY):
         yield Event(reason, message, warning=True)
 
 
