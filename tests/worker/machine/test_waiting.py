@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pdcluster_worker.machine import waiting
-from pdcluster_worker.machine.waiting import own_cores, spins, wait_environment
+from pdcluster_worker.machine.waiting import own_cores, spins, spins_of, wait_environment
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,18 @@ def test_what_is_set_already_is_kept(monkeypatch):
     assert wait_environment(2, own) == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
     assert wait_environment(2, {}) == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert wait_environment(2, {**own, "OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "7"}) == {}
+
+
+def test_threads_that_may_be_lent_spin(monkeypatch):
+    monkeypatch.setattr(waiting, "process_limits", list)
+    monkeypatch.setattr(waiting, "process_request", lambda: 0.0)
+    lent = {"PDCLUSTER_OWN_CORES": "1", "PDCLUSTER_SHARED_CORES": "{}"}
+    assert wait_environment(1, lent) == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
+
+
+def test_our_own_waits_spin_as_long_as_those_of_openmp():
+    assert spins_of({"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "300"}) == 300
+    assert spins_of({"OMP_WAIT_POLICY": "PASSIVE"}) == spins_of({"GOMP_SPINCOUNT": "x"}) == 0
 
 
 def test_the_decision_needs_no_torch():

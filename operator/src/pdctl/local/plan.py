@@ -5,6 +5,7 @@ etcd endpoints are for `local.site` to fill in; Kubernetes workloads are planned
 the same spec elsewhere.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdcluster_api.errors import Fault, InvalidObjectError
@@ -13,8 +14,24 @@ from pdcluster_api.schema.names import process_name
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.sections import ROUTER, PoolSpec
+from pdcluster_api.schema.stock_engine import VLLM
+
+Slot = tuple[str, PoolSpec, int]
+"""Role, pool and ordinal of a worker."""
 
 MAX_PROCESSES = 64  # each loads the model again; more is a slip of the pen rather than a machine
+
+
+@dataclass(frozen=True)
+class SharedCores:
+    """A worker's place among those that lend each other their cores while they are idle.
+
+    place: in `threads`, which are each one's own.  cores: of all of them together.
+    """
+
+    place: int
+    threads: tuple[int, ...]
+    cores: int
 
 
 @dataclass(frozen=True)
@@ -22,6 +39,7 @@ class ProcessSpec:
     """One worker process.  http_port 0 = any free port; gRPC and KV ports are always any free port.
 
     owns_cores: its threads have cores that no other worker's threads are planned on.
+    shared_cores: None where it always has its own threads.
     """
 
     name: str
@@ -31,6 +49,7 @@ class ProcessSpec:
     engine: EngineSpec
     http_port: int
     owns_cores: bool
+    shared_cores: SharedCores | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,7 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
         for slot in slots
     }
     owns_cores = sum(engine.threads for engine in engines.values()) <= cores
+    shared = _shared_cores(cluster, engines, cores) if owns_cores else {}
     processes = {
         slot: ProcessSpec(
             name=process_name(cluster.metadata.name, slot[0], slot[1].name, slot[2]),
@@ -71,6 +91,7 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
             engine=engines[slot],
             http_port=port if slot == first_ingress else 0,
             owns_cores=owns_cores,
+            shared_cores=shared.get(slot),
         )
         for slot in slots
     }
@@ -86,6 +107,31 @@ def _with_threads(engine: EngineSpec, share: int) -> EngineSpec:
     a router's, which computes nothing.
     """
     return engine if engine.threads or not share else engine.model_copy(update={"threads": share})
+
+
+def _shared_cores(
+    cluster: PDCluster, engines: Mapping[Slot, EngineSpec], cores: int
+) -> dict[Slot, SharedCores]:
+    """Places of the workers that share cores: those with one engine of ours, of one process, whose
+    spec leaves the number of threads to us.
+    """
+    sharing = {
+        slot: engine.threads
+        for slot, engine in engines.items()
+        if slot[0] != ROUTER and _may_share(cluster.spec.engine_of(slot[0]))
+    }
+    fixed = sum(engine.threads for slot, engine in engines.items() if slot not in sharing)
+    threads = tuple(sharing.values())
+    return {slot: SharedCores(place, threads, cores - fixed) for place, slot in enumerate(sharing)}
+
+
+def _may_share(engine: EngineSpec) -> bool:
+    processes = (
+        engine.tensor_parallel_size,
+        engine.pipeline_parallel_size,
+        engine.data_parallel_size,
+    )
+    return engine.type != VLLM and not engine.threads and processes == (1, 1, 1)
 
 
 def _check_runs_here(cluster: PDCluster) -> None:

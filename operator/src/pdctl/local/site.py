@@ -1,6 +1,7 @@
 """Write what the worker processes of one run read, and say how each is started."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pdcluster_api.manifests.vllm import IN_CONTAINER
@@ -53,8 +54,17 @@ def write_process(cluster: PDCluster, process: ProcessSpec, site: Site) -> Launc
             "POD_IP": LOOPBACK,
             "PYTHONUNBUFFERED": "1",
             "PDCLUSTER_OWN_CORES": str(process.engine.threads if process.owns_cores else 0),
+            **_shared_cores(process, site),
         },
     )
+
+
+def _shared_cores(process: ProcessSpec, site: Site) -> dict[str, str]:
+    """What an engine needs to lend its cores to others of this run (docs/design/lent-cores.md)."""
+    if process.shared_cores is None:
+        return {}
+    place = {"path": str(site.run.path / "cores"), **asdict(process.shared_cores)}
+    return {"PDCLUSTER_SHARED_CORES": json.dumps(place)}
 
 
 def _worker_site(process: ProcessSpec, site: Site) -> WorkerSite:

@@ -1,5 +1,6 @@
 """The plan of one machine."""
 
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -61,6 +62,32 @@ def test_processes_own_their_cores_where_all_threads_have_one(
 
     assert [p.engine.threads for p in plan.processes] == [3, 3, 2, 2]
     assert {p.owns_cores for p in plan.processes} == {owned}
+
+
+def shares(document: dict[str, Any], cores: int) -> list[tuple[int, tuple[int, ...], int] | None]:
+    """Place, threads and cores of each process."""
+    processes = plan_local(parse(document), cores=cores, port=0).processes
+    return [shared and astuple(shared) for shared in (p.shared_cores for p in processes)]
+
+
+def test_workers_of_a_machine_share_its_cores(document: dict[str, Any]) -> None:
+    assert shares(document, 2) == [(0, (1, 1), 2), (1, (1, 1), 2)]
+    assert shares(document, 5) == [(0, (2, 2), 5), (1, (2, 2), 5)]
+    assert shares(document, 1) == [None, None]  # they share one already
+
+
+def test_workers_whose_threads_the_file_gives_share_nothing(document: dict[str, Any]) -> None:
+    assert shares(two_by_two(document), 10) == [None, None, (0, (2, 2), 4), (1, (2, 2), 4)]
+
+
+@pytest.mark.parametrize(
+    "engine", [{"dataParallelSize": 2}, {"tensorParallelSize": 2}, {"pipelineParallelSize": 2}]
+)
+def test_engines_of_several_processes_share_nothing(
+    document: dict[str, Any], engine: dict[str, Any]
+) -> None:
+    document["spec"]["roles"]["prefill"]["engine"] = engine
+    assert shares(document, 8) == [None, (0, (4,), 4)]
 
 
 def test_plan_refuses_gpus_and_a_cluster_without_ingress(document: dict[str, Any]) -> None:

@@ -2,11 +2,14 @@
 threads.
 """
 
+import ctypes
 import math
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -80,6 +83,65 @@ def test_layers_by_one_call_have_the_bits_of_layer_by_layer(
         ops.run_layers(hidden, step.plan, layers, step.rotation)
         assert torch.equal(hidden, expected)
         assert torch.equal(step.cache.nan_to_num(), alone.cache.nan_to_num())
+
+
+@pytest.fixture
+def bound(kernels):
+    """The number of threads that the kernels keep to, which a test may change at any time."""
+    number = ctypes.c_int32(3)
+    kernels.library.bound(ctypes.c_void_p(ctypes.addressof(number)))
+    yield number
+    kernels.library.bound(None)
+
+
+@pytest.mark.parametrize("name", ["decodes", "decodes and chunks"])
+def test_layers_have_the_same_bits_while_threads_leave_and_come(
+    name, dtype, make_cpu, each_thread_count, bound
+):
+    shallow = make_step(HEADS, STEPS[name], dtype)
+    step = replace(shallow, cache=shallow.cache.repeat(1, 1, 12, 1, 1, 1))
+    ops = make_cpu(step)
+    layers = Layers(make_layers(ops, step, dtype).each * 12, "silu")  # more moments to leave at
+    bound.value = 1
+    expected = rows_of(step, dtype)
+    ops.run_layers(expected, step.plan, layers, step.rotation)
+
+    ended = threading.Event()
+    changes = threading.Thread(target=lambda: change(bound, ended))
+    changes.start()
+    try:
+        for _ in each_thread_count():
+            for _ in range(8):
+                hidden = rows_of(step, dtype)
+                ops.run_layers(hidden, step.plan, layers, step.rotation)
+                assert torch.equal(hidden, expected)
+    finally:
+        ended.set()
+        changes.join()
+
+
+def change(number: ctypes.c_int32, ended: threading.Event) -> None:
+    """Set it to other values, 0 among them, until the end."""
+    random = Random(3)
+    while not ended.wait(random.random() / 2000):
+        number.value = random.randrange(5)
+
+
+def test_a_step_begins_with_no_more_threads_than_it_may(dtype, make_cpu, each_thread_count, bound):
+    """Whatever torch's number is: libgomp would start those that are missing."""
+    bound.value = 1
+    step = make_step(HEADS, STEPS["decodes"], dtype)
+    ops = make_cpu(step)
+    layers = make_layers(ops, step, dtype)
+    before = num_threads()
+    for _ in each_thread_count():
+        ops.run_layers(rows_of(step, dtype), step.plan, layers, step.rotation)
+        ops.attend(torch.zeros(len(step.plan.slots), HEADS.width, dtype=dtype), step.plan, 0)
+    assert num_threads() <= before
+
+
+def num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def test_layers_by_one_call_compute_what_the_reference_does(dtype, make_cpu):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from pdcluster_worker.machine.cpu_limit import available_threads, process_limits
 from pdcluster_worker.machine.cpu_request import process_request
+from pdcluster_worker.machine.shared_cores import VARIABLE as SHARED_CORES
 
 OWN_CORES = "PDCLUSTER_OWN_CORES"
 """Environment variable: cores on which nothing but this worker is to run."""
@@ -33,9 +34,16 @@ def wait_environment(
     """
     own = own_cores(environment, process_limits(), process_request()) / engines
     wanted = {"OMP_WAIT_POLICY": "PASSIVE"}
-    if spins(threads or available_threads(), own):
+    # Lent threads have a core each, as long as they are lent.
+    if SHARED_CORES in environment or spins(threads or available_threads(), own):
         wanted["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def spins_of(environment: Mapping[str, str]) -> int:
+    """Turns of a spin in the waits of our own kernels: what OpenMP was told, else none."""
+    said = environment.get("GOMP_SPINCOUNT", "")
+    return int(said) if said.isdigit() else 0
 
 
 def own_cores(environment: Mapping[str, str], limits: list[float], request: float) -> float:

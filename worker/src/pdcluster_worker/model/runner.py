@@ -34,6 +34,7 @@ from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 from pdcluster_worker.model.prompt_logprobs import PromptLogprobs, PromptRow, prompt_rows
 from pdcluster_worker.model.sampling.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlan, StepPlanner, row_sizes
+from pdcluster_worker.model.step_threads import OwnThreads, StepThreads
 
 Cache = KVCache | DeviceKVCache | RanksDeviceCache
 
@@ -64,6 +65,7 @@ class Runner:
     forward: what computes its layers.  longest_warm_up_seconds: of the steps of `warm_up`.
     seconds, depth: see `engine.ports.ModelRunner`.
     kv_lines: to the other ranks of the engine that move KV of their own (`transfer.rank_port`).
+    threads: of its steps.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Runner:
         self.longest_warm_up_seconds = 0.0
         self.forward = forward
         self.kv_lines: Sequence[socket.socket] = ()
+        self.threads: StepThreads = OwnThreads()
         self._beginning: Beginning = beginning or AtOnce()
         self.depth = self._beginning.depth
         self._cache = cache
@@ -161,6 +164,7 @@ class Runner:
 
         def forward() -> tuple[Tensor, float]:
             started = time.monotonic()
+            self.threads.take()
             with torch.inference_mode():
                 rows = step.prompt_rows
                 logits = (

@@ -12,7 +12,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +49,7 @@ from pdcluster_worker.model.loading.answers import Asked
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_opening import open_runner
+from pdcluster_worker.model.step_threads import step_threads
 from pdcluster_worker.processes.rank_board import RankBoard
 from pdcluster_worker.transfer.carriers import keep_ucx_within
 from pdcluster_worker.transfer.rank_line import Listen
@@ -244,6 +245,8 @@ def _serve(
     transport = _open_transport(config, memory, runner, engine_id, mailbox)
     settings = _settings(config, info, memory.num_blocks)
     runner.grammars.on_change = mailbox.wake
+    if device.kind == "cpu" and sizes == (1, 1) and config.engine.data_parallel_size == 1:
+        runner.threads = step_threads(os.environ)
     delayer = _delayer(config.engine.prefill_delayer, place)
     drafter = make_drafter(config.engine, drafting, info)
     core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)
@@ -252,10 +255,11 @@ def _serve(
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
     try:
-        loop(core, mailbox)
+        loop(core, mailbox, runner.threads.rest)
     finally:
         transport.close()
         runner.close()
+        runner.threads.close()
         if drafting is not None:
             drafting[0].close()
 
@@ -298,9 +302,11 @@ def _end_soon(mailbox: EngineMailbox, reason: str) -> None:
     os._exit(1)
 
 
-def loop(core: EngineCore, mailbox: EngineMailbox) -> None:
-    """Until a Stop is read."""
+def loop(core: EngineCore, mailbox: EngineMailbox, rest: Callable[[], None]) -> None:
+    """Until a Stop is read.  rest: called before it waits with nothing to compute."""
     while True:
+        if not core.has_work:
+            rest()
         for message in mailbox.receive(0.0 if core.has_work else core.next_wake_seconds()):
             if isinstance(message, Stop):
                 return

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from pdcluster_worker.machine.waiting import spins_of
+
 KERNELS_VARIABLE = "PDCLUSTER_KERNELS"
 """Environment variable: "off", or the name of a level to use instead of the best one."""
 
@@ -50,6 +52,7 @@ object for each.
 _FUNCTIONS = (
     *(
         "start",
+        "bound",
         "pack",
         "packed_bytes",
         "unpack",
@@ -142,7 +145,7 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
     functions = _thread_functions()
     if functions is None:
         return NoKernels("torch has loaded no libgomp whose threads the kernels could share")
-    error = library.start(*functions)
+    error = library.start(*functions, ctypes.c_int64(spins_of(os.environ)))
     if error:
         return NoKernels(
             f"kernels {path.name} do not run here: the kernel refuses the tiles of AMX (error "
@@ -167,7 +170,6 @@ def _thread_functions() -> list[ctypes.c_void_p] | None:
     """Addresses of the functions of torch's libgomp, or None where it has loaded none."""
     names = (
         "GOMP_parallel",
-        "GOMP_barrier",
         "omp_get_thread_num",
         "omp_get_num_threads",
         "omp_get_max_threads",

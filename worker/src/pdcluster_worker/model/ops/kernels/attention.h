@@ -403,8 +403,9 @@ static attend_work attention_of(const model_of *model, const plan_of *plan, cons
 int64_t attend(const model_of *model, const plan_of *plan, const void *qkv, void *out, int64_t layer, int64_t window) {
     attend_work w = attention_of(model, plan, qkv, out);
     w.layer = layer;
-    if (lay_out(&w, window, most_threads())) return 1;
-    run(attend_region, &w, 1);
+    const int64_t threads = most_threads();
+    if (lay_out(&w, window, threads)) return 1;
+    run_on(threads, attend_region, &w);
     return 0;
 }
 

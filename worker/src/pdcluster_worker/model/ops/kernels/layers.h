@@ -1,4 +1,5 @@
-/* All layers of a step in one parallel region: threads meet at a barrier after each operation. */
+/* All layers of a step in one parallel region: threads meet at a barrier after each operation, and leave after a layer
+ * where fewer are allowed by then. */
 #ifndef LAYERS_H
 #define LAYERS_H
 
@@ -28,11 +29,11 @@ typedef struct {
     const rotation_of *rotation;
     char *hidden, *row, *wide, *half;
     attend_work attention;
-    int64_t laid_out, is_out_of_memory;
+    int64_t laid_out, is_out_of_memory, staying; /* staying: threads of the next layer */
 } layers_work;
 
 /* By one thread, while the others are on their way to the barrier before attention.
- * threads: of this region; most_threads() may name those of one within it. */
+ * threads: of this region, before any of them leaves it. */
 static void begin_attention(layers_work *w, int64_t layer, int64_t threads) {
     const int64_t window = w->stack->layers[layer].window;
     if (!layer || window != w->laid_out) w->is_out_of_memory |= lay_out(&w->attention, window, threads);
@@ -63,9 +64,18 @@ static void attend_layer(layers_work *w, int64_t layer, place me) {
     wait_for_all(me);
 }
 
+/* A layer's last product, and whether this thread has a place in the next layer. */
+static int ends_layer(layers_work *w, const layer_of *l, place *me) {
+    if (me->number == 0) w->staying = least(me->count, bound_threads());
+    multiply_rows(w, l->down, w->half, w->row, *me);
+    if (me->number >= w->staying) return 0;
+    here.count = me->count = w->staying;
+    return 1;
+}
+
 static void layers_region(void *data) {
     layers_work *w = data;
-    const place me = my_place();
+    place me = my_place();
     for (int64_t layer = 0; layer < w->stack->count && !w->is_out_of_memory; layer++) {
         const layer_of *l = &w->stack->layers[layer];
         norm_hidden(w, &l->attention_norm, !layer, me);
@@ -76,7 +86,7 @@ static void layers_region(void *data) {
         multiply_rows(w, l->gate_up, w->row, w->wide, me);
         gate_region(&(gate_work){(kind)w->model->t, w->wide, w->half, w->plan->rows, l->down->depth, w->stack->is_silu});
         wait_for_all(me);
-        multiply_rows(w, l->down, w->half, w->row, me);
+        if (!ends_layer(w, l, &me)) return;
     }
     norm_hidden(w, NULL, 0, me);
 }
@@ -86,7 +96,7 @@ static void layers_region(void *data) {
 int64_t layers(const model_of *model, const plan_of *plan, const stack_of *stack, void *hidden, char *memory, const rotation_of *rotation) {
     const int64_t rows = plan->rows * bytes_of((kind)model->t);
     char *wide = memory + rows * stack->width, *half = wide + rows * stack->wide;
-    layers_work w = {stack, model, plan, rotation, hidden, memory, wide, half, attention_of(model, plan, wide, half), 0, 0};
+    layers_work w = {stack, model, plan, rotation, hidden, memory, wide, half, attention_of(model, plan, wide, half), 0, 0, 0};
     run(layers_region, &w, 1);
     return w.is_out_of_memory;
 }
