@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdcluster_worker.errors import ModelError
+from pdcluster_worker.errors import ConfigError, ModelError
 from pdcluster_worker.model.ops import choose, kernel_object
 from pdcluster_worker.model.ops.choose import make_operations
+from pdcluster_worker.model.ops.cpu import CpuOperations
 from pdcluster_worker.model.ops.freed_memory import keep_freed_memory
 from pdcluster_worker.model.ops.kernel_object import (
     LEVELS,
@@ -49,26 +50,33 @@ def test_a_cpu_without_a_levels_flags_gets_a_lower_one():
 
 def test_an_asked_level_that_the_cpu_lacks_is_refused_with_what_is_missing():
     found = load_kernels("amx", LEVELS["amx"] - {"amx_tile"})
-    assert found == NoKernels("PDCLUSTER_KERNELS is amx, but this CPU has no amx_tile")
+    assert found == NoKernels(
+        "PDCLUSTER_KERNELS is amx, but this CPU has no amx_tile: unset it for the best level that "
+        "the CPU runs"
+    )
 
 
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
-        ("off", "PDCLUSTER_KERNELS is off"),
-        ("sse9", "PDCLUSTER_KERNELS is 'sse9', not off or one of amx"),
-    ],
-)
-def test_kernels_can_be_turned_off_and_unknown_levels_are_named(asked, reason):
-    found = load_kernels(asked, cpu_flags())
-    assert isinstance(found, NoKernels)
-    assert reason in found.reason
+def test_kernels_can_be_turned_off():
+    assert load_kernels("off", cpu_flags()) == NoKernels(
+        "PDCLUSTER_KERNELS is off: unset it for the compiled kernels"
+    )
+
+
+def test_a_level_that_does_not_exist_is_refused_with_those_that_do(monkeypatch):
+    monkeypatch.setenv("PDCLUSTER_KERNELS", "sse9")
+    with pytest.raises(ConfigError) as refused:
+        make_operations(CACHE, SHAPE, LIMITS, invariant=False)
+    assert str(refused.value) == (
+        "environment variable PDCLUSTER_KERNELS is 'sse9': set it to off or one of amx, "
+        "avx512_bf16, avx512, avx2, plain, or unset it for the best one"
+    )
 
 
 def test_without_objects_there_is_a_reason(tmp_path):
     found = load_kernels("", cpu_flags(), tmp_path)
     assert isinstance(found, NoKernels)
     assert "no C compiler was found" in found.reason
+    assert "install it again with ziglang" in found.reason
 
 
 def test_an_object_that_cannot_be_loaded_is_skipped(tmp_path):
@@ -80,7 +88,12 @@ def test_an_object_that_cannot_be_loaded_is_skipped(tmp_path):
     if not (FOLDER / "avx2.so").exists():
         pytest.skip("the worker was installed without kernels, or not on x86-64: no object of avx2")
     shutil.copy(FOLDER / "avx2.so", tmp_path)
-    assert isinstance(load_kernels.__wrapped__("", cpu_flags(), tmp_path), Kernels)
+    found = load_kernels.__wrapped__("", LEVELS["amx"] | cpu_flags(), tmp_path)
+    assert isinstance(found, Kernels)
+    assert found.skipped.startswith("kernels amx.so cannot be loaded (")
+    assert found.skipped.endswith("): install the worker again")
+    note = f"computes by kernels of a lower level: {found.skipped}"
+    assert CpuOperations(CACHE, SHAPE, found).note == note
 
 
 def test_an_object_of_another_version_is_refused(tmp_path):
@@ -95,15 +108,32 @@ def test_an_object_of_another_version_is_refused(tmp_path):
 @pytest.mark.skipif(not LEVELS["plain"], reason="such a CPU needs no flags")
 def test_a_cpu_without_the_least_instructions_says_which_it_lacks(tmp_path):
     found = load_kernels("", LEVELS["plain"] - {"ssse3"}, tmp_path)
-    assert found == NoKernels("this CPU has no ssse3, or /proc/cpuinfo does not say so")
+    assert found == NoKernels(
+        "this CPU has no ssse3, or /proc/cpuinfo does not say so: use one of x86-64-v2 or newer"
+    )
 
 
-def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(monkeypatch, caplog):
-    assert make_operations(CACHE, SHAPE, LIMITS, invariant=False).name.startswith("cpu ")
+def test_without_libgomp_there_are_no_kernels_and_the_fix_is_named(monkeypatch):
+    if not (FOLDER / "plain.so").exists():
+        pytest.skip("the worker was installed without kernels")
+    monkeypatch.setattr(kernel_object, "_gomp_places", list)
+    assert load_kernels.__wrapped__("plain", cpu_flags()) == NoKernels(
+        "torch has loaded no libgomp whose threads the kernels could share: install the torch of "
+        "PyPI for Linux"
+    )
+
+
+def test_operations_are_the_kernels_or_plain_torch_which_say_why(monkeypatch, caplog):
+    kernels = make_operations(CACHE, SHAPE, LIMITS, invariant=False)
+    assert (kernels.name.split()[0], kernels.note) == ("cpu", "")
     assert make_operations(CACHE, SHAPE, LIMITS, invariant=True).name.startswith("cpu ")
     monkeypatch.setattr(choose, "kernels_found", lambda: NoKernels("the test took them away"))
-    assert make_operations(CACHE, SHAPE, LIMITS, invariant=False).name == "reference"
-    assert "the test took them away" in caplog.text
+    found = make_operations(CACHE, SHAPE, LIMITS, invariant=False)
+    assert (found.name, found.note) == (
+        "reference",
+        "computes with plain torch operations, which are slower: the test took them away",
+    )
+    assert found.note in caplog.text
     with pytest.raises(
         ModelError, match="batchInvariant needs the compiled kernels: the test took them away"
     ):
@@ -112,7 +142,7 @@ def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(mo
 
 def test_a_dtype_without_kernels_gets_plain_torch(caplog):
     assert make_operations(CACHE.half(), SHAPE, LIMITS, invariant=False).name == "reference"
-    assert "none for torch.float16" in caplog.text
+    assert "none for torch.float16: set model.dtype to bfloat16 or float32" in caplog.text
 
 
 def test_freed_memory_is_kept_where_malloc_can(monkeypatch):

@@ -22,6 +22,21 @@ def native_dtype(cpu_info: str) -> DType:
     return "bfloat16" if _NATIVE_BFLOAT16.intersection(next(lines, "").split()) else "float32"
 
 
+def slow_note(dtype: str, native: DType) -> str:
+    """Say what a dtype costs that the CPU does not multiply natively, and the fix; empty = it does.
+
+    >>> slow_note("float32", "bfloat16"), slow_note("bfloat16", "float32")[:22]
+    ('', 'computes in bfloat16, ')
+    """
+    if dtype in (native, "float32"):
+        return ""
+    return (
+        f"computes in {dtype}, which this CPU does not multiply natively: prompts take several "
+        "times as long as in float32; "
+        "set model.dtype to float32, or run on CPUs with AVX512-BF16 or AMX"
+    )
+
+
 def read_native_dtype(path: Path = CPU_INFO) -> DType:
     """`machine.native_dtype` of this machine; float32 where it does not say."""
     try:

@@ -27,7 +27,8 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
     kind: cpu or cuda
     name: of the processor or the accelerator, as it names itself
-    note: what a user must know of computing on it; empty = nothing
+    note: what a user must know of computing on it, such as why operations is reference, and the
+          fix; empty = nothing
     operations: what the model is computed by, such as "cpu avx512_bf16"; empty until it has loaded
     model_code: whose code computes the layers, decoder or transformers; empty likewise
     tensor_parallel_size, pipeline_parallel_size: its ranks are their product

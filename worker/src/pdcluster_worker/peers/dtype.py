@@ -14,7 +14,7 @@ from typing import get_args
 
 from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.machine.native_dtype import DType
+from pdcluster_worker.machine.native_dtype import DType, slow_note
 from pdcluster_worker.peers.discovery import CALL_SECONDS
 from pdcluster_worker.peers.etcd import Etcd, EtcdError
 from pdcluster_worker.peers.reconnect import Reconnect
@@ -63,15 +63,9 @@ def _parsed(key: str, value: bytes) -> DType:
 
 def say_speed(dtype: DType, native: DType) -> None:
     """Log what a dtype that is not this CPU's own costs."""
-    if dtype == native:
-        return
-    if dtype == "bfloat16":
-        logger.warning(
-            "computes in bfloat16, which this CPU does not multiply natively: prompts take several "
-            "times as long as in float32; "
-            "set model.dtype to float32, or run on CPUs with AVX512-BF16 or AMX"
-        )
-    else:
+    if note := slow_note(dtype, native):
+        logger.warning(note)
+    elif dtype != native:
         logger.info(
             "computes in float32; this CPU is faster in bfloat16, which model.dtype may ask for"
         )

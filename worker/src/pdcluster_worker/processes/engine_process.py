@@ -29,7 +29,7 @@ from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, P
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.head_line.mailbox import HeadMailbox
 from pdcluster_worker.head_line.wire import VERSION, HeadHello, LineError
-from pdcluster_worker.machine.native_dtype import DType
+from pdcluster_worker.machine.native_dtype import DType, read_native_dtype, slow_note
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
     Begin,
@@ -366,7 +366,10 @@ def _ready(
     settings: EngineSettings,
     device: Device,
 ) -> EngineReady:
-    info = runner.info
+    info, operations = runner.info, runner.forward.operations
+    notes = [device.note, operations.note]
+    if device.kind == "cpu":
+        notes.append(slow_note(info.dtype, read_native_dtype()))
     return EngineReady(
         engine_id=engine_id,
         kv_ports=transport.ports,
@@ -377,7 +380,10 @@ def _ready(
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         device=msgspec.structs.replace(
-            device, operations=runner.forward.operations.name, model_code=runner.forward.code
+            device,
+            note="; ".join(filter(None, notes)),
+            operations=operations.name,
+            model_code=runner.forward.code,
         ),
         length_note=info.length_note,
         transport=transport.own.transport,

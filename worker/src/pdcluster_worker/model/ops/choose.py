@@ -40,12 +40,20 @@ def make_operations(
     kernels = kernels_found()
     if isinstance(kernels, Kernels) and cache.dtype in KINDS:
         keep_freed_memory()
-        return CpuOperations(cache, shape, kernels, group)
-    reason = f"there are none for {cache.dtype}" if isinstance(kernels, Kernels) else kernels.reason
+        operations = CpuOperations(cache, shape, kernels, group)
+        if operations.note:
+            logger.warning(operations.note)
+        return operations
+    reason = (
+        f"there are none for {cache.dtype}: set model.dtype to bfloat16 or float32"
+        if isinstance(kernels, Kernels)
+        else kernels.reason
+    )
     if invariant:
         raise ModelError(
-            f"engine.batchInvariant needs the compiled kernels: {reason}; leave it out or install "
-            "with kernels"
+            f"engine.batchInvariant needs the compiled kernels: {reason}, or leave "
+            "engine.batchInvariant out"
         )
-    logger.warning("computes with plain torch operations, which are slower: %s", reason)
-    return Reference(cache, shape, group)
+    note = f"computes with plain torch operations, which are slower: {reason}"
+    logger.warning(note)
+    return Reference(cache, shape, group, note)

@@ -58,6 +58,9 @@ class CpuOperations:
             raise ValueError("the KV cache is not contiguous within a head")
         self._group = group
         self.name = f"cpu {kernels.level}"
+        self.note = ""
+        if kernels.skipped:
+            self.note = f"computes by kernels of a lower level: {kernels.skipped}"
         self._library = library = kernels.library
         declare(library)
         self._add_rms_norm, self._gate_mul = library.add_rms_norm, library.gate_mul

@@ -58,6 +58,7 @@ class CudaOperations:
     Plans must be where the device reads them: see `prepare`.
     """
 
+    note = ""
     pads_rows = True
 
     def __init__(

@@ -2,7 +2,7 @@
 the best that fits.
 
 It knows nothing of tensors.  Without an object, or with one that the CPU cannot run,
-there is a reason instead, and the plain torch operations are used.
+there is a reason with its fix instead, and the plain torch operations are used.
 """
 
 import ctypes
@@ -11,11 +11,12 @@ import hashlib
 import os
 import platform
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.machine.waiting import spins_of
 
 KERNELS_VARIABLE = "PDCLUSTER_KERNELS"
@@ -71,21 +72,29 @@ _FOLDER = Path(__file__).parent / "kernels"
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A loaded object.  level: its name in `LEVELS`."""
+    """A loaded object.
+
+    level: its name in `LEVELS`.
+    skipped: why a better one that the CPU runs is not used, and the fix; empty = there is none.
+    """
 
     level: str
     library: ctypes.CDLL
+    skipped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NoKernels:
-    """Reason why there are no kernels, as a sentence for the log and /version."""
+    """Reason why there are no kernels, and the fix, for the log and /version."""
 
     reason: str
 
 
 def kernels_found() -> Kernels | NoKernels:
-    """The kernels of this process, loaded once, or why there are none."""
+    """The kernels of this process, loaded once, or why there are none.
+
+    Raises ConfigError where PDCLUSTER_KERNELS is neither off nor a level.
+    """
     return load_kernels(os.environ.get(KERNELS_VARIABLE, ""), cpu_flags())
 
 
@@ -93,28 +102,37 @@ def kernels_found() -> Kernels | NoKernels:
 def load_kernels(asked: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels | NoKernels:
     """Load what `asked` (a level, "off", or "" for the best) means on a CPU with these flags."""
     if asked == "off":
-        return NoKernels(f"{KERNELS_VARIABLE} is off")
+        return NoKernels(f"{KERNELS_VARIABLE} is off: unset it for the compiled kernels")
     if asked and asked not in LEVELS:
-        return NoKernels(f"{KERNELS_VARIABLE} is {asked!r}, not off or one of {', '.join(LEVELS)}")
+        raise ConfigError(
+            f"environment variable {KERNELS_VARIABLE} is {asked!r}: set it to off or one of "
+            f"{', '.join(LEVELS)}, or unset it for the best one"
+        )
     if asked and (missing := LEVELS[asked] - flags):
         return NoKernels(
-            f"{KERNELS_VARIABLE} is {asked}, but this CPU has no {', '.join(sorted(missing))}"
+            f"{KERNELS_VARIABLE} is {asked}, but this CPU has no {', '.join(sorted(missing))}: "
+            "unset it for the best level that the CPU runs"
         )
     levels = [asked] if asked else [level for level, needed in LEVELS.items() if needed <= flags]
     if not levels:
         lacking = ", ".join(sorted(LEVELS["plain"] - flags))
-        return NoKernels(f"this CPU has no {lacking}, or /proc/cpuinfo does not say so")
+        return NoKernels(
+            f"this CPU has no {lacking}, or /proc/cpuinfo does not say so: use one of x86-64-v2 or "
+            "newer"
+        )
     reason = (
         f"no kernels were built for {platform.machine()}: no C compiler was found when the worker "
-        "was installed"
+        "was installed: install it again with ziglang, or with a compiler that CC names"
     )
+    skipped = ""
     for level in levels:
         path = folder / f"{level}.so"
         if path.exists():
             loaded = _load(path, level)
             if isinstance(loaded, Kernels):
-                return loaded
+                return replace(loaded, skipped=skipped)
             reason = loaded.reason
+            skipped = skipped or reason
     return NoKernels(reason)
 
 
@@ -135,7 +153,7 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as e:
-        return NoKernels(f"kernels {path.name} cannot be loaded: {e}")
+        return NoKernels(f"kernels {path.name} cannot be loaded ({e}): install the worker again")
     if not all(hasattr(library, name) for name in _FUNCTIONS) or not _is_of_sources_beside(
         library, path.parent
     ):
@@ -144,12 +162,15 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
         )
     functions = _thread_functions()
     if functions is None:
-        return NoKernels("torch has loaded no libgomp whose threads the kernels could share")
+        return NoKernels(
+            "torch has loaded no libgomp whose threads the kernels could share: install the torch "
+            "of PyPI for Linux"
+        )
     error = library.start(*functions, ctypes.c_int64(spins_of(os.environ)))
     if error:
         return NoKernels(
-            f"kernels {path.name} do not run here: the kernel refuses the tiles of AMX (error "
-            f"{error})"
+            f"kernels {path.name} do not run here, as the kernel refuses the tiles of AMX (error "
+            f"{error}): use Linux 5.16 or newer, or unset {KERNELS_VARIABLE} for a lower level"
         )
     return Kernels(level, library)
 

@@ -136,6 +136,9 @@ class Operations(Protocol):
     name: str
     """Name for the log and /version, such as "cpu avx512_bf16"."""
 
+    note: str
+    """Note for users on computing by them, with the fix; empty = nothing."""
+
     pads_rows: bool
     """True if steps are padded to a few numbers of rows, each warmed at start: where code is made
     for each number.

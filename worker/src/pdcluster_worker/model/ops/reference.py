@@ -34,13 +34,19 @@ class Weights:
 
 
 class Reference:
-    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`."""
+    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`.
+
+    note: why these compute, where another implementation is faster.
+    """
 
     name = "reference"
     pads_rows = True
     choosing = PLAIN_TENSORS
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, group: Group = ALONE) -> None:
+    def __init__(
+        self, cache: Tensor, shape: AttentionShape, group: Group = ALONE, note: str = ""
+    ) -> None:
+        self.note = note
         self._group = group
         self._cache = cache
         self._shape = shape

@@ -278,7 +278,8 @@ class DeviceState(BaseModel):
     operations: what the model is computed by ("reference": plain torch, without compiled kernels).
     model_code: whose code computes the layers, decoder (ours) or transformers.
     tensor_parallel_size, pipeline_parallel_size: its ranks are their product.
-    note: what a user must know of computing on it; left out where there is nothing.
+    note: what a user must know of computing on it, such as why operations is reference, and the
+          fix; left out where there is nothing.
     """
 
     kind: str
