@@ -93,7 +93,7 @@ def test_memory_setting_gives_whole_blocks():
 
 def test_too_little_memory_is_refused_with_the_least_that_works():
     size = block_num_bytes(GEOMETRY)
-    with pytest.raises(ModelError, match=rf"kvCacheMemory.* raise it to {2 * size} or more"):
+    with pytest.raises(ModelError, match=rf"kvCacheMemory.* raise it to {17 * size} or more"):
         blocks_that_fit(GEOMETRY, 2 * size - 1)
 
 

@@ -202,10 +202,11 @@ def test_an_answer_that_does_not_fit_the_weights_is_forgotten_and_the_model_load
 def test_an_answer_is_compared_in_a_pool_that_holds_less_than_the_sequences_of_the_proof(
     question, caplog
 ):
-    put(question, answer(question))
+    short = replace(question, max_model_len=16)
+    put(short, answer(short))
     model, engine = (
         ModelConfig(name="m", path=str(question.path), dtype="float32"),
-        EngineConfig(num_blocks=2, threads=1),
+        EngineConfig(num_blocks=2, max_model_len=16, threads=1),
     )
     runner, _, info = open_runner(model, engine)
     assert (runner.forward.code, info.max_model_len) == ("decoder", 16)

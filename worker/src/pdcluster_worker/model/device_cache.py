@@ -16,7 +16,13 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.machine.memory_limit import memory_limit
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.kv_cache import DTYPES, KVCache, block_num_bytes, blocks_that_fit
+from pdcluster_worker.model.kv_cache import (
+    DTYPES,
+    KVCache,
+    block_num_bytes,
+    blocks_that_fit,
+    check_num_blocks,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -133,10 +139,7 @@ class DeviceKVCache:
 
         Raises ModelError where the device has no room for it, with the bytes that it needs.
         """
-        if num_blocks < 2:
-            raise ModelError(
-                f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed"
-            )
+        check_num_blocks(num_blocks, geometry.block_size)
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)

@@ -28,6 +28,17 @@ def block_num_bytes(geometry: KVGeometry) -> int:
     return values * DTYPES[geometry.dtype].itemsize
 
 
+LEAST_TOKENS = 64
+"""Fewest tokens, prompt and output, of a request that is of use: a chat template with its own
+system prompt takes about 30, and a completion is 16 long where its request does not say.
+"""
+
+
+def least_blocks(block_size: int) -> int:
+    """Blocks that hold a request of `LEAST_TOKENS`, and one to spare for a hand-over."""
+    return 1 + -(-LEAST_TOKENS // block_size)
+
+
 def blocks_that_fit(geometry: KVGeometry, memory_bytes: int) -> int:
     """Blocks in this much memory.
 
@@ -35,12 +46,22 @@ def blocks_that_fit(geometry: KVGeometry, memory_bytes: int) -> int:
     """
     num_blocks = memory_bytes // block_num_bytes(geometry)
     if num_blocks < 2:
+        needed = least_blocks(geometry.block_size)
         raise ModelError(
             f"engine.kvCacheMemory of {memory_bytes} bytes holds {num_blocks} KV blocks of "
-            f"{block_num_bytes(geometry)} bytes, "
-            f"but at least 2 are needed: raise it to {2 * block_num_bytes(geometry)} or more"
+            f"{block_num_bytes(geometry)} bytes, but {needed} are needed for a request of "
+            f"{LEAST_TOKENS} tokens: raise it to {needed * block_num_bytes(geometry)} or more"
         )
     return num_blocks
+
+
+def check_num_blocks(num_blocks: int, block_size: int) -> None:
+    """Raise ModelError for fewer than two."""
+    if num_blocks < 2:
+        raise ModelError(
+            f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed, and "
+            f"{least_blocks(block_size)} for a request of {LEAST_TOKENS} tokens: raise it"
+        )
 
 
 class KVCache:
@@ -61,10 +82,7 @@ class KVCache:
 
         place: of the rank that this process is
         """
-        if num_blocks < 2:
-            raise ModelError(
-                f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed"
-            )
+        check_num_blocks(num_blocks, geometry.block_size)
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)

@@ -1,24 +1,20 @@
 """The longest request that a KV pool holds: a length that was asked for is refused above it, one
-that was not is lowered.
+that was not is lowered, as far as requests are of use.
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.window import most_blocks, most_tokens
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.model.device_cache import DeviceKVCache
-from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes
+from pdcluster_worker.model.kv_cache import LEAST_TOKENS, KVCache, block_num_bytes
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 
 logger = logging.getLogger(__name__)
-
-
-LEAST_TOKENS = 2
-"""Fewest tokens of a request: one of its prompt and one of its answer."""
 
 
 def fit_length(
@@ -26,7 +22,8 @@ def fit_length(
 ) -> ModelInfo:
     """The model's facts with a length that the pool holds; its note says so where that is lower.
 
-    Raises ModelError with the bytes needed where engine.maxModelLen asks for more.
+    Raises ModelError with the bytes needed where engine.maxModelLen asks for more, and where it
+    asks for nothing and the pool holds no request of `LEAST_TOKENS`.
     """
     size, wanted = engine.block_size, info.max_model_len
     num_aside = 0 if info.window is None else 1  # the null block
@@ -41,37 +38,58 @@ def fit_length(
     held = most_tokens(sizes)
     if held is None or held >= wanted:
         return info
-    block_bytes = block_num_bytes(info.geometry)
-    needed = 1 + most_blocks(wanted, sizes)  # one to spare for a hand-over, or the null block
-    room = (
-        f"one request of {wanted} tokens takes {needed} KV blocks ({needed * block_bytes} bytes), "
-        "and there are "
-        f"{cache.num_blocks} ({cache.num_blocks * block_bytes} bytes, room for {held} tokens)"
-    )
-    raised = _raised(engine, needed, block_bytes)
-    if held < LEAST_TOKENS:
-        raise ModelError(f"the KV blocks hold no request: {room}: {raised}")
-    if engine.max_model_len is not None:
+    pool = _Pool(engine, sizes, cache.num_blocks, block_num_bytes(info.geometry), held)
+    is_asked = engine.max_model_len is not None
+    least = min(LEAST_TOKENS, wanted) if not is_asked else 2  # one of its prompt, one after it
+    if held < least:
+        shorter = f", or set engine.maxModelLen to {held}" if held >= 2 else ""
         raise ModelError(
-            f"engine.maxModelLen={engine.max_model_len} does not fit: {room}: {raised}, or lower "
-            f"maxModelLen to {held}"
+            f"the KV blocks hold no request of use: {pool.room(least)}: {pool.raised(least)}"
+            f"{shorter}"
+        )
+    if is_asked:
+        raise ModelError(
+            f"engine.maxModelLen={engine.max_model_len} does not fit: {pool.room(wanted)}: "
+            f"{pool.raised(wanted)}, or lower maxModelLen to {held}"
         )
     note = (
-        f"the model's length of {wanted} tokens is lowered to {held}: {room}; for longer ones "
-        f"{raised}"
+        f"the model's length of {wanted} tokens is lowered to {held}: {pool.room(wanted)}; for "
+        f"longer ones {pool.raised(wanted)}"
     )
     logger.warning(note)
     return replace(info, max_model_len=held, length_note=note)
 
 
-def _raised(engine: EngineConfig, num_blocks: int, block_bytes: int) -> str:
-    """The fix, in the field that decides on the pool's size."""
-    size = engine.data_parallel_size
-    of_all = f", which {size} engines share" if size > 1 else ""
-    if engine.num_blocks is not None:
-        return f"raise engine.numBlocks to {size * num_blocks}{of_all}"
-    if engine.device_memory_share is not None:
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A pool of KV blocks.  sizes: without the null block; held: most tokens of one request."""
+
+    engine: EngineConfig
+    sizes: EngineSettings
+    num_blocks: int
+    block_bytes: int
+    held: int
+
+    def needed(self, num_tokens: int) -> int:
+        """Blocks for one request; one to spare for a hand-over, or the null block."""
+        return 1 + most_blocks(num_tokens, self.sizes)
+
+    def room(self, num_tokens: int) -> str:
+        """Blocks and bytes that one request takes, and that there are."""
+        needed = self.needed(num_tokens)
         return (
-            f"raise engine.deviceMemoryShare, to leave KV blocks {num_blocks * block_bytes} bytes"
+            f"one request of {num_tokens} tokens takes {needed} KV blocks "
+            f"({needed * self.block_bytes} bytes), and there are {self.num_blocks} "
+            f"({self.num_blocks * self.block_bytes} bytes, room for {self.held} tokens)"
         )
-    return f"raise engine.kvCacheMemory to {size * num_blocks * block_bytes}{of_all}"
+
+    def raised(self, num_tokens: int) -> str:
+        """The fix, in the field that decides on the pool's size."""
+        engine, num_blocks = self.engine, self.needed(num_tokens)
+        num_bytes, size = num_blocks * self.block_bytes, engine.data_parallel_size
+        of_all = f", which {size} engines share" if size > 1 else ""
+        if engine.num_blocks is not None:
+            return f"raise engine.numBlocks to {size * num_blocks}{of_all}"
+        if engine.device_memory_share is not None:
+            return f"raise engine.deviceMemoryShare, to leave KV blocks {num_bytes} bytes"
+        return f"raise engine.kvCacheMemory to {size * num_bytes}{of_all}"
