@@ -107,7 +107,23 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("engine: {blokSize: 16}", r"unknown field `blokSize` - at `\$\.engine`"),
-        ("engine: {device: gpu}", r"Invalid enum value 'gpu' - at `\$\.engine\.device`"),
+        (
+            "engine: {device: gpu}",
+            r"Invalid enum value 'gpu' - at `\$\.engine\.device`: write one of auto, cpu, cuda",
+        ),
+        (
+            "engine: {speculation: {method: guess}}",
+            r"speculation\.method`: write one of Off, draft, ngram",
+        ),
+        ("engine: {threads: 1025}", r"Expected `int` <= 1024 - at `\$\.engine\.threads`"),
+        (
+            "engine: {maxBatchedTokens: 16777217}",
+            r"Expected `int` <= 16777216 - at `\$\.engine\.maxBatchedTokens`",
+        ),
+        (
+            "engine: {maxSequences: 65537}",
+            r"Expected `int` <= 65536 - at `\$\.engine\.maxSequences`",
+        ),
         ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`"),
         ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
         (
@@ -279,7 +295,10 @@ def test_policy_names_unknown_fields_of_each_tenant_and_of_a_section_that_may_be
             "tenants: {alice: {tokensPerMinute: 0}}",
             r">= 1 - at `\$\.tenants\[...\]\.tokensPerMinute`",
         ),
-        ("tenants: {alice: {priority: urgent}}", "Invalid enum value 'urgent'"),
+        (
+            "tenants: {alice: {priority: urgent}}",
+            r"Invalid enum value 'urgent' .*: write one of .*high",
+        ),
     ],
 )
 def test_policy_refuses_limits_that_let_nothing_through(

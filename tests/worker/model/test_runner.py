@@ -12,6 +12,8 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import ModelError, RequestError
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_opening import open_runner
 from pdcluster_worker.model.step_plan import row_sizes
 from tests.equality import assert_same_tokens
@@ -207,6 +209,29 @@ def test_open_runner_lowers_the_models_own_length_to_what_its_pool_holds(tiny_fo
     assert "length of 2048 tokens is lowered to 64" in info.length_note
     assert "raise engine.numBlocks to 129" in info.length_note
     assert info.length_note in caplog.text
+
+
+def test_open_runner_refuses_a_pool_that_holds_no_request_of_use(tiny_folder):
+    model = ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32")
+    keep_answer(tiny_folder("llama"), "float32")
+    with pytest.raises(ModelError) as refused:
+        open_runner(model, EngineConfig(num_blocks=4, threads=1))
+    assert "one request of 64 tokens takes 5 KV blocks" in str(refused.value)
+    assert str(refused.value).endswith(
+        "room for 48 tokens): raise engine.numBlocks to 5, or set engine.maxModelLen to 48"
+    )
+    keep_answer(tiny_folder("llama"), "float32", 48)
+    engine = EngineConfig(num_blocks=4, max_model_len=48, threads=1)
+    assert open_runner(model, engine)[2].max_model_len == 48
+
+
+def test_a_step_whose_arrays_have_no_room_is_refused_with_its_sizes(make_driver, tiny_folder):
+    runner = make_driver(tiny_folder("llama")).runner
+    limits = StepLimits(max_tokens=10**13, max_sequences=4, longest=64, block_size=16)
+    with pytest.raises(
+        ModelError, match=r"Unable to allocate .*maxBatchedTokens is 10000000000000"
+    ):
+        Runner(runner.info, runner.forward, runner._cache, limits)
 
 
 def test_open_runner_refuses_a_missing_folder():

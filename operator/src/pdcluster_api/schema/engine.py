@@ -149,14 +149,14 @@ class EngineSpec(Section):
     ) = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     block_size: Positive = 16
-    max_batched_tokens: Positive = 256
-    max_sequences: Positive = 64
+    max_batched_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = 256
+    max_sequences: Annotated[int, Field(ge=1, le=1 << 16)] = 64
     max_model_len: Positive | None = None
     prefix_caching: bool = True
     kv_cache_memory: Quantity = 1 << 30
     device_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     num_blocks: Positive | None = None
-    threads: Natural = 0
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
     data_parallel_size: Annotated[int, Field(ge=1, le=MAX_ENGINES)] = 1
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
     transfer_bandwidth: Natural = 0

@@ -622,6 +622,21 @@ BAD = [
         "spec.engine.dataParallelSize",
     ),
     Wrong(
+        at("spec.engine", {"threads": 1025}),
+        "spec.engine.threads: must be at most 1024, not 1025; lower it",
+        "spec.engine.threads",
+    ),
+    Wrong(
+        at("spec.engine", {"maxBatchedTokens": 16_777_217}),
+        "spec.engine.maxBatchedTokens: must be at most 16777216, not 16777217; lower it",
+        "spec.engine.maxBatchedTokens",
+    ),
+    Wrong(
+        at("spec.engine", {"maxBatchedTokens": 100_000, "maxSequences": 65_537}),
+        "spec.engine.maxSequences: must be at most 65536, not 65537; lower it",
+        "spec.engine.maxSequences",
+    ),
+    Wrong(
         at("spec.engine", None), "spec.engine: is empty; give it a value or remove the key", None
     ),
     Wrong(

@@ -2,11 +2,14 @@
 field's path and the reason.
 """
 
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import yaml
+from msgspec import inspect
 
 from pdcluster_worker.config.section import Section
 from pdcluster_worker.errors import ConfigError
@@ -33,4 +36,29 @@ def converted(path: Path, document: Any, kind: type[SectionT]) -> SectionT:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{path}: {e}") from e
+        raise ConfigError(f"{path}: {e}{_allowed(str(e), kind)}") from e
+
+
+def _allowed(error: str, kind: type[Section]) -> str:
+    """The values that a field takes, where the error is that it has another."""
+    if not error.startswith("Invalid enum value"):
+        return ""
+    steps = re.findall(r"\w+|\[\.\.\.\]", error.rpartition("`$")[2])
+    values = [str(value) for value in _values(inspect.type_info(kind), steps)]
+    return f": write one of {', '.join(values)}" if values else ""
+
+
+def _values(node: inspect.Type, steps: Sequence[str]) -> Iterator[object]:
+    """Values of the literals at these steps below a type."""
+    match node:
+        case inspect.UnionType():
+            for each in node.types:
+                yield from _values(each, steps)
+        case inspect.LiteralType() if not steps:
+            yield from node.values
+        case inspect.StructType() if steps:
+            for field in node.fields:
+                if field.encode_name == steps[0]:
+                    yield from _values(field.type, steps[1:])
+        case inspect.DictType() if steps:
+            yield from _values(node.value_type, steps[1:])

@@ -20,6 +20,15 @@ from pdcluster_worker.messages.engine_settings import (
 
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
 
+Threads = Annotated[int, msgspec.Meta(ge=0, le=1024)]
+"""More than any machine has CPUs; each takes a stack and waits at every barrier of a step."""
+
+StepTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+"""Above the longest context of any model, which a scheduler of whole prompts computes in a step."""
+
+StepSequences = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+"""Each has a row of block tables, as long as the longest context."""
+
 MAX_RANKS = 8
 """Most ranks of one engine: the accelerators of one machine."""
 
@@ -90,14 +99,14 @@ class EngineConfig(Section, frozen=True):
     vllm: VllmConfig = VllmConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     block_size: Positive = 16
-    max_batched_tokens: Positive = 256
-    max_sequences: Positive = 64
+    max_batched_tokens: StepTokens = 256
+    max_sequences: StepSequences = 64
     max_model_len: Positive | None = None
     prefix_caching: bool = True
     kv_cache_memory: Positive = 1 << 30
     device_memory_share: Share | None = None
     num_blocks: Positive | None = None
-    threads: Natural = 0
+    threads: Threads = 0
     data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_ENGINES)] = 1
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
     transfer_bandwidth: Natural = 0

@@ -89,15 +89,7 @@ class Runner:
         self._max_tokens = limits.max_tokens
         # A plan is read until its step has ended: each step under way has a planner's arrays.
         self._planners = deque(
-            StepPlanner(
-                block_size=limits.block_size,
-                max_sequences=limits.max_sequences,
-                max_tokens=limits.max_tokens,
-                max_decode_rows=limits.max_decode_rows,
-                max_blocks=limits.blocks,
-                pads=forward.operations.pads_rows,
-            )
-            for _ in range(self.depth)
+            _planner(limits, pads=forward.operations.pads_rows) for _ in range(self.depth)
         )
         self.grammars = GrammarBook(info.vocab_size)
         self._masks = MaskMaker(self.grammars, info.vocab_size)
@@ -260,6 +252,25 @@ class Runner:
                 self.longest_warm_up_seconds, time.monotonic() - start
             )
         self.forget(request.request_id)
+
+
+def _planner(limits: StepLimits, *, pads: bool) -> StepPlanner:
+    """A planner of steps within these limits.  Raises ModelError where its arrays have no room."""
+    try:
+        return StepPlanner(
+            block_size=limits.block_size,
+            max_sequences=limits.max_sequences,
+            max_tokens=limits.max_tokens,
+            max_decode_rows=limits.max_decode_rows,
+            max_blocks=limits.blocks,
+            pads=pads,
+        )
+    except MemoryError as e:
+        raise ModelError(
+            f"no memory for the arrays of a step ({e}): engine.maxBatchedTokens is "
+            f"{limits.max_tokens}, and engine.maxSequences is {limits.max_sequences}, each of "
+            f"{limits.blocks} KV blocks: lower them, or engine.maxModelLen"
+        ) from e
 
 
 def _unknown_rows(batch: Batch) -> list[tuple[int, Request]]:
