@@ -82,6 +82,13 @@ def test_kind_is_refused_from_its_config_alone(tmp_path, fields, reason):
         load_model(tmp_path, block_size=16)
 
 
+def test_kind_is_refused_with_the_field_to_change(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "mamba"}))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelError, match=r"only decoder-only models .*: set model\.path to one"):
+        load_model(tmp_path, block_size=16)
+
+
 def test_missing_folder_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"does not exist: set model\.path"):
         load_model(tmp_path / "nowhere", block_size=16)
@@ -105,7 +112,7 @@ def test_unreadable_config_is_refused(tmp_path, text, reason):
 def test_unknown_model_type_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "nosuch"}')
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelError, match="cannot read model type nosuch"):
+    with pytest.raises(ModelError, match=r"cannot read model type nosuch: set model\.path to"):
         load_model(tmp_path, block_size=16)
 
 

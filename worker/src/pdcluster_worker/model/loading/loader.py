@@ -159,8 +159,15 @@ def _complete_config(path: Path, raw: Config) -> Config:
 
     Raises ModelError for an unknown type.
     """
+    import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if raw["model_type"] not in transformers.CONFIG_MAPPING:
+        raise ModelError(
+            f"{path / 'config.json'}: transformers {transformers.__version__} cannot read model "
+            f"type {raw['model_type']}: set model.path to a model of a type that it knows, or use "
+            "a worker with a newer transformers"
+        )
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # each config class validates in its own way

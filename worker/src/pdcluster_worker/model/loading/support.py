@@ -141,7 +141,7 @@ def _refuse(config: Config, reasons: list[str]) -> None:
         name = config["model_type"]
         raise ModelError(
             f"model type {name} cannot be served: {'; '.join(reasons)} (only decoder-only models "
-            "with full or sliding attention can)"
+            "with full or sliding attention can: set model.path to one)"
         )
 
 
