@@ -1,0 +1,180 @@
+"""An engine that gets what it cannot serve, on real workers: what is wrong is refused at start with
+the field, the limit and the fix; a request that the model fails on fails alone.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save_file
+
+from pdcluster_worker.machine.native_dtype import read_native_dtype
+from tests.make_tiny_model import VOCAB_SIZE
+from tests.system.client import body
+from tests.system.cluster import NewCluster
+from tests.system.prompts import Prompts
+
+BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
+"""KV heads, layers, keys and values, tokens, head size, float32."""
+
+POISON = VOCAB_SIZE - 1
+
+SIZES = [
+    (
+        {"numBlocks": None, "kvCacheMemory": 2 * BLOCK_BYTES},
+        "the KV blocks hold no request of use: one request of 64 tokens takes 5 KV blocks "
+        f"({5 * BLOCK_BYTES} bytes), and there are 2 ({2 * BLOCK_BYTES} bytes, room for 16 tokens)"
+        f": raise engine.kvCacheMemory to {5 * BLOCK_BYTES}, or set engine.maxModelLen to 16",
+    ),
+    (
+        {"numBlocks": None, "kvCacheMemory": 100},
+        f"engine.kvCacheMemory of 100 bytes holds 0 KV blocks of {BLOCK_BYTES} bytes, but 5 are "
+        f"needed for a request of 64 tokens: raise it to {5 * BLOCK_BYTES} or more",
+    ),
+    (
+        {"numBlocks": 1},
+        "engine.numBlocks=1 is too few: at least 2 KV blocks are needed, and 5 for a request of 64 "
+        "tokens: raise it",
+    ),
+    (
+        {"numBlocks": 8, "maxModelLen": 200},
+        "engine.maxModelLen=200 does not fit: one request of 200 tokens takes 14 KV blocks",
+    ),
+    (
+        {"numBlocks": None, "kvCacheMemory": 1 << 60},
+        f"bytes of weights and {1 << 60} of KV blocks do not fit into the memory of this worker",
+    ),
+    ({"threads": -1}, "Expected `int` >= 0 - at `$.engine.threads`"),
+    ({"threads": 10_000}, "Expected `int` <= 1024 - at `$.engine.threads`"),
+    ({"maxBatchedTokens": 1 << 40}, "Expected `int` <= 16777216 - at `$.engine.maxBatchedTokens`"),
+    (
+        {"maxBatchedTokens": 1 << 20, "maxSequences": 1 << 20},
+        "Expected `int` <= 65536 - at `$.engine.maxSequences`",
+    ),
+]
+NAMES = [" ".join(f"{name}={size}" for name, size in sizes.items()) for sizes, _ in SIZES]
+
+
+@pytest.mark.parametrize(("sizes", "reason"), SIZES, ids=NAMES)
+def test_size_that_no_engine_can_have_ends_with_2(
+    new_cluster: NewCluster, sizes: dict[str, int | None], reason: str
+) -> None:
+    worker = new_cluster(f"size-{SIZES.index((sizes, reason))}").add_worker(
+        "mixed", "mixed-0", start=False
+    )
+    given = {**worker.settings["engine"], **sizes}
+    worker.settings["engine"] = {name: size for name, size in given.items() if size is not None}
+    worker.start()
+
+    assert worker.wait_end() == 2
+    assert worker.log_tail(1).startswith("error: ")
+    assert reason in worker.log_tail(1)
+
+
+def test_dtype_that_is_none_of_ours_ends_with_2(new_cluster: NewCluster) -> None:
+    worker = new_cluster("dtype").add_worker("mixed", "mixed-0", start=False)
+    worker.settings["model"]["dtype"] = "float16"
+    worker.start()
+
+    assert worker.wait_end() == 2
+    assert worker.log_tail(1).endswith(
+        "Invalid enum value 'float16' - at `$.model.dtype`: write one of auto, bfloat16, float32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"model_type": "nosuch"},
+            "cannot read model type nosuch: set model.path to a model of a type that it knows",
+        ),
+        (
+            {"model_type": "mamba"},
+            "(only decoder-only models with full or sliding attention can: set model.path to one)",
+        ),
+    ],
+)
+def test_model_type_that_nothing_here_runs_ends_with_2(
+    new_cluster: NewCluster, tiny_model: Path, tmp_path: Path, fields: dict[str, str], reason: str
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    worker = new_cluster(f"type-{fields['model_type']}").add_worker(
+        "mixed", "mixed-0", model=folder
+    )
+
+    assert worker.wait_end() == 2
+    assert worker.log_tail(1).startswith("error: ")
+    assert reason in worker.log_tail(1)
+
+
+def test_kernels_of_a_level_that_does_not_exist_end_with_2(new_cluster: NewCluster) -> None:
+    worker = new_cluster("level").add_worker("mixed", "mixed-0", start=False)
+    worker.start(PDCLUSTER_KERNELS="sse9")
+
+    assert worker.wait_end() == 2
+    assert worker.log_tail(1).startswith(
+        "error: environment variable PDCLUSTER_KERNELS is 'sse9': set it to off or one of amx, "
+    )
+
+
+def test_worker_without_kernels_says_why(new_cluster: NewCluster, prompts: Prompts) -> None:
+    worker = new_cluster("no-kernels").add_worker("mixed", "mixed-0", start=False)
+    worker.start(PDCLUSTER_KERNELS="off")
+    worker.wait_ready()
+
+    device = worker.client.http.get("/version").json()["device"]
+    note = (
+        "computes with plain torch operations, which are slower: PDCLUSTER_KERNELS is off: unset "
+        "it for the compiled kernels"
+    )
+    assert (device["operations"], device["note"]) == ("reference", note)
+    assert worker.record["device"]["note"] == note
+    assert len(worker.client.complete(prompts(20)).tokens) == 8
+
+
+@pytest.mark.skipif(read_native_dtype() == "bfloat16", reason="this CPU multiplies it natively")
+def test_worker_in_a_dtype_that_its_cpu_lacks_says_so(
+    new_cluster: NewCluster, prompts: Prompts
+) -> None:
+    worker = new_cluster("bfloat16").add_worker("mixed", "mixed-0", start=False)
+    worker.settings["model"]["dtype"] = "bfloat16"
+    worker.start()
+    worker.wait_ready()
+
+    note = worker.client.http.get("/version").json()["device"]["note"]
+    assert "computes in bfloat16, which this CPU does not multiply natively" in note
+    assert "set model.dtype to float32" in note
+    assert len(worker.client.complete(prompts(20)).tokens) == 8
+
+
+def test_request_without_finite_logits_fails_alone_and_is_counted(
+    new_cluster: NewCluster, tiny_model: Path, tmp_path: Path, prompts: Prompts
+) -> None:
+    """The embedding of one token is NaN, as in weights that training has broken."""
+    folder = shutil.copytree(tiny_model, tmp_path / "poisoned")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][POISON] = float("nan")
+    # another file in its place: the fixture's may be the same one by a link
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    worker = new_cluster("nan").add_worker("mixed", "mixed-0", model=folder)
+    worker.wait_ready()
+
+    good = [token for token in prompts(40) if token != POISON]
+    with worker.client.stream(good, max_tokens=200) as stream:
+        stream.read_tokens(1)
+        failed = worker.client.post(body([5, POISON, 6]))
+        tokens = stream.read_all()
+    assert failed.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+    assert "the model's logits are not finite after 3 tokens" in failed.json()["error"]["message"]
+    assert len(tokens) == 200
+    assert worker.client.complete(good, max_tokens=200).tokens == tokens
+    worker.wait_for(
+        lambda: worker.metrics().value("engine_failed_rows_total", reason="not_finite") == 1,
+        "the failed row is counted",
+    )
