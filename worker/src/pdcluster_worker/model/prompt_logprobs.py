@@ -19,7 +19,8 @@ from pdcluster_worker.engine.request import Request
 from pdcluster_worker.messages.requests import PromptLogprob
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.parallel.plan_parts import plan_parts
-from pdcluster_worker.model.sampling.logprobs import Rank, Wanted, logprobs
+from pdcluster_worker.model.sampling.logprobs import Wanted, logprobs
+from pdcluster_worker.model.sampling.sampler import Choosing
 from pdcluster_worker.model.step_plan import StepPlan
 
 MOST_ROWS = 256
@@ -56,8 +57,8 @@ def prompt_rows(batch: Batch) -> list[PromptRow]:
 class PromptLogprobs:
     """Log probabilities computed so far for the prompts of live requests, by position."""
 
-    def __init__(self, rank: Rank) -> None:
-        self._rank = rank
+    def __init__(self, choosing: Choosing) -> None:
+        self._choosing = choosing
         self._kept: dict[str, dict[int, PromptLogprob]] = {}
 
     def logits(self, forward: Forward, plan: StepPlan, rows: Sequence[PromptRow]) -> Tensor:
@@ -70,10 +71,12 @@ class PromptLogprobs:
         sampled: list[Tensor] = []
         first = 0
         for part in plan_parts(replace(plan, sample_at=wanted), count):
-            logits = forward.logits(part).cpu()  # they hold until the next part
+            # they hold until the next part
+            logits = self._choosing.receive(forward.logits(part))
             places = [by_row.get(first + at) for at in part.sample_at.tolist()]
             self._keep(logits, places)
-            sampled.append(logits[[place for place, row in enumerate(places) if row is None]])
+            others = [place for place, row in enumerate(places) if row is None]
+            sampled.append(logits[_ids(others, logits.device)])
             first += part.num_tokens
         return torch.cat(sampled)
 
@@ -113,10 +116,14 @@ class PromptLogprobs:
             )
             for place, row in rows
         ]
-        at = torch.tensor([one.row for one in wanted])
-        chosen = logits[at, torch.tensor([one.token_id for one in wanted])]
+        at = _ids([one.row for one in wanted], logits.device)
+        chosen = logits[at, _ids([one.token_id for one in wanted], logits.device)]
         ranks = (logits[at] > chosen[:, None]).sum(1) + 1
-        figures = logprobs(logits, wanted, self._rank)
-        for (_, row), rank, (logprob, top) in zip(rows, ranks.tolist(), figures, strict=True):
+        figures = logprobs(logits, wanted, self._choosing.rank)
+        for (_, row), rank, (logprob, top) in zip(rows, ranks.cpu().tolist(), figures, strict=True):
             kept = self._kept.setdefault(row.request.request_id, {})
             kept[row.position] = PromptLogprob(logprob, rank, list(top))
+
+
+def _ids(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device)

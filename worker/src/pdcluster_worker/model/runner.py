@@ -93,8 +93,9 @@ class Runner:
         )
         self.grammars = GrammarBook(info.vocab_size)
         self._masks = MaskMaker(self.grammars, info.vocab_size)
-        self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
-        self._prompts = PromptLogprobs(forward.operations.choosing.rank)
+        self._choosing = forward.operations.choosing
+        self._sampler = Sampler(info.vocab_size, self._choosing)
+        self._prompts = PromptLogprobs(self._choosing)
 
     def submit(self, batch: Batch) -> None:
         """Plan the batch; its forward pass begins now, or when the step before has its tokens.
@@ -173,7 +174,7 @@ class Runner:
         logits, seconds = step.logits.result()
         started = time.monotonic()
         with torch.inference_mode():
-            logits = logits.cpu()  # tokens are chosen in host memory
+            logits = self._choosing.receive(logits)
             computed = time.monotonic()
             masks = None if step.masks is None else step.masks.result()
             rows = iter(self._sampler.sample(logits, step.places, masks) if step.places else ())

@@ -145,7 +145,9 @@ class Operations(Protocol):
     """
 
     choosing: Choosing
-    """Sampling from logits in host memory; every implementation gives the same bits."""
+    """Sampling, in the memory that the implementation decides on: logits are received there.  Every
+    implementation gives the same bits.
+    """
 
     def place(self, tensor: Tensor) -> Tensor:
         """The tensor where these operations read it."""

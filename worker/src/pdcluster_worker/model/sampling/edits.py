@@ -61,19 +61,19 @@ class Edits:
         try:
             for place, (_, change) in zip(places, steps, strict=True):
                 flat[place] = change(flat[place])
-            yield self._hidden(places[-1], before[-1])
+            yield self._hidden(steps[-1][0], before[-1])
         finally:
             for place, value in zip(places, before, strict=True):
                 flat[place] = value
 
-    def _hidden(self, places: Tensor, before: Tensor) -> NDArray[np.int64]:
+    def _hidden(self, places: NDArray[np.int64], before: Tensor) -> NDArray[np.int64]:
         """Rows of the last step's places that were not finite; only a ban, which is last, hides
         them.
         """
         if not self.bans:
             return np.empty(0, dtype=np.int64)
-        bad = places[before.isnan() | before.isposinf()]
-        return np.unique(bad.cpu().numpy() // self.vocab_size)
+        is_bad = (before.isnan() | before.isposinf()).cpu().numpy()
+        return np.unique(places[is_bad] // self.vocab_size)
 
     def _penalty_step(self) -> "Iterator[Step]":
         if not self.penalties:

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pdcluster_worker.model.sampling.slabs import SLAB, slabs
 from pdcluster_worker.model.sampling.token_order import first_tokens
-from pdcluster_worker.model.sampling.weights import slab_rows, token_weights
+from pdcluster_worker.model.sampling.weights import token_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,16 @@ def logprobs(logits: Tensor, wanted: Sequence[Wanted], rank: Rank) -> list[Logpr
     return [_entry(row_ids, values, one.count) for row_ids, values, one in rated]
 
 
-def rank_tokens(logits: Tensor, rows: NDArray[np.int64], count: int) -> Ranks:
-    """Ranks of the rows by plain tensor operations.  logits: [R, V] float32; the rows
-    are finite.
+def rank_tokens(logits: Tensor, rows: NDArray[np.int64], count: int, slab: int = SLAB) -> Ranks:
+    """Ranks of the rows by plain tensor operations, where the logits are.
+
+    logits: [R, V] float32; the rows are finite.  slab: see `model.sampling.slabs`.
     """
-    size = slab_rows(logits.shape[1])
-    slabs = [_rank_slab(logits[rows[at : at + size]], count) for at in range(0, len(rows), size)]
-    ids, best, total = (torch.cat(parts).cpu().numpy() for parts in zip(*slabs, strict=True))
+    parts = [
+        _rank_slab(logits[torch.from_numpy(places).to(logits.device)], count)
+        for places in slabs(rows, logits.shape[1], slab)
+    ]
+    ids, best, total = (torch.cat(found).cpu().numpy() for found in zip(*parts, strict=True))
     return Ranks(ids, best, total)
 
 

@@ -1,5 +1,5 @@
-"""Chooses one token a row by plain tensor operations: the oracle of the C kernel, and what runs
-without it.
+"""Chooses one token a row by plain tensor operations, where the logits are: the oracle of the
+kernels, and what runs without them.
 
 Order: temperature, min_p, top_k, top_p, then a draw by inverse CDF in the order
 of token ids.  Whatever a row's result depends on is in its own logits and
@@ -7,7 +7,6 @@ settings: sums are exact (`model.sampling.weights`) and cuts follow one order of
 (`model.sampling.token_order`), so company, threads and the size of a first guess change nothing.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.token_order import first_tokens
-from pdcluster_worker.model.sampling.weights import QUANTUM, slab_rows, token_weights
+from pdcluster_worker.model.sampling.slabs import ORDERED_ELEMENTS, SLAB, slabs
+from pdcluster_worker.model.sampling.token_order import ROOM_FOR_TIES, first_tokens
+from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 
 FIRST_GUESS = 256
 """Tokens of a row that are put in order at first; most of a chat model's mass is on fewer."""
@@ -35,26 +35,45 @@ class Picks:
     status: NDArray[np.int64]
 
 
-def pick_tokens(logits: Tensor, rows: Rows) -> Picks:
-    """One token for each row.  logits: [R, V] float32, not modified; a row that has none fails
-    alone.
+def pick_tokens(logits: Tensor, rows: Rows, slab: int = SLAB) -> Picks:
+    """One token for each row; a row that has none fails alone.
+
+    logits: [R, V] float32, not modified.  slab: see `model.sampling.slabs`.
     """
-    best, greedy = logits.max(dim=1)  # hands NaN and +inf on
-    values, token_ids = best.cpu().numpy(), greedy.cpu().numpy()
+    values, greedy = (found.cpu().numpy() for found in logits.max(dim=1))  # hands NaN and +inf on
     status = np.where(np.isfinite(values), PICKED, NOT_FINITE)
     status[np.isneginf(values)] = NOTHING_LEFT
-    is_drawn = rows.is_drawn & (status == PICKED)
-    for places in _slabs(np.flatnonzero(is_drawn & ~rows.is_cut), logits.shape[1]):
-        token_ids[places] = _draw(logits[places], best[places], rows.take(places))
-    for places in _slabs(np.flatnonzero(is_drawn & rows.is_cut), logits.shape[1]):
-        token_ids[places] = _cut_and_draw(logits[places], best[places], rows.take(places))
-    return Picks(token_ids, status)
+    is_free = rows.is_drawn & ~rows.is_cut & (status == PICKED)
+    token_ids = greedy.copy()
+    for places in slabs(np.flatnonzero(is_free), logits.shape[1], slab):
+        token_ids[places] = _draw(*_best_of(logits, greedy, places), rows.take(places))
+    picks = Picks(token_ids, status)
+    pick_cut(logits, rows, picks, slab)
+    return picks
 
 
-def _slabs(places: NDArray[np.int64], vocab_size: int) -> Iterator[NDArray[np.int64]]:
-    size = slab_rows(vocab_size)
-    for start in range(0, len(places), size):
-        yield places[start : start + size]
+def pick_cut(logits: Tensor, rows: Rows, picks: Picks, slab: int) -> None:
+    """Draw the tokens of the rows that are cut in place of their greedy ones, which `picks` has."""
+    vocab_size, greedy = logits.shape[1], picks.token_ids.copy()
+    left, count = np.flatnonzero(rows.is_cut & (picks.status == PICKED)), FIRST_GUESS
+    while len(left):
+        again = [left[:0]]
+        num_listed = min(count * ROOM_FOR_TIES, vocab_size)
+        for places in slabs(left, vocab_size + ORDERED_ELEMENTS * num_listed, slab):
+            chosen, is_enough = _try_first(
+                *_best_of(logits, greedy, places), rows.take(places), count
+            )
+            picks.token_ids[places[is_enough]] = chosen[is_enough]
+            again.append(places[~is_enough])
+        left, count = np.concatenate(again), count * WIDER
+
+
+def _best_of(
+    logits: Tensor, greedy: NDArray[np.int64], places: NDArray[np.int64]
+) -> tuple[Tensor, Tensor]:
+    """A copy of the logits of these rows, and the best of each."""
+    at = torch.from_numpy(places).to(logits.device)
+    return logits[at], logits[at, torch.from_numpy(greedy[places]).to(logits.device)]
 
 
 def _draw(logits: Tensor, best: Tensor, rows: Rows) -> NDArray[np.int64]:
@@ -81,16 +100,6 @@ def _at_share(weights: Tensor, rows: Rows) -> Tensor:
     return torch.searchsorted(sums, share[:, None], right=True)[:, 0]
 
 
-def _cut_and_draw(logits: Tensor, best: Tensor, rows: Rows) -> NDArray[np.int64]:
-    token_ids = np.zeros(len(rows), dtype=np.int64)
-    left, count = np.arange(len(rows)), FIRST_GUESS
-    while len(left):
-        chosen, is_enough = _try_first(logits[left], best[left], rows.take(left), count)
-        token_ids[left[is_enough]] = chosen[is_enough]
-        left, count = left[~is_enough], count * WIDER
-    return token_ids
-
-
 def _try_first(
     logits: Tensor, best: Tensor, rows: Rows, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -108,14 +117,17 @@ def _try_first(
     places = _at_share(weights.gather(1, by_id), rows)
     chosen = ids.gather(1, by_id.gather(1, places[:, None]))[:, 0]
     is_enough = torch.where(top_k < vocab_size, top_k <= count, sums[:, -1] >= wanted)
-    return chosen.cpu().numpy(), is_enough.cpu().numpy() | (ids.shape[1] == vocab_size)
+    found = torch.stack((chosen, is_enough)).cpu().numpy()  # one wait for both
+    return found[0], (found[1] > 0) | (ids.shape[1] == vocab_size)
 
 
 def _kept_mass(logits: Tensor, best: Tensor, rows: Rows, sums: Tensor) -> Tensor:
     """[R] float64, what min_p and top_k leave; the last of `sums` where top_k is set."""
+    places = np.flatnonzero(rows.top_k == 0)
+    if not len(places):
+        return sums[:, -1]
     mass = sums[:, -1].clone()
-    whole = np.flatnonzero(rows.top_k == 0)
-    if len(whole):
-        weights = _weights(logits[whole], best[whole], rows.take(whole))
-        mass[whole] = weights.sum(1, dtype=torch.float64)
+    whole = torch.from_numpy(places).to(logits.device)
+    weights = _weights(logits[whole], best[whole], rows.take(places))
+    mass[whole] = weights.sum(1, dtype=torch.float64)
     return mass

@@ -28,14 +28,26 @@ Pick = Callable[[Tensor, Rows], Picks]
 """Function of contiguous logits [R, V]; see `model.sampling.picking.pick_tokens`."""
 
 
+Receive = Callable[[Tensor], Tensor]
+"""Function of the logits of a step, where the forward pass has left them or will: waits for the
+pass and gives them in the memory that `Choosing` reads.
+"""
+
+
+def in_host_memory(logits: Tensor) -> Tensor:
+    """The logits themselves, or a copy of those on a device."""
+    return logits.cpu()
+
+
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """The two operations on whole rows: plain tensor operations, or kernels that give the same
-    bits.
+    """Operations on whole rows, in the memory where tokens are chosen: plain tensor operations, or
+    kernels that give the same bits.
     """
 
     pick: Pick = pick_tokens
     rank: Rank = rank_tokens
+    receive: Receive = in_host_memory
 
 
 PLAIN_TENSORS = Choosing()
@@ -43,12 +55,12 @@ PLAIN_TENSORS = Choosing()
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
     """A copy of [R, V] logits, of whose masked rows only the allowed tokens are left; a row that is
-    not finite stays as it is.
+    not finite stays as it is.  The masks go to the logits' device, in one piece.
     """
-    rows = torch.from_numpy(masks.rows)
+    rows = torch.from_numpy(masks.rows).to(logits.device)
     found = logits if len(rows) == len(logits) else logits[rows]
     hidden = found.amax(1, keepdim=True)  # hands NaN and +inf on
-    kept = torch.from_numpy(masks.allowed) | ~(hidden < float("inf"))
+    kept = torch.from_numpy(masks.allowed).to(logits.device) | ~(hidden < float("inf"))
     left = torch.where(kept, found, float("-inf"))
     return left if found is logits else logits.index_copy(0, rows, left)
 
@@ -68,8 +80,8 @@ class Sampler:
 
         A request with drafts has a row after each.
 
-        logits: [len(requests), vocab_size] float32, contiguous; changed meanwhile, the same
-                afterwards.
+        logits: [len(requests), vocab_size] float32, contiguous, as `Choosing.receive` gives them;
+                changed meanwhile, the same afterwards.
         """
         rows = plan_rows(requests, self._vocab_size)
         edits, errors = self._penalties.edits(requests)

@@ -22,8 +22,6 @@ rounds that.
 """
 LOWEST = -32.0
 """exp of this is far below QUANTUM, and far above the least float32."""
-SLAB = 1 << 18
-"""Elements worked on at once: a float32 temporary of 1 MiB stays in a core's cache."""
 LOG2_E = math.log2(math.e)
 LN2_HIGH = 355 / 512
 """ln 2 in two parts: the first has 9 bits, so its product with a small integer is exact."""
@@ -32,11 +30,6 @@ TAYLOR = [1 / math.factorial(power) for power in range(7, -1, -1)]
 """Taylor series of exp on [-ln2 / 2, ln2 / 2]: the first term left out is 5e-9, a twelfth of a
 float32's rounding.
 """
-
-
-def slab_rows(vocab_size: int) -> int:
-    """Rows to work on at once."""
-    return max(1, SLAB // vocab_size)
 
 
 def token_weights(logits: Tensor, best: Tensor, inverse_temperature: Tensor) -> Tensor:
