@@ -16,9 +16,11 @@ from pdcluster_worker.model.device_cache import (
     DeviceMemory,
     check_memory,
     device_blocks,
+    logits_bytes,
     open_cache,
 )
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes
+from pdcluster_worker.model.step_plan import row_sizes
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="bfloat16")
 CPU = torch.device("cpu")
@@ -98,13 +100,24 @@ def test_one_block_is_refused() -> None:
 
 
 GIB = 1 << 30
-STEPS = STEP_BYTES_PER_TOKEN * 1024 + 12 * 1000 * 8
 
 
 def engine_of(share: float | None) -> EngineConfig:
     return EngineConfig(
         device_memory_share=share, max_batched_tokens=1024, max_sequences=8, kv_cache_memory=GIB
     )
+
+
+STEPS = STEP_BYTES_PER_TOKEN * 1024 + logits_bytes(engine_of(None), 1000)
+
+
+def test_memory_for_logits_by_hand() -> None:
+    """Graphs of 1, 2, 4 and 8 rows; a part of a prompt is of 256 rows, three times over."""
+    of_rows = 4 * 1000 * (15 + 3 * 256)
+    assert logits_bytes(engine_of(None), 1000) == of_rows + 32 * 4 * 256 * 1000
+    wide = EngineConfig(max_batched_tokens=1024, max_sequences=1024)
+    num_rows = sum(row_sizes(1024)) + 5 * 1024
+    assert logits_bytes(wide, 100_000) == 400_000 * num_rows + 32 * (1 << 24)
 
 
 def test_share_of_a_device_leaves_room_for_weights_and_steps() -> None:

@@ -15,17 +15,21 @@ from triton.compiler import ASTSource
 
 from pdcluster_worker.model.ops import triton_kernels
 from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
+from pdcluster_worker.model.ops.device_choosing import BLOCK
 from pdcluster_worker.model.ops.operations import AttentionShape
-from pdcluster_worker.model.ops.triton_kernels import attention, rows
+from pdcluster_worker.model.ops.triton_kernels import attention, rows, sampling
 
 SHARED_MEMORY = 227 << 10
 """Bytes that one program may have, on both."""
 
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=64, scaling=0.1)
 NARROW = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-POINTERS = {"slots": "*i64"} | dict.fromkeys(
-    ("firsts", "lengths", "contexts", "seats", "tables"), "*i32"
-)
+POINTERS = {
+    "slots": "*i64",
+    "logits": "*fp32",
+    "settings": "*fp64",
+    "picks": "*i64",
+} | dict.fromkeys(("firsts", "lengths", "contexts", "seats", "tables"), "*i32")
 WIDE = ("weight", "weights", "partial", "cosine", "sine", "query_weight", "key_weight")
 FLOATS = ("epsilon", "query_epsilon", "key_epsilon", "scale")
 STRIDES = ("layer_offset", "head_stride", "block_stride")
@@ -67,12 +71,13 @@ def constants(sizes: AttentionSizes, window: int = 0) -> dict[str, dict[str, Any
             "split_keys": sizes.split_keys,
             "window": window,
         },
+        "pick": {"vocab_size": 151936, "block": BLOCK},
     }
 
 
 KERNELS = {
     name: kernel
-    for module in (attention, rows)
+    for module in (attention, rows, sampling)
     for name, kernel in vars(module).items()
     if isinstance(kernel, triton.runtime.JITFunction) and not name.startswith("_")
 }
@@ -97,6 +102,9 @@ def test_kernel_compiles(name: str, dtype: torch.dtype, arch: int) -> None:
     made = compile_kernel(name, dtype, arch, window=0)
     if (name, dtype, arch) == ("chunk", torch.bfloat16, 90):
         assert "wgmma" in made.asm["ptx"]  # the tensor cores of Hopper
+    if name == "pick":
+        assert "fma" not in made.asm["ptx"]  # each product and sum is rounded once
+        assert ".ftz" not in made.asm["ptx"]
 
 
 @pytest.mark.parametrize("name", ["decode", "merge", "chunk"])
@@ -145,7 +153,8 @@ def compile_kernel(name: str, dtype: torch.dtype, arch: int, window: int) -> Any
     ]
     aligned = {(index,): [["tt.divisibility", 16]] for index in whole}  # as in a launch
     warps = AttentionSizes.of(SHAPE, dtype, 32768).warps
-    options = {"num_stages": 2, "enable_fp_fusion": True, "num_warps": warps}
+    fuses = name in vars(attention)  # as they are launched
+    options = {"num_stages": 2, "enable_fp_fusion": fuses, "num_warps": warps}
 
     made = triton.compile(
         ASTSource(kernel, signature, fixed, aligned),

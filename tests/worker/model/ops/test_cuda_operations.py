@@ -1,25 +1,16 @@
 """The cuda operations against `Reference`: in Triton's interpreter, in a process of its own, or on
 a GPU (`make gpu-check`).
-
-Triton decides when it is imported which of the two it is, so the process of the
-other tests only starts the one that interprets.
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.worker.model.ops import device_cases as cases
+from tests.worker.model.ops.interpreted import DEVICE, INTERPRETED, ON_GPU, interpret
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = os.environ.get("PDCLUSTER_GPU_CHECK") == "1"
-DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 TOLERANCE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-5},
     torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
@@ -30,28 +21,7 @@ if INTERPRETED:  # it cuts bfloat16 off where a GPU rounds
 if not INTERPRETED and not ON_GPU:
 
     def test_kernels_in_the_interpreter() -> None:
-        """All of this file in a process that interprets."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            __file__,
-        ]
-        found = subprocess.run(
-            command,
-            env=os.environ | {"TRITON_INTERPRET": "1"},
-            cwd=Path(__file__).parents[4],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
-        assert " passed" in found.stdout
+        interpret(__file__)
 
 else:
     from pdcluster_worker.model.ops.cuda import CudaOperations

@@ -13,7 +13,8 @@ from pdcluster_worker.engine.request import Request
 from pdcluster_worker.grammar.masks import Masks, bar
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import Sampling
-from pdcluster_worker.model.ops.cpu import host_choosing
+from pdcluster_worker.model.ops.cpu import choosing_of
+from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler
 
 VOCAB = 300
@@ -53,7 +54,12 @@ def masks_of(rows, allowed, errors=None):
 
 @pytest.fixture(params=["plain", "kernel"])
 def choosing(request):
-    return PLAIN_TENSORS if request.param == "plain" else host_choosing()
+    if request.param == "plain":
+        return PLAIN_TENSORS
+    found = kernels_found()
+    if not isinstance(found, Kernels):
+        pytest.skip(found.reason)
+    return choosing_of(found)
 
 
 @pytest.mark.parametrize("options", SETTINGS)

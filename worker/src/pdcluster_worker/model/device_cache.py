@@ -23,6 +23,9 @@ from pdcluster_worker.model.kv_cache import (
     blocks_that_fit,
     check_num_blocks,
 )
+from pdcluster_worker.model.ops.graphs import graph_sizes
+from pdcluster_worker.model.prompt_logprobs import MOST_ROWS
+from pdcluster_worker.model.sampling.slabs import device_slab_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,15 @@ _cuda: Any = torch.cuda  # its classes have no types
 STEP_BYTES_PER_TOKEN = 512 << 10
 """Memory of a step beside weights and KV blocks, per token of its budget: an estimate, not
 measured.
+"""
+
+CHOOSING_COPIES = 5
+"""Copies of a step's logits beside those of the graphs: the step's own, the rows that masks change,
+these with their masks, all rows together, and truth values.
+"""
+SCORING_COPIES = 3
+"""Copies of the logits of a part of a prompt: its own, the scored rows, and truth values beside the
+rows that are sampled.
 """
 
 
@@ -112,8 +124,7 @@ def device_blocks(
     share = engine.device_memory_share
     if share is None:
         return blocks_that_fit(geometry, engine.kv_cache_memory)
-    logits = 12 * vocab_size * engine.max_decode_rows  # float32, three times over
-    steps = STEP_BYTES_PER_TOKEN * engine.max_batched_tokens + logits
+    steps = STEP_BYTES_PER_TOKEN * engine.max_batched_tokens + logits_bytes(engine, vocab_size)
     left = int(share * memory.total) - memory.taken - steps
     if left < 2 * block_num_bytes(geometry):
         raise ModelError(
@@ -124,6 +135,16 @@ def device_blocks(
             "engine.maxBatchedTokens or engine.maxSequences, or use a larger device"
         )
     return left // block_num_bytes(geometry)
+
+
+def logits_bytes(engine: EngineConfig, vocab_size: int) -> int:
+    """Memory of a device for logits, float32, and for choosing tokens from them: reckoned, not
+    measured.  Each captured graph keeps the logits that it writes.
+    """
+    most = engine.max_decode_rows
+    copies = max(CHOOSING_COPIES * most, SCORING_COPIES * MOST_ROWS)
+    num_rows = sum(graph_sizes(most)) + copies
+    return 4 * vocab_size * num_rows + device_slab_bytes(vocab_size * max(most, MOST_ROWS))
 
 
 class DeviceKVCache:

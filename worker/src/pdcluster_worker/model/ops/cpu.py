@@ -25,7 +25,7 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     rotation_arguments,
     shared_rows,
 )
-from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
+from pdcluster_worker.model.ops.kernel_object import Kernels
 from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
 from pdcluster_worker.model.ops.operations import (
     ALONE,
@@ -40,7 +40,7 @@ from pdcluster_worker.model.ops.operations import (
 )
 from pdcluster_worker.model.ops.packed_weights import PackedStack, PackedWeights
 from pdcluster_worker.model.sampling.sample_kernel import kernel_choosing
-from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Choosing
+from pdcluster_worker.model.sampling.sampler import Choosing
 from pdcluster_worker.model.step_plan import StepPlan
 
 
@@ -242,11 +242,3 @@ def choosing_of(kernels: Kernels) -> Choosing:
     """Tokens chosen by these kernels."""
     library = kernels.library
     return kernel_choosing(shared_rows(library, "sample_rows"), shared_rows(library, "rank_rows"))
-
-
-def host_choosing() -> Choosing:
-    """Tokens chosen by the kernels of this process, where it has some, from logits that were
-    computed elsewhere.
-    """
-    kernels = kernels_found()
-    return choosing_of(kernels) if isinstance(kernels, Kernels) else PLAIN_TENSORS

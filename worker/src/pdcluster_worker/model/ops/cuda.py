@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdcluster_worker.model.ops.attention_sizes import power_of_two
-from pdcluster_worker.model.ops.cpu import host_choosing
+from pdcluster_worker.model.ops.device_choosing import DEVICE_CHOOSING
 from pdcluster_worker.model.ops.flashinfer_attention import make_attention
 from pdcluster_worker.model.ops.graphs import Graphs
 from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
@@ -32,14 +32,11 @@ from pdcluster_worker.model.ops.operations import (
 from pdcluster_worker.model.ops.paged_attention import strides
 from pdcluster_worker.model.ops.plan_copy import PlanCopy
 from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.ops.triton_kernels import rows
+from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, rows
 from pdcluster_worker.model.step_plan import StepPlan
 
 GATE_BLOCK = 1024
 """Columns of one program of `gate_mul`."""
-
-NO_FUSION = {"enable_fp_fusion": False}
-"""A product is rounded before it is added, as the reference does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +57,7 @@ class CudaOperations:
 
     note = ""
     pads_rows = True
+    choosing = DEVICE_CHOOSING
 
     def __init__(
         self, cache: Tensor, shape: AttentionShape, limits: StepLimits, group: Group = ALONE
@@ -72,7 +70,6 @@ class CudaOperations:
         self._limits = limits
         self._attention = make_attention(cache, shape, limits)
         self._copy = PlanCopy(cache.device, limits)
-        self.choosing = host_choosing()
         self.name = f"cuda triton {triton.__version__}, attention by {self._attention.name}"
 
     def place(self, tensor: Tensor) -> Tensor:

@@ -1,0 +1,111 @@
+"""The kernel that chooses tokens against `pick_tokens`, bit for bit: in the interpreter, or on a
+GPU (`make gpu-check`).
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pdcluster_worker.model.sampling.logprobs import rank_tokens
+from pdcluster_worker.model.sampling.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
+from pdcluster_worker.model.sampling.rows import Rows
+from tests.worker.model.ops.interpreted import DEVICE, INTERPRETED, ON_GPU, interpret
+
+if not INTERPRETED and not ON_GPU:
+
+    def test_choice_in_the_interpreter() -> None:
+        interpret(__file__)
+
+else:
+    from pdcluster_worker.model.ops.device_choosing import BLOCK, DEVICE_CHOOSING
+
+    # of numpy: what the interpreter adds up is beyond float32, as on a GPU
+    pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
+
+    TEMPERATURES = (0.0, 1e-5, 0.05, 0.7, 1.0, 50.0, 1e30, 3e38, 1e42)
+    SHARES = (0.0, 1e-12, 0.3, 0.5, 0.999, 1 - 2.0**-53, 1.0)
+    ODD = (-math.inf, -40.0, -2.0, -0.0, 0.0, 0.5, 3.0, 3.0, 1e-40, 3e38, -3e38)
+
+    def settings(*, cut: bool = False) -> Rows:
+        """Rows of every temperature and share; some have a min_p, some are cut if `cut` is set."""
+        each = [*itertools.product(TEMPERATURES, SHARES)]
+        temperatures, u = (np.array(values) for values in zip(*each, strict=True))
+        min_p = np.resize((0.0, 0.03, 0.0, 1.0, 0.0), len(each))
+        with np.errstate(divide="ignore"):
+            inverse = np.where(temperatures > 0, 1 / temperatures, 0.0).astype(np.float32)
+        turn = np.arange(len(each)) % 3
+        return Rows(
+            inverse,
+            np.where(cut & (turn == 1), 7, 0),
+            np.where(cut & (turn == 2), 0.8, 1.0),
+            min_p.astype(np.float32),
+            u,
+        )
+
+    def choose(logits: Tensor, rows: Rows) -> list[int]:
+        """Status of each row, after a check that tokens are those of the plain operations."""
+        found = DEVICE_CHOOSING.pick(logits.to(DEVICE), rows)
+        wanted = pick_tokens(logits, rows)
+        assert found.status.tolist() == wanted.status.tolist()
+        good = wanted.status == PICKED
+        assert found.token_ids[good].tolist() == wanted.token_ids[good].tolist()
+        return list(found.status)
+
+    def random_logits(num_rows: int, vocab_size: int, *scales: float) -> Tensor:
+        generator = torch.Generator().manual_seed(vocab_size)
+        scale = torch.from_numpy(np.resize(scales, (num_rows, 1))).float()
+        return torch.randn(num_rows, vocab_size, generator=generator) * scale
+
+    @pytest.mark.parametrize("vocab_size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17])
+    def test_tokens_are_those_of_the_plain_operations(vocab_size: int) -> None:
+        rows = settings()
+        logits = random_logits(len(rows), vocab_size, 3.0, 12.0, 0.01, 1.0)
+        assert choose(logits, rows) == [PICKED] * len(rows)
+
+    @pytest.mark.parametrize("cut", [True, False])
+    def test_ties_are_in_the_order_of_ids(cut: bool) -> None:
+        rows = settings(cut=cut)
+        logits = random_logits(len(rows), BLOCK + 300, 2.0).round()
+        choose(logits, rows)
+        choose(torch.zeros_like(logits), rows)
+
+    @pytest.mark.parametrize("num_tokens", [1, 2, 60])
+    def test_odd_logits(num_tokens: int) -> None:
+        rows = settings(cut=True)
+        random = np.random.default_rng(num_tokens)
+        logits = torch.full((len(rows), BLOCK + 60), -math.inf)
+        for row in logits:
+            places = torch.from_numpy(random.integers(0, len(row), num_tokens))
+            row[places] = torch.from_numpy(random.choice(ODD, num_tokens)).float()
+        choose(logits, rows)
+
+    @pytest.mark.parametrize("at", [0, BLOCK - 1, BLOCK, BLOCK + 99])
+    def test_a_row_without_a_choice_fails_alone(at: int) -> None:
+        rows = settings(cut=True)
+        logits = random_logits(len(rows), BLOCK + 100, 3.0)
+        bad = {3: math.nan, 5: -math.nan, 40: math.inf}
+        for row, value in bad.items():
+            logits[row, at] = value
+        logits[41], logits[42, at] = -math.inf, -math.inf
+
+        status = choose(logits, rows)
+
+        assert [row for row, found in enumerate(status) if found == NOT_FINITE] == [*bad]
+        assert status.index(NOTHING_LEFT) == 41
+        assert status.count(PICKED) == len(rows) - 4
+
+    def test_ranks_are_those_of_the_plain_operations() -> None:
+        logits = random_logits(9, BLOCK + 5, 4.0).round()
+        places = np.array([8, 0, 4])
+        found = DEVICE_CHOOSING.rank(logits.to(DEVICE), places, 20)
+        wanted = rank_tokens(logits, places, 20)
+        for name in ("ids", "best", "total"):
+            assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
+
+    def test_logits_stay_where_they_are() -> None:
+        logits = torch.zeros(2, 3, device=DEVICE)
+        assert DEVICE_CHOOSING.receive(logits) is logits
