@@ -2,7 +2,8 @@
 
 In this order: every case of the operations and of the staged cache against the
 reference; the tokens of the sample model on the GPU beside those on the CPU, both
-in float32; times of steps beside the roofline.  Exits 2 where there is no GPU, 1
+in float32; tokens chosen on the GPU beside the host's choice; times of steps beside
+the roofline.  Exits 2 where there is no GPU, 1
 where a check fails.
 
     gpu_check.py [--model FOLDER]
@@ -19,6 +20,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 CASES = (
     "tests/worker/model/ops/test_cuda_operations.py",
+    "tests/worker/model/ops/test_cuda_sampling.py",
     "tests/worker/model/test_device_cache.py",
 )
 PROMPTS = ([1, 2, 3], list(range(5, 300)), [7] * 33)
@@ -44,9 +46,12 @@ def main() -> int:
         return 1
     if arguments.model is not None and not _tokens_agree(arguments.model):
         return 1
-    from gpu_figures import report
+    import gpu_figures
+    import gpu_sampling
 
-    report()
+    if not gpu_sampling.report():
+        return 1
+    gpu_figures.report()
     return 0
 
 
