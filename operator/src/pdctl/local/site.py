@@ -60,7 +60,7 @@ def write_process(cluster: PDCluster, process: ProcessSpec, site: Site) -> Launc
 
 
 def _shared_cores(process: ProcessSpec, site: Site) -> dict[str, str]:
-    """What an engine needs to lend its cores to others of this run (docs/design/lent-cores.md)."""
+    """Environment of an engine that lends its cores in this run (docs/design/lent-cores.md)."""
     if process.shared_cores is None:
         return {}
     place = {"path": str(site.run.path / "cores"), **asdict(process.shared_cores)}

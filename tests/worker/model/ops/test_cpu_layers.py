@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -141,7 +142,7 @@ def test_a_step_begins_with_no_more_threads_than_it_may(dtype, make_cpu, each_th
 
 
 def num_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def test_layers_by_one_call_compute_what_the_reference_does(dtype, make_cpu):

@@ -8,7 +8,7 @@ computes its own number before each step, and lowers that of others when it begi
 to work, which the kernels see after each layer.  Two that begin in the same moment may
 share cores for one step.
 
-Has no torch.  An engine that was killed while it worked lends its cores to nobody.
+Has no torch.  The cores of an engine that was killed while it worked are lent to no other.
 """
 
 import ctypes
@@ -61,7 +61,7 @@ def core_place(environment: Mapping[str, str]) -> CorePlace | None:
 def allotted(place: int, threads: Sequence[int], rests: Sequence[bool], cores: int) -> int:
     """Threads for the engine at `place`, which works.
 
-    Its own, and its part of the cores that nobody uses: they go to the engines that
+    Its own, and its part of the cores that no engine uses: they go to the engines that
     work, one after another.
 
     >>> allotted(0, [1, 1], [False, True], 2), allotted(0, [1, 1], [False, False], 2)
@@ -100,7 +100,7 @@ class SharedCores:
 
     @property
     def address(self) -> int:
-        """Of this engine's number of threads, an int32 that other engines lower."""
+        """Address of this engine's number of threads, an int32 that other engines lower."""
         return ctypes.addressof(self._own) + ctypes.sizeof(ctypes.c_int32) * _THREADS
 
     @property

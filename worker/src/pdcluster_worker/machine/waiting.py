@@ -41,7 +41,7 @@ def wait_environment(
 
 
 def spins_of(environment: Mapping[str, str]) -> int:
-    """Turns of a spin in the waits of our own kernels: what OpenMP was told, else none."""
+    """Turns of a spin in the waits of our own kernels: OpenMP's own number, else none."""
     said = environment.get("GOMP_SPINCOUNT", "")
     return int(said) if said.isdigit() else 0
 
