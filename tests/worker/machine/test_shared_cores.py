@@ -1,7 +1,9 @@
 """Engines of one machine lend each other the cores that they do not use."""
 
 import ctypes
+import errno
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -82,7 +84,35 @@ def test_an_engine_that_starts_or_is_not_there_yet_lends_nothing(open_place):
     open_place(0).rest()
     assert decode.take() == 2
     open_place(0)  # again, after its end
+    assert number_at(decode) == 1  # in the middle of a step
     assert decode.take() == 1
+
+
+def test_an_engine_that_is_killed_while_it_works_lends_nothing_until_it_is_there_again(open_place):
+    decode, killed = open_place(1), open_place(0)
+    killed.take()
+    del killed
+    assert decode.take() == 1
+
+    open_place(0).rest()
+    assert decode.take() == 2
+
+
+def test_an_engine_that_begins_while_another_counts_has_its_core(open_place, monkeypatch):
+    prefill, decode = open_place(0), open_place(1)
+    prefill.rest()
+    counted = SharedCores._allotted
+    begun = []
+
+    def begin_first(cores, place, rests):
+        if cores is decode and not begun:
+            begun.append(prefill)
+            prefill.take()
+        return counted(cores, place, rests)
+
+    monkeypatch.setattr(SharedCores, "_allotted", begin_first)
+    assert decode.take() == 1
+    assert (number_at(decode), number_at(prefill)) == (1, 1)
 
 
 def test_most_threads_are_all_cores(open_place):
@@ -101,7 +131,11 @@ def test_a_place_is_read_from_the_environment():
         ("2", "Expected `object`"),
         ('{"path": "p", "place": 0, "threads": [1]}', "missing required field `cores`"),
         ('{"path": "p", "place": 2, "threads": [1, 1], "cores": 2}', "place 2 of threads [1, 1]"),
-        ('{"path": "p", "place": 0, "threads": [0], "cores": 2}', "each at least 1"),
+        ('{"path": "p", "place": 0, "threads": [0], "cores": 2}', "`int` >= 1 - at `$.threads"),
+        ('{"path": "p", "place": 0, "threads": [3000000000], "cores": 2}', "`int` <= 8192"),
+        ('{"path": "p", "place": 0, "threads": [1], "cores": 100000}', "<= 8192 - at `$.cores`"),
+        ('{"path": "p", "place": 0, "threads": [2, 1], "cores": 2}', "more than its 2 cores"),
+        ("\udcff", "surrogates not allowed"),
         ('{"path": "p", "place": 0, "threads": [], "cores": 2}', "place 0 of threads []"),
     ],
 )
@@ -113,6 +147,26 @@ def test_a_wrong_place_is_refused_by_the_variable(said, fault):
     assert "leave it out" in str(refused.value)
 
 
-def test_a_file_that_cannot_be_opened_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot open .*missing/cores: No such file"):
-        SharedCores(CorePlace(str(tmp_path / "missing" / "cores"), 0, (1,), 1))
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("missing/cores", "cannot open .*missing/cores': .*No such file"),
+        ("a\0b", "cannot open .*null byte"),
+        ("notes", "'.*notes' is no file of 64 bytes for 1 engines"),
+        ("pipe", "'.*pipe' is no file of 64 bytes"),
+        ("full", "cannot write '.*full'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_and_left_alone(tmp_path, name, fault, monkeypatch):
+    (tmp_path / "notes").write_text("of a user")
+    os.mkfifo(tmp_path / "pipe")
+    if name == "full":
+        monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(ConfigError, match=fault) as refused:
+        SharedCores(CorePlace(str(tmp_path / name), 0, (1,), 1))
+    assert "leave it out" in str(refused.value)
+    assert (tmp_path / "notes").read_text() == "of a user"
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

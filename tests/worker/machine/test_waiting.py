@@ -50,11 +50,29 @@ def test_threads_that_may_be_lent_spin(monkeypatch):
     monkeypatch.setattr(waiting, "process_request", lambda: 0.0)
     lent = {"PDCLUSTER_OWN_CORES": "1", "PDCLUSTER_SHARED_CORES": "{}"}
     assert wait_environment(1, lent) == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
+    assert wait_environment(1, {**lent, "PDCLUSTER_SHARED_CORES": ""}) == {
+        "OMP_WAIT_POLICY": "PASSIVE"
+    }
 
 
 def test_our_own_waits_spin_as_long_as_those_of_openmp():
     assert spins_of({"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "300"}) == 300
-    assert spins_of({"OMP_WAIT_POLICY": "PASSIVE"}) == spins_of({"GOMP_SPINCOUNT": "x"}) == 0
+    assert spins_of({"OMP_WAIT_POLICY": "PASSIVE"}) == 0
+    assert spins_of({"GOMP_SPINCOUNT": "9" * 30}) == waiting.MOST_SPINS
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"OMP_WAIT_POLICY": "ACTIVE"},
+        {"GOMP_SPINCOUNT": "INFINITE"},
+        {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20k"},
+        {"GOMP_SPINCOUNT": "²"},
+    ],
+)
+def test_our_own_waits_spin_for_a_moment_where_openmp_does(environment):
+    assert spins_of(environment) == waiting.SPIN_COUNT
 
 
 def test_the_decision_needs_no_torch():

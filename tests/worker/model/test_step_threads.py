@@ -1,17 +1,18 @@
 """Threads of a step follow the cores that are lent; a lone engine keeps its own."""
 
-import json
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pdcluster_worker.machine.shared_cores import VARIABLE, CorePlace, SharedCores
+from pdcluster_worker.machine.shared_cores import CorePlace, SharedCores
 from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
-from pdcluster_worker.model.step_threads import LentThreads, OwnThreads, step_threads
+from pdcluster_worker.model.step_threads import LentThreads, OwnThreads, share_threads
 
 
 @pytest.fixture
-def one_thread():
+def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -19,38 +20,64 @@ def one_thread():
 
 
 @pytest.fixture
-def environment(tmp_path) -> dict[str, str]:
-    place = {"path": str(tmp_path / "cores"), "place": 0, "threads": [1, 1], "cores": 2}
-    return {VARIABLE: json.dumps(place)}
+def engines(tmp_path, one_thread) -> list[SharedCores]:
+    """Two of one thread each, on two cores."""
+    return [SharedCores(CorePlace(str(tmp_path / "cores"), place, (1, 1), 2)) for place in (0, 1)]
 
 
-def test_steps_take_the_cores_that_another_engine_leaves(environment, tmp_path, one_thread):
+@pytest.fixture
+def lent(engines) -> Iterator[LentThreads]:
+    """Threads of the first one."""
     if not isinstance(kernels_found(), Kernels):
         pytest.skip("no kernels are built here")
-    other = SharedCores(CorePlace(str(tmp_path / "cores"), 1, (1, 1), 2))
-    threads = step_threads(environment)
+    threads = share_threads(engines[0], [computing()])
     assert isinstance(threads, LentThreads)
-    threads.take()
+    yield threads
+    threads.close()
+
+
+def test_steps_take_the_cores_that_another_engine_leaves(engines, lent):
+    other = engines[1]
+    lent.take()
     assert torch.get_num_threads() == 1
 
     other.rest()
-    threads.take()
+    lent.take()
     assert torch.get_num_threads() == 2
 
     other.take()
-    threads.take()
+    lent.take()
     assert torch.get_num_threads() == 1
 
-    threads.close()
+    lent.close()
     assert other.take() == 2
 
 
-def test_without_a_place_or_kernels_threads_stay(environment, one_thread, monkeypatch):
-    assert isinstance(step_threads({}), OwnThreads)
+def test_a_draft_model_has_the_threads_of_its_engine(engines, lent):
+    runners = [computing(), computing()]
+    threads = share_threads(engines[0], runners)
+    assert [runner.threads for runner in runners] == [threads, threads]
+
+
+def computing(code: str = "decoder") -> SimpleNamespace:
+    """A runner."""
+    return SimpleNamespace(threads=OwnThreads(), forward=SimpleNamespace(code=code))
+
+
+def test_threads_stay_without_a_place_or_kernels_or_our_decoder(engines, monkeypatch):
+    """Such an engine works all the time, so it lends nothing either."""
+    transformers = computing("transformers")
+    found = [
+        share_threads(None, [computing()]),
+        share_threads(engines[0], [computing(), transformers]),
+    ]
+    assert transformers.threads is found[1]
     monkeypatch.setenv("PDCLUSTER_KERNELS", "off")
-    threads = step_threads(environment)
-    assert isinstance(threads, OwnThreads)
-    threads.take()
-    threads.rest()
-    threads.close()
+    found.append(share_threads(engines[0], [computing()]))
+    for threads in found:
+        assert isinstance(threads, OwnThreads)
+        threads.take()
+        threads.rest()
+        threads.close()
     assert torch.get_num_threads() == 1
+    assert engines[1].take() == 1

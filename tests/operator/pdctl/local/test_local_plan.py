@@ -8,6 +8,7 @@ import pytest
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.schema.load import parse
 from pdctl.local.plan import MAX_PROCESSES, plan_local
+from tests.operator.object_cases import vllm
 
 
 def two_by_two(document: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +75,14 @@ def test_workers_of_a_machine_share_its_cores(document: dict[str, Any]) -> None:
     assert shares(document, 2) == [(0, (1, 1), 2), (1, (1, 1), 2)]
     assert shares(document, 5) == [(0, (2, 2), 5), (1, (2, 2), 5)]
     assert shares(document, 1) == [None, None]  # they share one already
+    document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = 2
+    assert shares(document, 2) == [None, None, None]
+    assert shares(document, 4)[2] == (2, (1, 1, 1), 4)
+
+
+def test_stock_engines_share_nothing(document: dict[str, Any]) -> None:
+    vllm()(document)
+    assert shares(document, 8) == [None, None]
 
 
 def test_workers_whose_threads_the_file_gives_share_nothing(document: dict[str, Any]) -> None:

@@ -157,12 +157,19 @@ def test_layers_by_one_call_compute_what_the_reference_does(dtype, make_cpu):
     torch.testing.assert_close(hidden[:rows], expected[:rows], atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
-def test_layers_by_one_call_know_their_threads_where_regions_within_have_fewer():
-    """The count of a region within is what OpenMP says is the most, inside of one."""
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"OMP_NUM_THREADS": "2,1"},  # of a region within it is what OpenMP says is the most there
+        {"OMP_WAIT_POLICY": "PASSIVE"},
+        {"GOMP_SPINCOUNT": "20000"},
+    ],
+)
+def test_layers_by_one_call_have_the_same_bits_however_threads_wait(environment):
     arguments = ["-q", "-p", "no:cacheprovider", __file__, "-k", "bits and decodes"]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "2,1"},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=120,

@@ -5,6 +5,8 @@ reason.
 import ctypes
 import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from pdcluster_worker.model.ops.kernel_object import (
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.step_limits import StepLimits
 
+ROOT = Path(__file__).parents[4]
 FOLDER = Path(kernel_object.__file__).parent / "kernels"
 CACHE = torch.zeros(1, 1, 1, 2, 16, 16)
 SHAPE = AttentionShape(1, 1, 16, 1.0)
@@ -165,3 +168,14 @@ def test_an_object_that_was_compiled_from_other_sources_is_refused(tmp_path):
     assert found == NoKernels(
         "kernels plain.so are of another version of the worker: install it again"
     )
+
+
+def test_kernels_that_are_loaded_twice_free_a_thread_s_memory_once():
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.worker.model.ops.loaded_twice"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]

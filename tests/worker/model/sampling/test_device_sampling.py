@@ -45,7 +45,10 @@ class Launch:
     """The kernel's launch, by plain operations in the device's own memory."""
 
     def __getitem__(self, grid):
-        def launch(logits, settings, picks, **_):
+        def launch(logits, settings, picks, *, vocab_size, block, num_warps, enable_fp_fusion):
+            assert not enable_fp_fusion  # a fused product would have other bits
+            assert vocab_size == logits.inner.shape[1]
+            assert block % (32 * num_warps) == 0
             inverse_temperature, min_p, u = settings.inner.numpy().T
             nothing, all_of_it = np.zeros(grid, np.int64), np.ones(grid)
             rows = Rows(

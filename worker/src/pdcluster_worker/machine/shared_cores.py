@@ -4,9 +4,8 @@
 rests leaves its cores to those that work, and takes them back with its next step.
 All read and write one small file: a line of 64 bytes for each engine, with a flag
 (it rests) and the number of threads that it may use.  There is no lock: an engine
-computes its own number before each step, and lowers that of others when it begins
-to work, which the kernels see after each layer.  Two that begin in the same moment may
-share cores for one step.
+says that it works, lowers the numbers of others, which their kernels see after each
+layer, and computes its own number until no flag has changed meanwhile.
 
 Has no torch.  The cores of an engine that was killed while it worked are lent to no other.
 """
@@ -14,7 +13,9 @@ Has no torch.  The cores of an engine that was killed while it worked are lent t
 import ctypes
 import mmap
 import os
+import stat
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -22,6 +23,9 @@ from pdcluster_worker.errors import ConfigError
 
 VARIABLE = "PDCLUSTER_SHARED_CORES"
 """Environment variable: a `CorePlace` as JSON."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=8192)]
+"""Number of threads or cores: no machine has more."""
 
 LINE = 64
 _RESTS, _THREADS = 0, 1
@@ -37,8 +41,8 @@ class CorePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     place: int
-    threads: tuple[int, ...]
-    cores: int
+    threads: tuple[Count, ...]
+    cores: Count
 
 
 def core_place(environment: Mapping[str, str]) -> CorePlace | None:
@@ -48,14 +52,18 @@ def core_place(environment: Mapping[str, str]) -> CorePlace | None:
         return None
     try:
         place = msgspec.json.decode(said, type=CorePlace)
-    except msgspec.MsgspecError as e:
-        raise ConfigError(f"{VARIABLE}: {e}; `pdctl up` writes it, so leave it out") from e
-    if not 0 <= place.place < len(place.threads) or min(place.threads) < 1:
-        raise ConfigError(
-            f"{VARIABLE}: place {place.place} of threads {list(place.threads)}: it must be one of "
-            "them, and each at least 1; `pdctl up` writes it, so leave it out"
-        )
+    except ValueError as e:  # msgspec's errors, and those of text that is no UTF-8
+        raise _wrong(str(e)) from e
+    threads = list(place.threads)
+    if not 0 <= place.place < len(threads):
+        raise _wrong(f"place {place.place} of threads {threads} must be one of them")
+    if sum(threads) > place.cores:
+        raise _wrong(f"threads {threads} are more than its {place.cores} cores")
     return place
+
+
+def _wrong(reason: str) -> ConfigError:
+    return ConfigError(f"{VARIABLE}: {reason}; `pdctl up` writes it, so leave it out")
 
 
 def allotted(place: int, threads: Sequence[int], rests: Sequence[bool], cores: int) -> int:
@@ -76,32 +84,30 @@ def allotted(place: int, threads: Sequence[int], rests: Sequence[bool], cores: i
 
 
 class SharedCores:
-    """One engine's end of the file.  It works until it says that it rests."""
+    """One engine's end of the file.  It works until it says that it rests.
+
+    Raises ConfigError where the file cannot be opened, or is another's.
+    """
 
     def __init__(self, place: CorePlace) -> None:
         self._place = place
-        size = LINE * len(place.threads)
-        try:
-            file = os.open(place.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as e:
-            raise ConfigError(f"{VARIABLE}: cannot open {place.path}: {e.strerror}") from e
-        try:
-            os.ftruncate(file, size)
-            self._memory = mmap.mmap(file, size)
-        finally:
-            os.close(file)
+        self._memory = _opened(place.path, LINE * len(place.threads))
         self._lines = [
             (ctypes.c_int32 * 2).from_buffer(self._memory, LINE * at)
             for at in range(len(place.threads))
         ]
         self._own = self._lines[place.place]
-        self._own[_RESTS] = 0
         self.take()
 
     @property
     def address(self) -> int:
         """Address of this engine's number of threads, an int32 that other engines lower."""
         return ctypes.addressof(self._own) + ctypes.sizeof(ctypes.c_int32) * _THREADS
+
+    @property
+    def own(self) -> int:
+        """Threads that no other engine has."""
+        return self._place.threads[self._place.place]
 
     @property
     def most(self) -> int:
@@ -114,17 +120,47 @@ class SharedCores:
         """Work from now on; returns with how many threads.  For the start of each step."""
         begins = self._own[_RESTS] == 1
         self._own[_RESTS] = 0
-        rests = [line[_RESTS] == 1 for line in self._lines]
+        rests = self._rests()
         if begins:
             for other, line in enumerate(self._lines):
                 if not rests[other] and other != self._place.place:
                     line[_THREADS] = self._allotted(other, rests)
-        self._own[_THREADS] = self._allotted(self._place.place, rests)
+        seen = None
+        while seen != rests:  # one that began since has lowered the number before it was written
+            self._own[_THREADS] = self._allotted(self._place.place, rests)
+            seen, rests = rests, self._rests()
         return self._own[_THREADS]
 
     def rest(self) -> None:
         """Leave the cores to engines that work, until the next `take`."""
         self._own[_RESTS] = 1
 
+    def _rests(self) -> list[bool]:
+        return [line[_RESTS] == 1 for line in self._lines]
+
     def _allotted(self, place: int, rests: list[bool]) -> int:
         return allotted(place, self._place.threads, rests, self._place.cores)
+
+
+def open_cores(environment: Mapping[str, str]) -> SharedCores | None:
+    """The engine's end of the file, where its starter gave it a place.  Raises ConfigError."""
+    place = core_place(environment)
+    return None if place is None else SharedCores(place)
+
+
+def _opened(path: str, size: int) -> mmap.mmap:
+    """The file, made where there is none; one that holds anything else is left alone."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except (OSError, ValueError) as e:  # ValueError: a name that no file has
+        raise _wrong(f"cannot open {path!r}: {e}") from e
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size not in (0, size):
+            raise _wrong(f"{path!r} is no file of {size} bytes for {size // LINE} engines")
+        os.ftruncate(file, size)
+        return mmap.mmap(file, size)
+    except OSError as e:
+        raise _wrong(f"cannot write {path!r}: {e}") from e
+    finally:
+        os.close(file)

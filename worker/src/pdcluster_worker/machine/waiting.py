@@ -23,6 +23,9 @@ SPIN_COUNT = 20_000
 bounds what a spin can take.
 """
 
+MOST_SPINS = 1 << 32
+"""About three minutes."""
+
 
 def wait_environment(
     threads: int, environment: Mapping[str, str], engines: int = 1
@@ -35,15 +38,22 @@ def wait_environment(
     own = own_cores(environment, process_limits(), process_request()) / engines
     wanted = {"OMP_WAIT_POLICY": "PASSIVE"}
     # Lent threads have a core each, as long as they are lent.
-    if SHARED_CORES in environment or spins(threads or available_threads(), own):
+    if environment.get(SHARED_CORES) or spins(threads or available_threads(), own):
         wanted["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
 def spins_of(environment: Mapping[str, str]) -> int:
-    """Turns of a spin in the waits of our own kernels: OpenMP's own number, else none."""
+    """Turns of a spin in the waits of our own kernels: as libgomp reads them for its own.
+
+    >>> spins_of({"GOMP_SPINCOUNT": "300"}), spins_of({"OMP_WAIT_POLICY": "passive"}), spins_of({})
+    (300, 0, 20000)
+    """
     said = environment.get("GOMP_SPINCOUNT", "")
-    return int(said) if said.isdigit() else 0
+    if said.isascii() and said.isdigit():
+        return min(int(said), MOST_SPINS)
+    is_passive = environment.get("OMP_WAIT_POLICY", "").strip().upper() == "PASSIVE"
+    return 0 if is_passive and not said else SPIN_COUNT
 
 
 def own_cores(environment: Mapping[str, str], limits: list[float], request: float) -> float:

@@ -2,12 +2,14 @@
 
 import ctypes
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-from pdcluster_worker.machine.shared_cores import SharedCores, core_place
+from pdcluster_worker.machine.shared_cores import SharedCores
+from pdcluster_worker.model.decoder import Decoder
+from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
 
 logger = logging.getLogger(__name__)
@@ -73,14 +75,26 @@ class LentThreads:
         self._cores.rest()
 
 
-def step_threads(environment: Mapping[str, str]) -> StepThreads:
-    """Threads of an engine that computes in one process on a CPU.  Raises ConfigError.
+class Computing(Protocol):
+    """A runner."""
 
-    Without kernels there are no lent ones: a plain torch operation takes whatever it began with.
+    threads: StepThreads
+    forward: Forward
+
+
+def share_threads(cores: SharedCores | None, runners: Sequence[Computing]) -> StepThreads:
+    """Give the runners of an engine, which computes in one process, the threads of their steps.
+
+    cores: None where it shares none.
+    Only the layers of our decoder by kernels give threads back within a step: an operation of
+    torch ends with those that it began with.  An engine without them works all the time.
     """
-    place, kernels = core_place(environment), kernels_found()
-    if place is None or not isinstance(kernels, Kernels):
-        return OwnThreads()
-    cores = SharedCores(place)
-    logger.info("shares cores own=%d most=%d", place.threads[place.place], cores.most)
-    return LentThreads(cores, kernels)
+    kernels = kernels_found()
+    threads: StepThreads = OwnThreads()
+    is_ours = all(runner.forward.code == Decoder.code for runner in runners)
+    if cores is not None and is_ours and isinstance(kernels, Kernels):
+        threads = LentThreads(cores, kernels)
+        logger.info("shares cores own=%d most=%d", cores.own, cores.most)
+    for runner in runners:
+        runner.threads = threads
+    return threads

@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, Devic
 from pdcluster_worker.head_line.mailbox import HeadMailbox
 from pdcluster_worker.head_line.wire import VERSION, HeadHello, LineError
 from pdcluster_worker.machine.native_dtype import DType, read_native_dtype, slow_note
+from pdcluster_worker.machine.shared_cores import open_cores
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
     Begin,
@@ -49,7 +51,7 @@ from pdcluster_worker.model.loading.answers import Asked
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_opening import open_runner
-from pdcluster_worker.model.step_threads import step_threads
+from pdcluster_worker.model.step_threads import share_threads
 from pdcluster_worker.processes.rank_board import RankBoard
 from pdcluster_worker.transfer.carriers import keep_ucx_within
 from pdcluster_worker.transfer.rank_line import Listen
@@ -227,6 +229,10 @@ def _serve(
     logger.info("computes on device=%s name=%s", device.kind, device.name)
     if device.note:
         logger.warning("computes on %s: %s", device.name, device.note)
+    sizes = config.engine.tensor_parallel_size, config.engine.pipeline_parallel_size
+    is_alone = (*sizes, config.engine.data_parallel_size) == (1, 1, 1)
+    # From here on no other engine computes on its cores.
+    cores = open_cores(os.environ) if device.kind == "cpu" and is_alone else None
     division = divide(config.model, config.engine)
     drafting = open_draft_runner(config.model, division, device.kind)
     runner, memory, info = open_runner(
@@ -236,7 +242,6 @@ def _serve(
         asked=asked,
         on_rank_death=lambda reason: _end_soon(mailbox, reason),
     )
-    sizes = config.engine.tensor_parallel_size, config.engine.pipeline_parallel_size
     device = msgspec.structs.replace(
         device, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1]
     )
@@ -245,23 +250,21 @@ def _serve(
     transport = _open_transport(config, memory, runner, engine_id, mailbox)
     settings = _settings(config, info, memory.num_blocks)
     runner.grammars.on_change = mailbox.wake
-    if device.kind == "cpu" and sizes == (1, 1) and config.engine.data_parallel_size == 1:
-        runner.threads = step_threads(os.environ)
     delayer = _delayer(config.engine.prefill_delayer, place)
     drafter = make_drafter(config.engine, drafting, info)
     core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)
     ready = _ready(engine_id, transport, runner, settings, device)
-    mailbox.send([ready, *core.step()])
-    gc.collect()
-    gc.freeze()  # what was loaded stays: later collections need not look at it
-    try:
-        loop(core, mailbox, runner.threads.rest)
-    finally:
-        transport.close()
-        runner.close()
-        runner.threads.close()
-        if drafting is not None:
-            drafting[0].close()
+    with ExitStack() as ends:
+        runners = [runner] if drafting is None else [drafting[0], runner]
+        for each in runners:
+            ends.callback(each.close)
+        threads = share_threads(cores, runners)
+        ends.callback(threads.close)
+        ends.callback(transport.close)
+        mailbox.send([ready, *core.step()])
+        gc.collect()
+        gc.freeze()  # what was loaded stays: later collections need not look at it
+        loop(core, mailbox, threads.rest)
 
 
 def _open_transport(

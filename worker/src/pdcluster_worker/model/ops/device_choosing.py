@@ -17,7 +17,7 @@ from pdcluster_worker.model.sampling.logprobs import rank_tokens
 from pdcluster_worker.model.sampling.picking import Picks, pick_cut
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import Choosing
-from pdcluster_worker.model.sampling.slabs import DEVICE_SLAB
+from pdcluster_worker.model.sampling.slabs import DEVICE_SLAB, ORDERED_ELEMENTS
 
 BLOCK = 4096
 """Tokens that a program of the kernel looks at together: 8 for each of its threads."""
@@ -33,6 +33,7 @@ def receive(logits: Tensor) -> Tensor:
 
 def pick_on_device(logits: Tensor, rows: Rows) -> Picks:
     """See `model.sampling.picking.pick_tokens`."""
+    assert logits.is_contiguous(), "the kernel finds a row by the size of the vocabulary"
     # The kernel leaves the greedy token of a row that is cut, and whether it has one.
     inverse_temperature = np.where(rows.is_cut, 0.0, rows.inverse_temperature)
     settings = np.stack((inverse_temperature, rows.min_p, rows.u), axis=1)
@@ -48,7 +49,7 @@ def pick_on_device(logits: Tensor, rows: Rows) -> Picks:
     )
     token_ids, status = np.ascontiguousarray(found.cpu().numpy().T)
     picks = Picks(token_ids, status)
-    pick_cut(logits, rows, picks, DEVICE_SLAB)
+    pick_cut(logits, rows, picks, DEVICE_SLAB, ORDERED_ELEMENTS)
     return picks
 
 

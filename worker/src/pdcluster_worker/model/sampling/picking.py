@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.slabs import ORDERED_ELEMENTS, SLAB, slabs
+from pdcluster_worker.model.sampling.slabs import SLAB, slabs
 from pdcluster_worker.model.sampling.token_order import ROOM_FOR_TIES, first_tokens
 from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 
@@ -52,14 +52,18 @@ def pick_tokens(logits: Tensor, rows: Rows, slab: int = SLAB) -> Picks:
     return picks
 
 
-def pick_cut(logits: Tensor, rows: Rows, picks: Picks, slab: int) -> None:
-    """Draw the tokens of the rows that are cut in place of their greedy ones, which `picks` has."""
+def pick_cut(logits: Tensor, rows: Rows, picks: Picks, slab: int, listed: int = 0) -> None:
+    """Draw the tokens of the rows that are cut in place of their greedy ones, which `picks` has.
+
+    listed: elements of a slab that a listed token counts for, where a slab bounds memory; in host
+            memory a slab of one row would leave threads of its sort without work.
+    """
     vocab_size, greedy = logits.shape[1], picks.token_ids.copy()
     left, count = np.flatnonzero(rows.is_cut & (picks.status == PICKED)), FIRST_GUESS
     while len(left):
         again = [left[:0]]
         num_listed = min(count * ROOM_FOR_TIES, vocab_size)
-        for places in slabs(left, vocab_size + ORDERED_ELEMENTS * num_listed, slab):
+        for places in slabs(left, vocab_size + listed * num_listed, slab):
             chosen, is_enough = _try_first(
                 *_best_of(logits, greedy, places), rows.take(places), count
             )

@@ -14,8 +14,7 @@ int64_t start(void *parallel, void *number, void *count, void *most, int64_t spi
     pool.count = (int (*)(void))count;
     pool.most = (int (*)(void))most;
     pool.spins = spins;
-    const int error = pthread_key_create(&pool.kept, free_kept);
-    if (error) return error;
+    if (!pool.frees_kept) pool.frees_kept = !pthread_key_create(&pool.kept, free_kept);
 #if defined(__AMX_BF16__)
     const long ask_for_feature = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
     return syscall(SYS_arch_prctl, ask_for_feature, tile_data);

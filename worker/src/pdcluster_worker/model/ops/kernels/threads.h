@@ -26,6 +26,7 @@ static struct {
     int64_t spins;                                                  /* turns of a wait before a thread sleeps */
     const _Atomic int32_t *bound;                                   /* NULL, or the most threads for the moment */
     pthread_key_t kept;
+    int frees_kept; /* there is such a key */
 } pool;
 
 /* Where the threads of one region wait for each other. */
@@ -122,7 +123,9 @@ typedef struct {
 
 /* When its thread ends: libgomp ends those that a smaller team has no place for. */
 static void free_kept(void *of) {
-    for (int user = 0; user < KEPT_USERS; user++) free(((kept_memory *)of)->memory[user]);
+    kept_memory *memory = of;
+    for (int user = 0; user < KEPT_USERS; user++) free(memory->memory[user]);
+    *memory = (kept_memory){0};
 }
 
 /* Memory of the calling thread that grows to the user's largest step and is kept. */
@@ -133,7 +136,7 @@ static char *kept(int user, int64_t bytes) {
         mine.size[user] = (bytes + bytes / 4 + (2 << 20) - 1) >> 21 << 21;
         mine.memory[user] = aligned_alloc(2 << 20, mine.size[user]);
         if (!mine.memory[user]) mine.size[user] = 0;
-        pthread_setspecific(pool.kept, &mine);
+        if (pool.frees_kept) pthread_setspecific(pool.kept, &mine);
     }
     return mine.memory[user];
 }
