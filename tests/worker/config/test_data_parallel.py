@@ -64,6 +64,15 @@ def test_each_engine_has_kv_ports_for_its_ranks(
     assert [share_of(config, rank).listen.kv for rank in range(2)] == ports
 
 
+@pytest.mark.parametrize(("size", "num_blocks", "share"), [(4, 15, 3), (8, 63, 7), (2, 2, 1)])
+def test_few_blocks_are_divided_for_the_pool_to_judge(
+    tmp_path: Path, size: int, num_blocks: int, share: int
+) -> None:
+    config = loaded(tmp_path, dataParallelSize=size, numBlocks=num_blocks)
+
+    assert [share_of(config, rank).engine.num_blocks for rank in range(size)] == [share] * size
+
+
 def test_share_of_a_lone_engine_is_all(tmp_path: Path) -> None:
     config = loaded(tmp_path, threads=3)
 
@@ -94,7 +103,8 @@ def test_share_leaves_what_is_not_limited_as_it_is_and_every_engine_a_thread(
         (
             "mixed",
             {"dataParallelSize": 4, "numBlocks": 3},
-            r"numBlocks \(3\) must be at least dataParallelSize \(4\)",
+            r"engine\.yaml: engine\.numBlocks \(3\) must be at least dataParallelSize \(4\), whose "
+            r"engines share them: raise it$",
         ),
         (
             "decode",

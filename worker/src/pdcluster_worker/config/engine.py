@@ -151,11 +151,6 @@ class EngineConfig(Section, frozen=True):
             wrong = wrong_sizes(scheduler, self.max_batched_tokens, most)
         if wrong:
             raise ValueError(wrong)
-        if self.num_blocks is not None and self.num_blocks < self.data_parallel_size:
-            raise ValueError(
-                f"numBlocks ({self.num_blocks}) must be at least dataParallelSize "
-                f"({self.data_parallel_size}): engines share them"
-            )
 
     @property
     def drafts(self) -> SpeculationConfig | None:

@@ -128,11 +128,25 @@ def load_worker_config(path: Path) -> WorkerConfig:
     Where this worker's address (POD_IP) is of IPv6, "all addresses" are those of both families.
     """
     config = converted(path, _without_retired(document_of(path)), WorkerConfig)
+    _check_divisible(path, config.engine)
     if config.listen.host == ALL_OF_IPV4 and ":" in os.environ.get("POD_IP", ""):
         return msgspec.structs.replace(
             config, listen=msgspec.structs.replace(config.listen, host=ALL_ADDRESSES)
         )
     return config
+
+
+def _check_divisible(path: Path, engine: EngineConfig) -> None:
+    """Raise ConfigError where an engine of the worker would get no KV block.
+
+    It is for the file alone: an engine's share of the blocks may be less than the engines.
+    """
+    num_blocks, size = engine.num_blocks, engine.data_parallel_size
+    if num_blocks is not None and num_blocks < size:
+        raise ConfigError(
+            f"{path}: engine.numBlocks ({num_blocks}) must be at least dataParallelSize ({size}), "
+            "whose engines share them: raise it"
+        )
 
 
 _RETIRED: Mapping[str, Mapping[str, Any]] = {
