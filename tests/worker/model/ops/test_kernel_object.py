@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -97,6 +98,44 @@ def test_an_object_that_cannot_be_loaded_is_skipped(tmp_path):
     assert found.skipped.endswith("): install the worker again")
     note = f"computes by kernels of a lower level: {found.skipped}"
     assert CpuOperations(CACHE, SHAPE, found).note == note
+
+
+def not_built(level):
+    return (
+        f"kernels of level {level} were not built when the worker was installed: install it again "
+        "with ziglang, or with a compiler that CC names"
+    )
+
+
+def test_a_better_object_that_was_not_built_is_named(tmp_path, monkeypatch):
+    (tmp_path / "avx2.so").touch()
+    monkeypatch.setattr(kernel_object, "_load", lambda path, level, asked: Kernels(level, None))
+    found = load_kernels.__wrapped__("", LEVELS["avx512"] | LEVELS["avx2"], tmp_path)
+    assert found == Kernels("avx2", None, not_built("avx512"))
+    best = load_kernels.__wrapped__("", LEVELS["avx2"], tmp_path)
+    assert best == Kernels("avx2", None, "")
+
+
+@pytest.mark.parametrize("asked", ["amx", ""])
+def test_a_level_that_was_not_built_beside_others_is_no_want_of_a_compiler(tmp_path, asked):
+    (tmp_path / "other.so").touch()
+    found = load_kernels.__wrapped__(asked, LEVELS["amx"], tmp_path)
+    assert found == NoKernels(not_built("amx"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "fix"),
+    [("", ""), ("amx", ", or unset PDCLUSTER_KERNELS for a lower level")],
+)
+def test_refused_tiles_name_the_variable_where_it_asked_for_them(tmp_path, monkeypatch, asked, fix):
+    (tmp_path / "amx.so").touch()
+    monkeypatch.setattr(kernel_object, "_thread_functions", list)
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: mock.Mock(start=lambda *given: 22))
+    found = load_kernels.__wrapped__(asked, LEVELS["amx"], tmp_path)
+    assert found == NoKernels(
+        "kernels amx.so do not run here, as the kernel refuses the tiles of AMX (error 22): use "
+        f"Linux 5.16 or newer{fix}"
+    )
 
 
 def test_an_object_of_another_version_is_refused(tmp_path):

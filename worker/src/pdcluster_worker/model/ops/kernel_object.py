@@ -67,6 +67,8 @@ _FUNCTIONS = (
     *("sample_rows", "rank_rows", "share_rows", "sources"),
 )
 
+_BUILD_AGAIN = "install it again with ziglang, or with a compiler that CC names"
+
 _FOLDER = Path(__file__).parent / "kernels"
 
 
@@ -120,20 +122,18 @@ def load_kernels(asked: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels
             f"this CPU has no {lacking}, or /proc/cpuinfo does not say so: use one of x86-64-v2 or "
             "newer"
         )
-    reason = (
-        f"no kernels were built for {platform.machine()}: no C compiler was found when the worker "
-        "was installed: install it again with ziglang, or with a compiler that CC names"
-    )
-    skipped = ""
+    skipped, reason = "", ""
     for level in levels:
         path = folder / f"{level}.so"
-        if path.exists():
-            loaded = _load(path, level)
-            if isinstance(loaded, Kernels):
-                return replace(loaded, skipped=skipped)
-            reason = loaded.reason
-            skipped = skipped or reason
-    return NoKernels(reason)
+        if not path.exists():
+            skipped = skipped or _not_built(level)
+            continue
+        loaded = _load(path, level, asked)
+        if isinstance(loaded, Kernels):
+            return replace(loaded, skipped=skipped)
+        reason = loaded.reason
+        skipped = skipped or reason
+    return NoKernels(reason or (skipped if any(folder.glob("*.so")) else _none_built()))
 
 
 @functools.cache
@@ -149,7 +149,19 @@ def cpu_flags() -> frozenset[str]:
     )
 
 
-def _load(path: Path, level: str) -> Kernels | NoKernels:
+def _none_built() -> str:
+    return (
+        f"no kernels were built for {platform.machine()}: no C compiler was found when the worker "
+        f"was installed: {_BUILD_AGAIN}"
+    )
+
+
+def _not_built(level: str) -> str:
+    """Reason why a level has no object where others may, and the fix: its compiler refused it."""
+    return f"kernels of level {level} were not built when the worker was installed: {_BUILD_AGAIN}"
+
+
+def _load(path: Path, level: str, asked: str) -> Kernels | NoKernels:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as e:
@@ -168,9 +180,10 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
         )
     error = library.start(*functions, ctypes.c_int64(spins_of(os.environ)))
     if error:
+        lower = f", or unset {KERNELS_VARIABLE} for a lower level" if asked else ""
         return NoKernels(
             f"kernels {path.name} do not run here, as the kernel refuses the tiles of AMX (error "
-            f"{error}): use Linux 5.16 or newer, or unset {KERNELS_VARIABLE} for a lower level"
+            f"{error}): use Linux 5.16 or newer{lower}"
         )
     return Kernels(level, library)
 
