@@ -49,7 +49,10 @@ KINDS = [
     ),
     ({"model_type": "llama", "architectures": ["LlamaModel"]}, "pooling or classification"),
     ({"model_type": "vit"}, "no causal language model"),
-    ({"model_type": "gemma2", "sliding_window": 256}, "attn_logit_softcapping=50.0"),
+    (
+        {"model_type": "gemma2", "sliding_window": 256},
+        "attn_logit_softcapping=50.0.*: set model.path to one",
+    ),
     ({"model_type": "gpt_oss", "sliding_window": 256}, "attention sinks"),
     (
         {"model_type": "gemma3_text", "sliding_window": 256, "use_bidirectional_attention": True},
@@ -65,7 +68,7 @@ KINDS = [
                 "original_max_position_embeddings": 64,
             },
         },
-        "rope_type dynamic .* at most 64",
+        "rope_type dynamic .*: set engine.maxModelLen to at most 64$",
     ),
 ]
 

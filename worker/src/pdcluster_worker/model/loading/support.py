@@ -47,6 +47,9 @@ MULTIMODAL_FIELDS = (
     "mm_vision_tower",
 )
 SEQUENCE_LENGTH_ROPES = ("dynamic", "longrope")
+OTHER_MODEL = (
+    " (only decoder-only models with full or sliding attention can: set model.path to one)"
+)
 
 
 def read_config(folder: Path) -> Config:
@@ -98,14 +101,16 @@ def check_kind(config: Config) -> None:
             for rule in (_task, _multimodal, _latent, _recurrent, _alibi)
             for reason in rule(config)
         ],
+        OTHER_MODEL,
     )
 
 
 def check_attention(config: Config, max_model_len: int) -> None:
-    """Raise ModelError with every reason why its attention over `max_model_len` tokens is not
-    ordinary causal attention.
+    """Raise ModelError with every reason why its attention is not ordinary causal attention; where
+    only the length of `max_model_len` tokens is one, the fix is a shorter one.
     """
-    _refuse(config, [*_rope(config, max_model_len), *_attention(config)])
+    _refuse(config, list(_attention(config)), OTHER_MODEL)
+    _refuse(config, list(_rope(config, max_model_len)))
 
 
 def check_windows(config: Config, windows: Sequence[int | None], max_model_len: int) -> None:
@@ -136,13 +141,11 @@ def check_windows(config: Config, windows: Sequence[int | None], max_model_len: 
         )
 
 
-def _refuse(config: Config, reasons: list[str]) -> None:
+def _refuse(config: Config, reasons: list[str], fix: str = "") -> None:
+    """Raise ModelError with the reasons, if there are any; fix: empty where they say their own."""
     if reasons:
         name = config["model_type"]
-        raise ModelError(
-            f"model type {name} cannot be served: {'; '.join(reasons)} (only decoder-only models "
-            "with full or sliding attention can: set model.path to one)"
-        )
+        raise ModelError(f"model type {name} cannot be served: {'; '.join(reasons)}{fix}")
 
 
 def _task(config: Config) -> Iterator[str]:
