@@ -115,7 +115,10 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
             "engine: {speculation: {method: guess}}",
             r"speculation\.method`: write one of Off, draft, ngram",
         ),
-        ("engine: {threads: 1025}", r"Expected `int` <= 1024 - at `\$\.engine\.threads`"),
+        (
+            "engine: {threads: 1025}",
+            r"Expected `int` <= 1024 - at `\$\.engine\.threads`: lower it$",
+        ),
         (
             "engine: {maxBatchedTokens: 16777217}",
             r"Expected `int` <= 16777216 - at `\$\.engine\.maxBatchedTokens`",
@@ -124,8 +127,12 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
             "engine: {maxSequences: 65537}",
             r"Expected `int` <= 65536 - at `\$\.engine\.maxSequences`",
         ),
-        ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`"),
-        ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
+        ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`$"),
+        ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`: raise it$"),
+        (
+            "discovery: {endpoints: []}",
+            r"Expected `array` of length >= 1 - at `\$\.discovery\.endpoints`$",
+        ),
         (
             "engine: {maxBatchedTokens: 8, maxSequences: 16}",
             r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)",
@@ -197,7 +204,7 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ),
         (
             "engine: {fenceTimeoutSeconds: 0}",
-            r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`",
+            r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`: raise it$",
         ),
         (
             "engine: {admissionWatermark: 1.5}",

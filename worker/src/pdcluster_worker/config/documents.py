@@ -36,7 +36,14 @@ def converted(path: Path, document: Any, kind: type[SectionT]) -> SectionT:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{path}: {e}{_allowed(str(e), kind)}") from e
+        raise ConfigError(f"{path}: {e}{_fix(str(e), kind)}") from e
+
+
+def _fix(error: str, kind: type[Section]) -> str:
+    """The fix of a number out of its range or of a value that is none of the field's."""
+    if bound := re.match(r"Expected `(?:int|float)` ([<>])", error):
+        return ": lower it" if bound[1] == "<" else ": raise it"
+    return _allowed(error, kind)
 
 
 def _allowed(error: str, kind: type[Section]) -> str:
