@@ -21,6 +21,9 @@ from pdcluster_api.schema.values import Natural, Positive, Ranks, Text
 MAX_ENGINES = 8
 """Most engines of one worker: each has a KV port of its own, which the network policy opens."""
 
+MAX_THREADS = 1024
+"""Most threads of one engine: each takes a stack and waits at every barrier of a step."""
+
 Argument = Annotated[Text, Field(max_length=MAX_ARGUMENT), AfterValidator(check_argument)]
 """A flag of a stock engine, or the value of one."""
 
@@ -156,7 +159,7 @@ class EngineSpec(Section):
     kv_cache_memory: Quantity = 1 << 30
     device_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     num_blocks: Positive | None = None
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
     data_parallel_size: Annotated[int, Field(ge=1, le=MAX_ENGINES)] = 1
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
     transfer_bandwidth: Natural = 0

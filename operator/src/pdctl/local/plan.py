@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdcluster_api.errors import Fault, InvalidObjectError
-from pdcluster_api.schema.engine import EngineSpec
+from pdcluster_api.schema.engine import MAX_THREADS, EngineSpec
 from pdcluster_api.schema.names import process_name
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -103,10 +103,12 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
 
 
 def _with_threads(engine: EngineSpec, share: int) -> EngineSpec:
-    """The engine with its share of the machine's cores, unless the spec says how many threads; 0 =
-    a router's, which computes nothing.
+    """The engine with its share of the machine's cores, at most what a spec may say, unless the
+    spec says how many threads; 0 = a router's, which computes nothing.
     """
-    return engine if engine.threads or not share else engine.model_copy(update={"threads": share})
+    if engine.threads or not share:
+        return engine
+    return engine.model_copy(update={"threads": min(share, MAX_THREADS)})
 
 
 def _shared_cores(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.schema.engine import MAX_THREADS
 from pdcluster_api.schema.load import parse
 from pdctl.local.plan import MAX_PROCESSES, plan_local
 from tests.operator.object_cases import vllm
@@ -51,6 +52,12 @@ def test_plan_gives_every_process_a_thread(document: dict[str, Any]) -> None:
     plan = plan_local(parse(document), cores=1, port=0)
 
     assert {p.engine.threads for p in plan.processes} == {1}
+
+
+def test_plan_gives_no_process_more_threads_than_a_spec_may(document: dict[str, Any]) -> None:
+    plan = plan_local(parse(document), cores=4096, port=0)
+
+    assert {p.engine.threads for p in plan.processes} == {MAX_THREADS}
 
 
 @pytest.mark.parametrize(("cores", "owned"), [(9, False), (10, True)])

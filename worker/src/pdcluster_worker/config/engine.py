@@ -21,7 +21,9 @@ from pdcluster_worker.messages.engine_settings import (
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
 
 Threads = Annotated[int, msgspec.Meta(ge=0, le=1024)]
-"""More than any machine has CPUs; each takes a stack and waits at every barrier of a step."""
+"""A number that is a slip is refused before they start: each takes a stack and waits at every
+barrier of a step.
+"""
 
 StepTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 """Above the longest context of any model, which a scheduler of whole prompts computes in a step."""
