@@ -30,13 +30,14 @@ SIZES = [
     ),
     (
         {"numBlocks": None, "kvCacheMemory": 100},
-        f"engine.kvCacheMemory of 100 bytes holds 0 KV blocks of {BLOCK_BYTES} bytes, but 5 are "
-        f"needed for a request of 64 tokens: raise it to {5 * BLOCK_BYTES} or more",
+        f"engine.kvCacheMemory leaves 100 bytes, which hold 0 KV blocks of {BLOCK_BYTES} bytes, "
+        "but 5 are needed for a request of 64 tokens: raise engine.kvCacheMemory to "
+        f"{5 * BLOCK_BYTES}",
     ),
     (
         {"numBlocks": 1},
-        "engine.numBlocks=1 is too few: at least 2 KV blocks are needed, and 5 for a request of 64 "
-        "tokens: raise it",
+        "engine.numBlocks leaves 1 KV blocks, but 5 are needed for a request of 64 tokens: raise "
+        "engine.numBlocks to 5",
     ),
     (
         {"numBlocks": 8, "maxModelLen": 200},

@@ -94,11 +94,6 @@ def test_no_room_is_refused_with_the_bytes_and_the_fix() -> None:
         DeviceKVCache(GEOMETRY, size, DEVICE)
 
 
-def test_one_block_is_refused() -> None:
-    with pytest.raises(ModelError, match="at least 2"):
-        DeviceKVCache(GEOMETRY, 1, CPU)
-
-
 GIB = 1 << 30
 
 
@@ -185,3 +180,9 @@ def test_each_engine_of_a_worker_takes_its_part_of_the_memory() -> None:
 def test_a_cache_above_the_memory_of_this_machine_is_refused_before_it_is_taken() -> None:
     with pytest.raises(ModelError, match="do not fit into the memory of this worker"):
         open_cache(GEOMETRY, EngineConfig(kv_cache_memory=1 << 50), CPU, 100, GIB)
+
+
+def test_one_block_is_refused() -> None:
+    engine = EngineConfig(block_size=GEOMETRY.block_size, num_blocks=1, device_memory_share=0.5)
+    with pytest.raises(ModelError, match="leaves 1 KV blocks"):
+        device_blocks(GEOMETRY, engine, DeviceMemory(80 * GIB, 0), 1000)

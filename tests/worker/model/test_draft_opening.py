@@ -149,6 +149,18 @@ def test_drafts_of_a_model_are_right_and_the_answers_the_same(tmp_path: Path) ->
     assert drafter.pool.counts()["free"] == 64
 
 
+def test_draft_model_is_opened_for_the_short_length_of_its_engine(tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path / "llama")
+    if not (path / "tokenizer.json").exists():
+        (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": TOKENS}}))
+    drafts = SpeculationConfig(method="draft", draft_model=str(path))
+    engine = EngineConfig(num_blocks=4, max_model_len=48, threads=1, speculation=drafts)
+    model = ModelConfig("tiny", str(path), "float32")
+    opened = open_draft_runner(model, divide(model, engine), "cpu")
+    assert opened is not None
+    assert (opened[0].info.max_model_len, opened[1]) == (48, 4)
+
+
 def test_ngram_is_the_drafter_without_a_model_and_nothing_when_off() -> None:
     info = open_draft_runner(
         ModelConfig("m", "/m"), divide(ModelConfig("m", "/m"), EngineConfig()), "cpu"

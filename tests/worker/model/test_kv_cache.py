@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
@@ -88,18 +89,18 @@ def test_block_outside_the_cache_is_an_error(block_id):
 def test_memory_setting_gives_whole_blocks():
     size = block_num_bytes(GEOMETRY)
     assert size == 3 * 2 * 2 * 4 * 8 * 4
-    assert blocks_that_fit(GEOMETRY, 7 * size + 5) == 7
+    assert blocks_that_fit(GEOMETRY, EngineConfig(block_size=4, kv_cache_memory=7 * size + 5)) == 7
 
 
 def test_too_little_memory_is_refused_with_the_least_that_works():
     size = block_num_bytes(GEOMETRY)
-    with pytest.raises(ModelError, match=rf"kvCacheMemory.* raise it to {17 * size} or more"):
-        blocks_that_fit(GEOMETRY, 2 * size - 1)
+    with pytest.raises(ModelError, match=rf"raise engine\.kvCacheMemory to {17 * size}$"):
+        blocks_that_fit(GEOMETRY, EngineConfig(block_size=4, kv_cache_memory=2 * size - 1))
 
 
 def test_one_block_is_refused():
-    with pytest.raises(ModelError, match="at least 2"):
-        KVCache(GEOMETRY, 1)
+    with pytest.raises(ModelError, match=r"leaves 1 KV blocks, .*raise engine\.numBlocks to 17$"):
+        blocks_that_fit(GEOMETRY, EngineConfig(block_size=4, num_blocks=1))
 
 
 def test_more_than_the_machine_can_map_is_refused():

@@ -50,18 +50,18 @@ def most_blocks(num_tokens: int, settings: EngineSettings) -> int:
 def most_tokens(settings: EngineSettings) -> int | None:
     """Most tokens of one request that the KV blocks can hold; None: any number of them.
 
-    One block is spared: KV that a peer hands over needs room for one token more.
+    Without a window one block is spared: KV that a peer hands over needs room for one token more.
+    With one none is: that token is within the length that the blocks hold.
 
     >>> from dataclasses import replace
     >>> settings = EngineSettings(4, 4, max_batched_tokens=8, max_sequences=1, max_model_len=99,
     ...     window=6)
     >>> most_tokens(settings), most_tokens(replace(settings,
     ...     num_blocks=3)), most_tokens(replace(settings, window=None))
-    (None, 8, 12)
+    (None, 12, 12)
     """
-    if (
-        settings.window is not None
-        and most_blocks(settings.max_model_len, settings) <= settings.num_blocks
-    ):
+    if settings.window is None:
+        return (settings.num_blocks - 1) * settings.block_size
+    if most_blocks(settings.max_model_len, settings) <= settings.num_blocks:
         return None
-    return (settings.num_blocks - 1) * settings.block_size
+    return settings.num_blocks * settings.block_size

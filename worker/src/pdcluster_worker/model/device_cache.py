@@ -21,7 +21,6 @@ from pdcluster_worker.model.kv_cache import (
     KVCache,
     block_num_bytes,
     blocks_that_fit,
-    check_num_blocks,
 )
 from pdcluster_worker.model.ops.graphs import graph_sizes
 from pdcluster_worker.model.prompt_logprobs import MOST_ROWS
@@ -60,23 +59,22 @@ def open_cache(
     device: torch.device,
     vocab_size: int,
     weight_bytes: int,
+    drafts_for: EngineConfig | None = None,
 ) -> "KVCache | DeviceKVCache":
     """The KV cache of an engine.  Raises ModelError where it does not fit.
 
     weight_bytes: of the model, which is not on the device yet.
+    drafts_for: see `runner_opening.open_runner`.
     """
     cache: KVCache | DeviceKVCache
     if device.type == "cpu":
-        num_blocks = engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
+        num_blocks = blocks_that_fit(geometry, engine, drafts_for)
         check_memory(weight_bytes, num_blocks * block_num_bytes(geometry), engine, memory_limit())
         cache = KVCache(geometry, num_blocks)
     else:
         memory = device_memory(engine, device, weight_bytes)
-        cache = DeviceKVCache(
-            geometry,
-            engine.num_blocks or device_blocks(geometry, engine, memory, vocab_size),
-            device,
-        )
+        num_blocks = device_blocks(geometry, engine, memory, vocab_size, drafts_for)
+        cache = DeviceKVCache(geometry, num_blocks, device)
     tokens = cache.num_blocks * geometry.block_size
     logger.info(
         "reserved kv cache blocks=%d block_bytes=%d tokens=%d",
@@ -116,14 +114,18 @@ def device_memory(engine: EngineConfig, device: torch.device, weight_bytes: int)
 
 
 def device_blocks(
-    geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemory, vocab_size: int
+    geometry: KVGeometry,
+    engine: EngineConfig,
+    memory: DeviceMemory,
+    vocab_size: int,
+    drafts_for: EngineConfig | None = None,
 ) -> int:
-    """KV blocks for a device: of `deviceMemoryShare` what weights and steps leave, else those of
-    `kvCacheMemory`.
+    """KV blocks for a device: `numBlocks`, or of `deviceMemoryShare` what weights and steps leave,
+    else those of `kvCacheMemory`.
     """
     share = engine.device_memory_share
-    if share is None:
-        return blocks_that_fit(geometry, engine.kv_cache_memory)
+    if share is None or engine.num_blocks is not None:
+        return blocks_that_fit(geometry, engine, drafts_for)
     steps = STEP_BYTES_PER_TOKEN * engine.max_batched_tokens + logits_bytes(engine, vocab_size)
     left = int(share * memory.total) - memory.taken - steps
     if left < 2 * block_num_bytes(geometry):
@@ -160,7 +162,6 @@ class DeviceKVCache:
 
         Raises ModelError where the device has no room for it, with the bytes that it needs.
         """
-        check_num_blocks(num_blocks, geometry.block_size)
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)

@@ -82,7 +82,7 @@ def open_draft_runner(
         return None
     own = ModelConfig(f"{model.name} (drafts)", drafts.draft_model, model.dtype)
     try:
-        runner, cache, info = open_runner(own, division.draft, device)
+        runner, cache, info = open_runner(own, division.draft, device, drafts_for=division.engine)
     except ModelError as e:
         raise ModelError(f"{FIELD}: {e}") from e
     num_blocks = cache.num_blocks if info.window is None else cache.num_blocks - 1

@@ -12,10 +12,12 @@ import mmap
 
 import torch
 
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.parallel.place import ONE_RANK, Place
 from pdcluster_worker.model.parallel.shared import attach
+from pdcluster_worker.model.pool_fix import check_num_blocks
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -28,40 +30,19 @@ def block_num_bytes(geometry: KVGeometry) -> int:
     return values * DTYPES[geometry.dtype].itemsize
 
 
-LEAST_TOKENS = 64
-"""Fewest tokens, prompt and output, of a request that is of use: a chat template with its own
-system prompt takes about 30, and a completion is 16 long where its request does not say.
-"""
+def blocks_that_fit(
+    geometry: KVGeometry, engine: EngineConfig, drafts_for: EngineConfig | None = None
+) -> int:
+    """Blocks of `numBlocks`, or that `kvCacheMemory` holds.
 
-
-def least_blocks(block_size: int) -> int:
-    """Blocks that hold a request of `LEAST_TOKENS`, and one to spare for a hand-over."""
-    return 1 + -(-LEAST_TOKENS // block_size)
-
-
-def blocks_that_fit(geometry: KVGeometry, memory_bytes: int) -> int:
-    """Blocks in this much memory.
-
-    Raises ModelError for fewer than two: one request needs at least that to decode past a block.
+    Raises ModelError for fewer than an engine can have.
     """
-    num_blocks = memory_bytes // block_num_bytes(geometry)
-    if num_blocks < 2:
-        needed = least_blocks(geometry.block_size)
-        raise ModelError(
-            f"engine.kvCacheMemory of {memory_bytes} bytes holds {num_blocks} KV blocks of "
-            f"{block_num_bytes(geometry)} bytes, but {needed} are needed for a request of "
-            f"{LEAST_TOKENS} tokens: raise it to {needed * block_num_bytes(geometry)} or more"
-        )
+    block_bytes = block_num_bytes(geometry)
+    num_blocks = engine.num_blocks
+    if num_blocks is None:
+        num_blocks = engine.kv_cache_memory // block_bytes
+    check_num_blocks(num_blocks, engine, block_bytes, drafts_for)
     return num_blocks
-
-
-def check_num_blocks(num_blocks: int, block_size: int) -> None:
-    """Raise ModelError for fewer than two."""
-    if num_blocks < 2:
-        raise ModelError(
-            f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed, and "
-            f"{least_blocks(block_size)} for a request of {LEAST_TOKENS} tokens: raise it"
-        )
 
 
 class KVCache:
@@ -82,7 +63,6 @@ class KVCache:
 
         place: of the rank that this process is
         """
-        check_num_blocks(num_blocks, geometry.block_size)
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)

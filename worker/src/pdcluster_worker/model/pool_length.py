@@ -10,21 +10,32 @@ from pdcluster_worker.engine.window import most_blocks, most_tokens
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.model.device_cache import DeviceKVCache
-from pdcluster_worker.model.kv_cache import LEAST_TOKENS, KVCache, block_num_bytes
+from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
+from pdcluster_worker.model.pool_fix import LEAST_TOKENS, raised
 
 logger = logging.getLogger(__name__)
 
 
 def fit_length(
-    info: ModelInfo, cache: KVCache | DeviceKVCache | RanksDeviceCache, engine: EngineConfig
+    info: ModelInfo,
+    cache: KVCache | DeviceKVCache | RanksDeviceCache,
+    engine: EngineConfig,
+    drafts_for: EngineConfig | None = None,
 ) -> ModelInfo:
     """The model's facts with a length that the pool holds; its note says so where that is lower.
 
     Raises ModelError with the bytes needed where engine.maxModelLen asks for more, and where it
     asks for nothing and the pool holds no request of `LEAST_TOKENS`.
+
+    drafts_for: see `runner_opening.open_runner`.  The length that is asked of that engine is the
+                draft model's too, and lowered where its pool holds less.
     """
+    is_draft = drafts_for is not None
+    asked = engine.max_model_len if drafts_for is None else drafts_for.max_model_len
+    if is_draft and asked is not None:
+        info = replace(info, max_model_len=min(info.max_model_len, asked))
     size, wanted = engine.block_size, info.max_model_len
     num_aside = 0 if info.window is None else 1  # the null block
     sizes = EngineSettings(
@@ -38,18 +49,17 @@ def fit_length(
     held = most_tokens(sizes)
     if held is None or held >= wanted:
         return info
-    pool = _Pool(engine, sizes, cache.num_blocks, block_num_bytes(info.geometry), held)
-    is_asked = engine.max_model_len is not None
-    least = min(LEAST_TOKENS, wanted) if not is_asked else 2  # one of its prompt, one after it
+    pool = _Pool(engine, sizes, cache.num_blocks, block_num_bytes(info.geometry), held, is_draft)
+    least = min(LEAST_TOKENS, wanted) if asked is None else 2  # one of its prompt, one after it
     if held < least:
         shorter = f", or set engine.maxModelLen to {held}" if held >= 2 else ""
         raise ModelError(
             f"the KV blocks hold no request of use: {pool.room(least)}: {pool.raised(least)}"
             f"{shorter}"
         )
-    if is_asked:
+    if asked is not None and not is_draft:
         raise ModelError(
-            f"engine.maxModelLen={engine.max_model_len} does not fit: {pool.room(wanted)}: "
+            f"engine.maxModelLen={asked} does not fit: {pool.room(wanted)}: "
             f"{pool.raised(wanted)}, or lower maxModelLen to {held}"
         )
     note = (
@@ -69,6 +79,7 @@ class _Pool:
     num_blocks: int
     block_bytes: int
     held: int
+    is_draft: bool
 
     def needed(self, num_tokens: int) -> int:
         """Blocks for one request; one to spare for a hand-over, or the null block."""
@@ -84,12 +95,6 @@ class _Pool:
         )
 
     def raised(self, num_tokens: int) -> str:
-        """The fix, in the field that decides on the pool's size."""
-        engine, num_blocks = self.engine, self.needed(num_tokens)
-        num_bytes, size = num_blocks * self.block_bytes, engine.data_parallel_size
-        of_all = f", which {size} engines share" if size > 1 else ""
-        if engine.num_blocks is not None:
-            return f"raise engine.numBlocks to {size * num_blocks}{of_all}"
-        if engine.device_memory_share is not None:
-            return f"raise engine.deviceMemoryShare, to leave KV blocks {num_bytes} bytes"
-        return f"raise engine.kvCacheMemory to {size * num_bytes}{of_all}"
+        """See `pool_fix.raised`."""
+        needed = self.needed(num_tokens)
+        return raised(self.engine, needed, self.block_bytes, is_draft=self.is_draft)

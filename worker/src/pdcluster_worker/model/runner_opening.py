@@ -67,6 +67,7 @@ def open_runner(
     *,
     asked: Asked | None = None,
     on_rank_death: OnDeath = logger.error,
+    drafts_for: EngineConfig | None = None,
 ) -> tuple[Runner, Cache, ModelInfo]:
     """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does
     at start.  Raises ModelError.
@@ -74,9 +75,10 @@ def open_runner(
     asked: what transformers was asked about the model before torch was imported.
     on_rank_death: called with the reason, from a thread, when one of the engine's other ranks has
                    ended by itself.
+    drafts_for: settings of the engine that this model, of one rank, drafts for; None = of itself.
     """
     if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
-        return _open(model, engine, device, None, asked)
+        return _open(model, engine, device, None, asked, drafts_for)
     ranks = Ranks(model, engine, device, on_rank_death)
     try:
         return _open(model, engine, device, ranks, None)
@@ -86,7 +88,12 @@ def open_runner(
 
 
 def _open(
-    model: ModelConfig, engine: EngineConfig, device: str, ranks: Ranks | None, asked: Asked | None
+    model: ModelConfig,
+    engine: EngineConfig,
+    device: str,
+    ranks: Ranks | None,
+    asked: Asked | None,
+    drafts_for: EngineConfig | None = None,
 ) -> tuple[Runner, Cache, ModelInfo]:
     """Ranks divide a module of transformers' own: an answer is for an engine of one process."""
     dtype = read_native_dtype() if model.dtype == "auto" else model.dtype
@@ -99,7 +106,7 @@ def _open(
     )
     try:
         runner, cache = (
-            _make(loaded, question, engine, device)
+            _make(loaded, question, engine, device, drafts_for)
             if ranks is None
             else _make_over(ranks, loaded, engine, device)
         )
@@ -120,7 +127,11 @@ def _open(
 
 
 def _make(
-    loaded: LoadedModel, question: Question, engine: EngineConfig, device: str
+    loaded: LoadedModel,
+    question: Question,
+    engine: EngineConfig,
+    device: str,
+    drafts_for: EngineConfig | None,
 ) -> tuple[Runner, Cache]:
     """A runner in this process.
 
@@ -133,8 +144,9 @@ def _make(
         torch.device(device),
         vocab_size=info.vocab_size,
         weight_bytes=loaded.weight_bytes,
+        drafts_for=drafts_for,
     )
-    info = fit_length(info, cache, engine)
+    info = fit_length(info, cache, engine, drafts_for)
     try:
         return make_runner(replace(loaded, info=info), cache, engine), cache
     except NotOursError as e:

@@ -42,10 +42,8 @@ def blocks_on_devices(
     geometry: KVGeometry, engine: EngineConfig, place: Place, vocab_size: int, weight_bytes: int
 ) -> int:
     """KV blocks that `kvCacheMemory`, of all GPUs, holds, or that fit beside rank 0's weights."""
-    if engine.num_blocks is not None:
-        return engine.num_blocks
-    if engine.device_memory_share is None:
-        return blocks_that_fit(geometry, engine.kv_cache_memory)
+    if engine.num_blocks is not None or engine.device_memory_share is None:
+        return blocks_that_fit(geometry, engine)
     memory = device_memory(engine, torch.device("cuda"), weight_bytes // place.num_ranks)
     return device_blocks(part_geometry(geometry, place), engine, memory, vocab_size)
 

@@ -87,7 +87,7 @@ def _on_cpus(
 ) -> tuple[KVCache, ParallelForward]:
     """The cache is one memory that all ranks map."""
     geometry = loaded.info.geometry
-    num_blocks = engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
+    num_blocks = blocks_that_fit(geometry, engine)
     num_bytes = num_blocks * block_num_bytes(geometry)
     check_memory(loaded.weight_bytes, num_bytes, engine, memory_limit())
     memory = reserve("KV blocks", num_bytes)

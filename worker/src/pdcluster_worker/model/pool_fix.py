@@ -1,0 +1,78 @@
+"""Words of what to change where a pool of KV blocks is too small, in the fields and figures of the
+worker's own file: an engine here has only its share of them.
+"""
+
+from msgspec.structs import replace
+
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.errors import ModelError
+
+LEAST_TOKENS = 64
+"""Fewest tokens, prompt and output, of a request that is of use: a chat template with its own
+system prompt takes about 30, and a completion is 16 long where its request does not say.
+"""
+
+LEAST_BLOCKS = 2
+"""Fewest KV blocks of a pool: one request needs as many to decode past a block."""
+
+
+def raised(
+    engine: EngineConfig, num_blocks: int, block_bytes: int, *, is_draft: bool = False
+) -> str:
+    """The fix that gives each engine so many blocks, in the field that decides on the pool's size.
+
+    is_draft: the pool is a draft model's.  Memory that it divides with the engine's own model has
+              no figure here: both pools decide on that.
+    """
+    size, num_bytes = engine.data_parallel_size, num_blocks * block_bytes
+    of_all = f", which {size} engines share" if size > 1 else ""
+    if engine.num_blocks is not None:
+        return f"raise engine.numBlocks to {size * num_blocks}{of_all}"
+    by_share = engine.device_memory_share is not None
+    field = "engine.deviceMemoryShare" if by_share else "engine.kvCacheMemory"
+    if is_draft or _has_draft_model(engine):
+        return f"raise {field}, which the model and its draft model divide"
+    if by_share:
+        of_each = " of each engine" if size > 1 else ""
+        return f"raise {field}, to leave KV blocks{of_each} {num_bytes} bytes"
+    return f"raise {field} to {size * num_bytes}{of_all}"
+
+
+def check_num_blocks(
+    num_blocks: int,
+    engine: EngineConfig,
+    block_bytes: int,
+    drafts_for: EngineConfig | None = None,
+) -> None:
+    """Raise ModelError for fewer than `LEAST_BLOCKS`, with those that a request needs.
+
+    drafts_for: see `runner_opening.open_runner`.
+    """
+    if num_blocks >= LEAST_BLOCKS:
+        return
+    num_tokens = _request_tokens(engine, drafts_for)
+    needed = 1 + -(-num_tokens // engine.block_size)  # one to spare, or the null block
+    of_each = " for each engine" if engine.data_parallel_size > 1 else ""
+    if engine.num_blocks is not None:
+        found = f"engine.numBlocks leaves {num_blocks} KV blocks{of_each}"
+    else:
+        engine = replace(engine, device_memory_share=None)  # on a CPU it decides on nothing
+        found = (
+            f"engine.kvCacheMemory leaves {engine.kv_cache_memory} bytes{of_each}, which hold "
+            f"{num_blocks} KV blocks of {block_bytes} bytes"
+        )
+    fix = raised(engine, needed, block_bytes, is_draft=drafts_for is not None)
+    raise ModelError(
+        f"{found}, but {needed} are needed for a request of {num_tokens} tokens: {fix}"
+    )
+
+
+def _has_draft_model(engine: EngineConfig) -> bool:
+    return engine.drafts is not None and engine.drafts.draft_model is not None
+
+
+def _request_tokens(engine: EngineConfig, drafts_for: EngineConfig | None) -> int:
+    """Tokens of the request that a pool must hold: a draft model's need not be the longest."""
+    if drafts_for is None:
+        return engine.max_model_len or LEAST_TOKENS
+    return min(drafts_for.max_model_len or LEAST_TOKENS, LEAST_TOKENS)
