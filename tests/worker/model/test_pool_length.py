@@ -33,7 +33,7 @@ def fitted(
 
 
 def refusal(engine: EngineConfig, drafts_for: EngineConfig | None = None) -> str:
-    """Why these blocks are refused."""
+    """Refusal of these blocks."""
     with pytest.raises(ModelError) as refused:
         blocks_that_fit(GEOMETRY, engine, drafts_for)
     return str(refused.value)

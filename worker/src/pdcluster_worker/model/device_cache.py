@@ -59,6 +59,7 @@ def open_cache(
     device: torch.device,
     vocab_size: int,
     weight_bytes: int,
+    *,
     drafts_for: EngineConfig | None = None,
 ) -> "KVCache | DeviceKVCache":
     """The KV cache of an engine.  Raises ModelError where it does not fit.

@@ -78,7 +78,7 @@ def open_runner(
     drafts_for: settings of the engine that this model, of one rank, drafts for; None = of itself.
     """
     if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
-        return _open(model, engine, device, None, asked, drafts_for)
+        return _open(model, engine, device, None, asked, drafts_for=drafts_for)
     ranks = Ranks(model, engine, device, on_rank_death)
     try:
         return _open(model, engine, device, ranks, None)
@@ -93,6 +93,7 @@ def _open(
     device: str,
     ranks: Ranks | None,
     asked: Asked | None,
+    *,
     drafts_for: EngineConfig | None = None,
 ) -> tuple[Runner, Cache, ModelInfo]:
     """Ranks divide a module of transformers' own: an answer is for an engine of one process."""
