@@ -25,7 +25,8 @@ class There(Tensor):
     """A tensor on the device.  inner: its numbers, in host memory."""
 
     inner: Tensor
-    is_cuda = True  # type: ignore[assignment]
+    is_cuda = True
+    # What torch gives for "no such function" has fewer parameters than its stubs want.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
