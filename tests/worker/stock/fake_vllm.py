@@ -24,7 +24,7 @@ vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="completed_w
 vllm:nixl_xfer_time_seconds_sum{engine="0",model_name="m"} 0.5
 vllm:nixl_bytes_transferred_sum{engine="0",model_name="m"} 4.42368e+06
 vllm:nixl_num_failed_transfers_total{engine="0",model_name="m"} 1.0
-vllm:cache_config_info{block_size="4",cache_dtype="auto",engine="0",num_gpu_blocks="16"} 1.0
+vllm:cache_config_info{block_size="4",enable_prefix_caching="True",num_gpu_blocks="16"} 1.0
 """
 
 TRANSFER = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "e"}

@@ -16,3 +16,10 @@ def test_fetches_of_no_known_stage_are_ignored(labels: bytes) -> None:
 
 def test_an_empty_page_is_all_zeros() -> None:
     assert read_numbers(b"").num_blocks == 0
+
+
+@pytest.mark.parametrize(("said", "keeps"), [(b"True", True), (b"False", False), (b"None", False)])
+def test_engine_keeps_prefixes_where_it_says_so(said: bytes, keeps: bool) -> None:
+    page = b'vllm:cache_config_info{enable_prefix_caching="' + said + b'",block_size="4"} 1.0\n'
+
+    assert read_numbers(page).prefix_caching is keeps

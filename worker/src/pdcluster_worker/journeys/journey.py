@@ -4,8 +4,9 @@ A part notes what it decides; it needs no reference to the request, for the
 journey is that of the running task and of the tasks it starts.  Traces and the
 answer to "why did it go there" read the journey (`recent`).  Names of notes
 that readers know: the lifetime events below, `decode_worker` (which one, by
-which rule and costs), `offload` (local or remote prefill, and why), `credit`
-(how long a prefill worker was waited for), `refused`, `failed`.
+which rule and costs), `prefix` (the request whose KV was waited for), `offload`
+(local or remote prefill, and why), `credit` (how long a prefill worker was
+waited for), `refused`, `failed`.
 """
 
 import time

@@ -393,4 +393,5 @@ def _ready(
         longest_step_seconds=runner.longest_warm_up_seconds,
         scheduler=settings.scheduler.name,
         scheduling_policy=settings.scheduler.policy,
+        prefix_caching=settings.prefix_caching,
     )

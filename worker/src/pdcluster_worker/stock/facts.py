@@ -162,6 +162,7 @@ def _ready(
         transport="" if config.role == "mixed" else TRANSPORT,  # mixed ones have no connector
         scheduler="vllm",
         restarts_grammar=True,
+        prefix_caching=scrape.prefix_caching,
     )
 
 

@@ -18,6 +18,7 @@ class Scrape:
     """Values of one answer.
 
     num_blocks, block_size: of its KV cache; 0 = not known yet.
+    prefix_caching:  it keeps blocks for prompts that begin alike.
     kv_usage:        share of the blocks that requests hold, or that are kept for a peer's engine.
     num_queued:      waiting requests that the engine has yet to begin, fetches among them.
     started_seconds: when its process began, of the clock on the wall; another one is another engine
@@ -29,6 +30,7 @@ class Scrape:
 
     num_blocks: int = 0
     block_size: int = 0
+    prefix_caching: bool = False
     kv_usage: float = 0.0
     num_running: int = 0
     num_waiting: int = 0
@@ -95,6 +97,7 @@ def read_numbers(page: bytes) -> Scrape:
     sizes = {
         "num_blocks": _integer(info.get("num_gpu_blocks")),
         "block_size": _integer(info.get("block_size")),
+        "prefix_caching": info.get("enable_prefix_caching") == "True",
     }
     return msgspec.convert(counts | stages | sizes | reals, Scrape)
 

@@ -26,6 +26,7 @@ from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.moving import has_room, is_short_of_blocks
+from pdcluster_worker.routing.qos.slo import aged
 from pdcluster_worker.streams import Mapped, Reader
 
 
@@ -124,6 +125,7 @@ class DecodeDispatcher:
                 if request.has_begun:
                     self._num_decoding -= 1
                 pace.ended()
+                self._offloading.following.ended(spec.request_id)
                 place.close()
 
     def _noted(self, request: _Request, generated: Generated) -> Generated:
@@ -154,44 +156,49 @@ class DecodeDispatcher:
 
     async def _first_tokens(self, request: _Request) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""
-        place, spec, prefill, pace = request.place, request.spec, request.prefill, request.pace
+        place, prefill, following = request.place, request.prefill, self._offloading.following
+        holder = self._holder(request.spec.kv_holder)
+        hashes = [] if prefill == "local" and holder is None else self._worker.hashes(request.spec)
+        elsewhere = await self._elsewhere(request, hashes, holder)
+        following.begin(place, request.spec, hashes, is_here=elsewhere is None)
+        if elsewhere is None:
+            request.pace.sent("local")
+            place.send(Submit(request.spec))
+            yield Generated(await place.mailbox.token(), "local")
+            return
         started = False
-        holder = self._holder(spec.kv_holder)
-        hashes = [] if prefill == "local" and holder is None else self._worker.hashes(spec)
+        async with aclosing(elsewhere) as first:
+            async for generated in first:
+                started = True
+                yield generated
+                if generated.token.finish_reason is not None:
+                    return
+        if started:
+            step = await self._first_step(place.mailbox)
+            following.arrived(request.spec.request_id)
+            yield Generated(step)
+        else:
+            following.arrived(request.spec.request_id)
+            yield Generated(await place.mailbox.token(), "local")
+
+    async def _elsewhere(
+        self, request: _Request, hashes: list[bytes], holder: Peer | None
+    ) -> AsyncGenerator[Generated, None] | None:
+        """The first token as another worker makes it; None = the prompt is computed here."""
+        place, spec, prefill, pace = request.place, request.spec, request.prefill, request.pace
         if holder is not None and self._offloading.reads_kv(place, spec, hashes, holder):
             pace.side = None
-            async with aclosing(self._remote.read(place, spec, holder)) as first:
-                async for generated in first:
-                    started = True
-                    yield generated
-                    if generated.token.finish_reason is not None:
-                        return
-        elif (
-            (named := self._named(spec, prefill)) is not None
-            or prefill == "remote"
-            or (
-                prefill == "auto"
-                and self._offloading.goes(place, spec, hashes, self._num_decoding, pace)
-            )
-        ):
-            pace.sent("remote")
-            async with aclosing(
-                self._remote.first_token(
-                    place, spec, hashes, forced=prefill == "remote", only=named
-                )
-            ) as first:
-                async for generated in first:
-                    started = True
-                    yield generated
-                    if generated.token.finish_reason is not None:
-                        return
-        else:
-            pace.sent("local")
-            place.send(Submit(spec))
-        if started:
-            yield Generated(await self._first_step(place.mailbox))
-        else:
-            yield Generated(await place.mailbox.token(), "local")
+            return self._remote.read(place, spec, holder)
+        named = self._named(spec, prefill)
+        if named is None and prefill == "auto":
+            waited = await self._offloading.follow(place, spec, hashes, lambda: self._num_decoding)
+            request.spec = spec = aged(spec, waited)
+            if not self._offloading.goes(place, spec, hashes, self._num_decoding, pace):
+                return None
+        elif named is None and prefill == "local":
+            return None
+        pace.sent("remote")
+        return self._remote.first_token(place, spec, hashes, forced=prefill == "remote", only=named)
 
     def _named(self, spec: RequestSpec, prefill: PrefillMode) -> Peer | None:
         """The prefill worker that the request names; None = none that is ready, or a local prefill

@@ -6,7 +6,9 @@ The decision itself is `routing.offload`'s, what both sides are expected to take
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from pdcluster_worker.dispatch.decode.following import Following
 from pdcluster_worker.dispatch.engines.engines import Place
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.journeys.journey import note
@@ -21,6 +23,7 @@ from pdcluster_worker.routing.offload import (
     length_threshold,
     takes_length,
 )
+from pdcluster_worker.routing.prefixes_in_hand import Coming
 from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.routing.qos.verdict import offloads_at_once
 from pdcluster_worker.routing.side_costs import Side, SideCosts
@@ -36,6 +39,7 @@ class Offloading:
         self._worker = worker
         self._prefills = prefills
         self._decodes = decodes
+        self.following = Following()
         self._feedback = SloFeedback()
         self._costs = SideCosts()
 
@@ -54,18 +58,12 @@ class Offloading:
         """
         policy = self._worker.policy.offload
         num_tokens = len(spec.prompt) + len(spec.output)
-        able = [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
-        facts = self._facts(place, num_tokens, hashes, able, num_decoding)
+        able = self._able(num_tokens)
+        facts = self._known(self._facts(place, num_tokens, hashes, able, num_decoding), able)
         pace.uncached_tokens, pace.others, pace.num_workers = (
             facts.uncached_tokens,
             self._prefill_queue_tokens(able),
             len(able),
-        )
-        facts = self._costs.known(
-            facts,
-            asyncio.get_running_loop().time(),
-            others=pace.others,
-            num_workers=pace.num_workers,
         )
         threshold = self.threshold(facts.uncached_tokens)
         tier = tier_of(spec.priority)
@@ -100,6 +98,40 @@ class Offloading:
             self._worker.count_long_prompt(is_remote=False)
         return is_remote
 
+    async def follow(
+        self,
+        place: Place,
+        spec: RequestSpec,
+        hashes: Sequence[bytes],
+        num_decoding: Callable[[], int],
+    ) -> float:
+        """Wait for KV on its way here that the prompt begins with, where the prompt would go to a
+        prefill worker now and would stay with that KV; the seconds that it took.
+
+        So a prefix that several prompts share is computed once, and sent once.
+        """
+        waited = 0.0
+        while (coming := self._awaited(place, spec, hashes, num_decoding())) is not None:
+            waited += await self.following.wait(coming)
+        return waited
+
+    def _awaited(
+        self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], num_decoding: int
+    ) -> Coming | None:
+        """The request on its way that a prompt waits for; None = it does not wait."""
+        coming = self.following.coming(place, spec, hashes)
+        num_tokens = len(spec.prompt) + len(spec.output)
+        able = self._able(num_tokens)
+        if coming is None or not able:
+            return None
+        now = self._facts(place, num_tokens, hashes, able, num_decoding)
+        if offloads_at_once(self._worker.policy, tier_of(spec.priority), now.uncached_tokens):
+            return None
+        brought = coming.num_blocks * self._worker.block_size
+        then = replace(now, cached_tokens=max(now.cached_tokens, brought))
+        is_worth = self._sends(self._known(now, able)) and not self._sends(self._known(then, able))
+        return coming if is_worth else None
+
     def reads_kv(
         self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], holder: Peer
     ) -> bool:
@@ -113,6 +145,17 @@ class Offloading:
         most = self._worker.policy.offload.max_transfer_milliseconds / 1000
         is_slow = most > 0 and self._worker.transfer_seconds(holder.key, uncached_tokens) > most
         return reads_kv(uncached_tokens) and not is_slow
+
+    def _sends(self, facts: OffloadFacts) -> bool:
+        """Return whether the policy sends such a prompt away, with the threshold as it stands: a
+        prompt that waits is no probe.
+        """
+        policy = self._worker.policy.offload
+        threshold = length_threshold(policy, self._worker.gpu)
+        if policy.policy == "sloFeedback":
+            now = asyncio.get_running_loop().time()
+            threshold = self._feedback.threshold(policy.slo_feedback, threshold, now)
+        return decide(policy, facts, threshold).is_remote
 
     def threshold(self, uncached_tokens: int) -> int:
         """The length threshold for a prompt with so many uncached tokens."""
@@ -128,6 +171,16 @@ class Offloading:
             self._feedback, self._costs, request_id, num_tokens, asyncio.get_running_loop().time
         )
 
+    def _able(self, num_tokens: int) -> list[Peer]:
+        """Prefill workers that take a prompt of that length."""
+        return [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
+
+    def _known(self, facts: OffloadFacts, able: list[Peer]) -> OffloadFacts:
+        """The facts with what both sides are expected to take."""
+        others = self._prefill_queue_tokens(able)
+        now = asyncio.get_running_loop().time()
+        return self._costs.known(facts, now, others=others, num_workers=len(able))
+
     def _facts(
         self,
         place: Place,
@@ -137,7 +190,10 @@ class Offloading:
         num_decoding: int,
     ) -> OffloadFacts:
         worker, engine = self._worker, place.engine
-        cached_tokens = worker.engines.cached_tokens(engine, hashes, num_tokens)
+        in_hand = self.following.here(place, hashes) * worker.block_size
+        cached_tokens = max(
+            worker.engines.cached_tokens(engine, hashes, num_tokens), min(in_hand, num_tokens - 1)
+        )
         to_move = max(0, num_tokens - cached_tokens)
         stats = engine.client.stats
         return OffloadFacts(
@@ -200,8 +256,9 @@ class Pace:
         self._count = 0
 
     def sent(self, side: Side) -> None:
-        """Its prompt waits there from now on."""
+        """Its prompt waits there from now on; what it waited for before is not that side's time."""
         self.side = side
+        self._began = self._clock()
         others, num_workers = (self.others, self.num_workers) if side == "remote" else (0, 1)
         self._costs.sent(
             side,
