@@ -25,6 +25,7 @@ from pdcluster_worker.model.loading.answers import Asked, Question, forget
 from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo
 from pdcluster_worker.model.opening import by_transformers, open_model
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
+from pdcluster_worker.model.ops.library_pages import release_library_pages
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.ranks import OnDeath, Ranks, rank_threads
@@ -120,6 +121,7 @@ def _open(
     runner.grammars.folder = question.path
     del loaded  # and with it the weights that are packed now
     gc.collect()
+    release_library_pages()
     start = time.monotonic()
     runner.warm_up()
     logger.info("warmed up seconds=%.1f", time.monotonic() - start)

@@ -22,6 +22,7 @@ from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import LoadedModel, load_model
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
+from pdcluster_worker.model.ops.library_pages import release_library_pages
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel import control as wire
 from pdcluster_worker.model.parallel.device_parts import handle_of, open_part, rank_cache
@@ -80,6 +81,7 @@ class RankProcess:
         del loaded
         gc.collect()
         give_back_freed_memory()
+        release_library_pages()
         gc.freeze()
         self._control.send(wire.DONE + handle)
         logger.info(
