@@ -18,6 +18,7 @@ from pdctl.local.machine import free_port
 from pdctl.local.processes import Launch
 
 START_SECONDS = 15.0
+LOOK_SECONDS = 0.02
 
 
 def find_etcd() -> Path:
@@ -58,6 +59,7 @@ async def wait_until_reachable(endpoint: str, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
+            await _wait_until_listening(endpoint, deadline)
             await check_reachable([endpoint], keys.ROOT)
             return
         except EtcdUnreachableError as e:
@@ -65,4 +67,20 @@ async def wait_until_reachable(endpoint: str, log: Path) -> None:
                 raise StartError(
                     f"etcd did not start within {START_SECONDS:g} s; its log is {log}", exit_code=1
                 ) from e
-        await asyncio.sleep(0.1)
+
+
+async def _wait_until_listening(endpoint: str, deadline: float) -> None:
+    """Return when its port is open, or at the deadline.
+
+    A gRPC channel whose first connection is refused waits a second before the next one, and so
+    does each later channel to that address.
+    """
+    host, _, port = endpoint.rpartition(":")
+    while time.monotonic() < deadline:
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            await asyncio.sleep(LOOK_SECONDS)
+        else:
+            writer.close()
+            return
