@@ -252,13 +252,30 @@ def test_policy_empty_file_is_the_default_policy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    [("1.0e+308", "<= 1000.0"), ("1001", "<= 1000.0"), (".inf", "<= 1000.0"), (".nan", "> 0.0")],
+    [("1.0e+308", "<= 1000.0"), ("1001", "<= 1000.0"), (".inf", "<= 1000.0"), ("0", "> 0.0")],
 )
 def test_policy_batches_ahead_is_bounded(tmp_path: Path, value: str, reason: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"Expected `float` {reason} - at `\$\.credits\.batchesAhead`"
     ):
         load_policy(write(tmp_path, f"credits: {{batchesAhead: {value}}}"))
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ("credits: {batchesAhead: .nan}", r"\$\.credits\.batchesAhead"),
+        ("decodeScore: {weights: [1, .NaN]}", r"\$\.decodeScore\.weights\[1\]"),
+    ],
+)
+def test_what_is_not_a_number_is_named_and_no_bound_of_it(
+    tmp_path: Path, document: str, field: str
+) -> None:
+    """Every bound fails for it, and neither a larger nor a smaller value is the fix."""
+    with pytest.raises(
+        ConfigError, match=rf"Expected a number, got `\.nan` - at `{field}`: write one$"
+    ):
+        load_policy(write(tmp_path, document))
 
 
 def test_policy_of_a_newer_operator_is_taken_but_for_what_is_not_known_here(

@@ -193,6 +193,11 @@ def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
         f"({7 * block_bytes} bytes, room for 96 tokens): raise engine.kvCacheMemory to "
         f"{8 * block_bytes}, or lower maxModelLen to 96"
     )
+    shared = EngineConfig(
+        max_model_len=100, kv_cache_memory=7 * block_bytes, device_memory_share=0.5, threads=1
+    )
+    with pytest.raises(ModelError, match=r"raise engine\.kvCacheMemory to "):
+        open_runner(model, shared)  # a share of a GPU's memory decides on nothing here
     with pytest.raises(ModelError, match=r"raise engine\.numBlocks to 8, or lower"):
         open_runner(model, EngineConfig(max_model_len=100, num_blocks=7, threads=1))
     _, _, info = open_runner(model, EngineConfig(max_model_len=100, num_blocks=8, threads=1))

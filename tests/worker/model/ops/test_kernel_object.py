@@ -76,6 +76,12 @@ def test_a_level_that_does_not_exist_is_refused_with_those_that_do(monkeypatch):
     )
 
 
+def test_a_level_that_does_not_exist_is_refused_on_a_gpu_too(monkeypatch):
+    monkeypatch.setenv("PDCLUSTER_KERNELS", "sse9")
+    with pytest.raises(ConfigError, match="PDCLUSTER_KERNELS is 'sse9': set it to off or one of"):
+        make_operations(mock.Mock(is_cuda=True), SHAPE, LIMITS, invariant=False)
+
+
 def test_without_objects_there_is_a_reason(tmp_path):
     found = load_kernels("", cpu_flags(), tmp_path)
     assert isinstance(found, NoKernels)

@@ -4,6 +4,7 @@ field's path and the reason.
 
 import re
 from collections.abc import Iterator, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,10 +34,25 @@ def document_of(path: Path) -> Any:
 
 def converted(path: Path, document: Any, kind: type[SectionT]) -> SectionT:
     """Check a document against its section.  Raises ConfigError."""
+    for field in _not_numbers(document, "$"):
+        raise ConfigError(f"{path}: Expected a number, got `.nan` - at `{field}`: write one")
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as e:
         raise ConfigError(f"{path}: {e}{_fix(str(e), kind)}") from e
+
+
+def _not_numbers(value: Any, field: str) -> Iterator[str]:
+    """Paths of the values that are not a number: no bound holds for them, so none is named."""
+    match value:
+        case dict():
+            for key, each in value.items():
+                yield from _not_numbers(each, f"{field}.{key}")
+        case list():
+            for number, each in enumerate(value):
+                yield from _not_numbers(each, f"{field}[{number}]")
+        case float() if isnan(value):
+            yield field
 
 
 def _fix(error: str, kind: type[Section]) -> str:

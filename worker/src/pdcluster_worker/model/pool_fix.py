@@ -2,8 +2,6 @@
 worker's own file: an engine here has only its share of them.
 """
 
-from msgspec.structs import replace
-
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 
@@ -56,7 +54,6 @@ def check_num_blocks(
     if engine.num_blocks is not None:
         found = f"engine.numBlocks leaves {num_blocks} KV blocks{of_each}"
     else:
-        engine = replace(engine, device_memory_share=None)  # on a CPU it decides on nothing
         found = (
             f"engine.kvCacheMemory leaves {engine.kv_cache_memory} bytes{of_each}, which hold "
             f"{num_blocks} KV blocks of {block_bytes} bytes"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from msgspec import structs
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
@@ -78,6 +79,8 @@ def open_runner(
                    ended by itself.
     drafts_for: settings of the engine that this model, of one rank, drafts for; None = of itself.
     """
+    if device == "cpu":
+        engine = structs.replace(engine, device_memory_share=None)  # it decides on nothing there
     if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
         return _open(model, engine, device, None, asked, drafts_for=drafts_for)
     ranks = Ranks(model, engine, device, on_rank_death)

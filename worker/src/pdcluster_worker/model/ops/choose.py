@@ -8,7 +8,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops.cpu import CpuOperations
 from pdcluster_worker.model.ops.freed_memory import keep_freed_memory
 from pdcluster_worker.model.ops.kernel_arguments import KINDS
-from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
+from pdcluster_worker.model.ops.kernel_object import Kernels, asked_level, kernels_found
 from pdcluster_worker.model.ops.operations import ALONE, AttentionShape, Group, Operations
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -26,11 +26,13 @@ def make_operations(
 ) -> Operations:
     """Operations for the device that holds the KV cache.
 
-    Raises ModelError where `invariant` cannot be had.
+    Raises ModelError where `invariant` cannot be had, and ConfigError where PDCLUSTER_KERNELS is
+    no level, on any device.
 
     cache, shape: of this rank of `group`.
     """
     if cache.is_cuda:
+        asked_level()
         # needs Triton, which images for CPUs lack
         from pdcluster_worker.model.ops.cuda import CudaOperations
 

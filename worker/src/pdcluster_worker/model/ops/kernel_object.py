@@ -97,7 +97,21 @@ def kernels_found() -> Kernels | NoKernels:
 
     Raises ConfigError where PDCLUSTER_KERNELS is neither off nor a level.
     """
-    return load_kernels(os.environ.get(KERNELS_VARIABLE, ""), cpu_flags())
+    return load_kernels(asked_level(), cpu_flags())
+
+
+def asked_level() -> str:
+    """The level that PDCLUSTER_KERNELS asks for, "off", or "" for the best one.
+
+    Raises ConfigError where it is none of them.
+    """
+    asked = os.environ.get(KERNELS_VARIABLE, "")
+    if asked not in ("", "off", *LEVELS):
+        raise ConfigError(
+            f"environment variable {KERNELS_VARIABLE} is {asked!r}: set it to off or one of "
+            f"{', '.join(LEVELS)}, or unset it for the best one"
+        )
+    return asked
 
 
 @functools.cache
@@ -105,11 +119,6 @@ def load_kernels(asked: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels
     """Load what `asked` (a level, "off", or "" for the best) means on a CPU with these flags."""
     if asked == "off":
         return NoKernels(f"{KERNELS_VARIABLE} is off: unset it for the compiled kernels")
-    if asked and asked not in LEVELS:
-        raise ConfigError(
-            f"environment variable {KERNELS_VARIABLE} is {asked!r}: set it to off or one of "
-            f"{', '.join(LEVELS)}, or unset it for the best one"
-        )
     if asked and (missing := LEVELS[asked] - flags):
         return NoKernels(
             f"{KERNELS_VARIABLE} is {asked}, but this CPU has no {', '.join(sorted(missing))}: "

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _DONT_NEED = 4  # MADV_DONTNEED
-_HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ +(\S.*)")
+_HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)")
 
 
 def release_library_pages() -> None:
@@ -29,9 +29,11 @@ def unchanged_ranges(smaps: str) -> Iterator[tuple[int, int]]:
     smaps: text of /proc/PID/smaps.
 
     >>> relocated = "20-30 r--p 0 08:01 7 /lib/a.so.1\\nRss: 4 kB\\nAnonymous: 4 kB\\n"
-    >>> text = "30-50 r-xp 0 08:01 7 /lib/a.so.1\\nRss: 4 kB\\nAnonymous: 0 kB\\n"
-    >>> [(hex(start), hex(size)) for start, size in unchanged_ranges(relocated + text)]
-    [('0x30', '0x20')]
+    >>> unnamed = "30-40 ---p 0 00:00 0 \\nRss: 0 kB\\nAnonymous: 0 kB\\n"
+    >>> text = "40-60 r-xp 0 08:01 7 /lib/a.so.1\\nRss: 4 kB\\nAnonymous: 0 kB\\n"
+    >>> found = unchanged_ranges(relocated + unnamed + text)
+    >>> [(hex(start), hex(size)) for start, size in found]
+    [('0x40', '0x20')]
     """
     head: re.Match[str] | None = None
     for line in smaps.splitlines():
