@@ -278,6 +278,11 @@ def test_what_is_not_a_number_is_named_and_no_bound_of_it(
         load_policy(write(tmp_path, document))
 
 
+def test_document_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds itself, by an anchor: write it out"):
+        load_policy(write(tmp_path, "credits: &a {batchesAhead: *a}"))
+
+
 def test_policy_of_a_newer_operator_is_taken_but_for_what_is_not_known_here(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

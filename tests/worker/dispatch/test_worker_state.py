@@ -12,7 +12,7 @@ from pdcluster_worker.dispatch.worker import Worker, merge
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.messages.engine import Abort, AskSnapshot, BlockEvents
 from pdcluster_worker.routing.waiting import ASKING_HEADS
-from tests.worker.dispatch.doubles import ScriptedEngine, client_of, stats
+from tests.worker.dispatch.doubles import ScriptedEngine, client_of, stats, until
 
 
 async def test_worker_takes_requests_until_it_has_ended(worker: Worker) -> None:
@@ -88,6 +88,16 @@ async def test_worker_room_that_was_reported_before_the_wait_is_room(
     assert not waiting.done()
     engine.say(stats(free_blocks=9))
     await asyncio.wait_for(waiting, 5)
+
+
+async def test_prompts_that_wait_for_a_prefix_are_on_the_worker(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    engine.say(stats(free_blocks=9))
+    await until(lambda: client_of(worker).stats)
+    worker.num_waiting_for_prefix = 2
+
+    assert worker.load().num_waiting == worker.load().num_requests == 2
 
 
 async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks(

@@ -29,12 +29,16 @@ def coming(
     return prefixes.coming(engine, hashes, priority=priority)
 
 
+def here(prefixes: PrefixesInHand, *hashes: bytes, engine: str = "0", priority: int = 0) -> int:
+    return prefixes.here(engine, hashes, priority=priority)
+
+
 def test_longest_match_counts_whatever_the_order(prefixes: PrefixesInHand) -> None:
     begin(prefixes, "short", A, B, b"x", is_here=True)
     begin(prefixes, "long", A, B, C, is_here=True)
     begin(prefixes, "shorter", A, is_here=True)
 
-    assert prefixes.here("0", [A, B, C, D]) == 3
+    assert here(prefixes, A, B, C, D) == 3
 
 
 def test_first_of_equals_is_the_one_that_is_coming(prefixes: PrefixesInHand) -> None:
@@ -57,7 +61,7 @@ def test_what_is_here_is_not_coming_nor_the_other_way_round(prefixes: PrefixesIn
     begin(prefixes, "here", A, B, is_here=True)
     begin(prefixes, "coming", A)
 
-    assert prefixes.here("0", [A, B]) == 2
+    assert here(prefixes, A, B) == 2
     assert coming(prefixes, A, B) == Coming("coming", 1)
 
 
@@ -66,13 +70,28 @@ def test_less_urgent_one_is_not_counted_on(prefixes: PrefixesInHand) -> None:
 
     assert coming(prefixes, A, B, priority=0) is None
     assert coming(prefixes, A, B, priority=5) == Coming("batch", 2)
+    prefixes.arrived("batch")
+    assert here(prefixes, A, B, priority=0) == 0
+    assert here(prefixes, A, B, priority=5) == 2
+
+
+def test_prompt_of_more_than_twice_the_length_is_not_waited_for(prefixes: PrefixesInHand) -> None:
+    begin(prefixes, "long", A, B, C, D, b"x")
+    assert coming(prefixes, A, B) is None
+    begin(prefixes, "twice", A, B, C, D)
+    assert coming(prefixes, A, B) == Coming("twice", 2)
+
+
+def test_long_prompt_that_is_here_counts_whatever_its_length(prefixes: PrefixesInHand) -> None:
+    begin(prefixes, "long", A, B, C, D, b"x", is_here=True)
+    assert here(prefixes, A) == 1
 
 
 def test_each_engine_has_its_own(prefixes: PrefixesInHand) -> None:
     begin(prefixes, "other", A, engine="1", is_here=True)
 
-    assert prefixes.here("0", [A]) == 0
-    assert prefixes.here("1", [A]) == 1
+    assert here(prefixes, A) == 0
+    assert here(prefixes, A, engine="1") == 1
 
 
 def test_prompts_that_begin_otherwise_or_are_short_match_nothing(prefixes: PrefixesInHand) -> None:

@@ -67,6 +67,7 @@ async def wait_until_reachable(endpoint: str, log: Path) -> None:
                 raise StartError(
                     f"etcd did not start within {START_SECONDS:g} s; its log is {log}", exit_code=1
                 ) from e
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _wait_until_listening(endpoint: str, deadline: float) -> None:

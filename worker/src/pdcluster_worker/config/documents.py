@@ -34,7 +34,11 @@ def document_of(path: Path) -> Any:
 
 def converted(path: Path, document: Any, kind: type[SectionT]) -> SectionT:
     """Check a document against its section.  Raises ConfigError."""
-    for field in _not_numbers(document, "$"):
+    try:
+        field = next(_not_numbers(document, "$"), None)
+    except RecursionError as e:
+        raise ConfigError(f"{path}: holds itself, by an anchor: write it out") from e
+    if field is not None:
         raise ConfigError(f"{path}: Expected a number, got `.nan` - at `{field}`: write one")
     try:
         return msgspec.convert(document, kind)

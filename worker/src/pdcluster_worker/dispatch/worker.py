@@ -73,6 +73,7 @@ class Worker:
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
     num_relayed:   requests whose bytes a router relays.
+    num_waiting_for_prefix: requests that wait for KV that another one brings.
     has_ended:     nothing is taken any more, because the process is about to end.
     on_request:    called when a request begins.
     on_engines:    called when an engine begins to serve or stops.
@@ -96,6 +97,7 @@ class Worker:
     blocks: PrefixIndex = field(default_factory=PrefixIndex)
     active: int = 0
     num_relayed: Callable[[], int] = lambda: 0
+    num_waiting_for_prefix: int = 0
     has_ended: bool = False
     on_request: Callable[[], None] = lambda: None
     on_engines: Callable[[], None] = lambda: None
@@ -289,7 +291,9 @@ class Worker:
         return Load(
             # whatever holds blocks here
             num_running=sum(stats.num_running + stats.num_receiving for stats in reported),
-            num_waiting=sum(stats.num_waiting for stats in reported) + requests_here,
+            num_waiting=sum(stats.num_waiting for stats in reported)
+            + requests_here
+            + self.num_waiting_for_prefix,
             waiting_tokens=sum(stats.waiting_tokens for stats in reported) + tokens_here,
             credit_queue_requests=self.credit_queue.num_requests - requests_here,
             credit_queue_tokens=self.credit_queue.num_tokens - tokens_here,

@@ -159,7 +159,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     scheduler: str = "continuous"
     scheduling_policy: str = "priority"
     restarts_grammar: bool = False  # it cannot go on with a structured answer that has begun
-    prefix_caching: bool = True  # a prompt finds the KV of what others began with
+    prefix_caching: bool = True  # KV of a prompt is found whole by others that begin like it
     length_note: str = ""  # why max_model_len is lower than the model's own; empty where it is not
 
 

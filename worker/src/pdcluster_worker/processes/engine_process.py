@@ -393,5 +393,6 @@ def _ready(
         longest_step_seconds=runner.longest_warm_up_seconds,
         scheduler=settings.scheduler.name,
         scheduling_policy=settings.scheduler.policy,
-        prefix_caching=settings.prefix_caching,
+        # of a window only its own blocks come, which are not a prefix
+        prefix_caching=settings.prefix_caching and settings.window is None,
     )

@@ -21,7 +21,8 @@ class OffloadFacts:
     """Inputs of a decision.
 
     prompt_tokens:    to prefill, those made so far of a moved request included.
-    cached_tokens:    of them, what this worker's prefix cache holds.
+    cached_tokens:    of them, what this worker's prefix cache holds, or will when the requests in
+                      hand are computed.
     prefill_queue:    requests in the prefill queue, over all workers.
     decode_active:    requests that this worker's engine runs.
     prefill_batches:  work in hand of the least busy prefill worker, in batches of its engine.

@@ -1,13 +1,21 @@
 """Index of the prompts in hand on a decode worker: whose KV its engines hold or compute, and whose
 KV a prefill worker computes for them.
 
-What an engine has in hand counts as cached by the next prompt that begins like it: the engine
-computes a shared prefix once.  A prompt that begins like one on its way from a prefill worker
-need not be computed there again, nor sent: it can wait for that one.  Pure: no clock, no waiting.
+What an engine has in hand counts as cached by the next prompt that begins like it: it finds
+those blocks when its turn comes, unless one step computes both.  A prompt that begins like one
+on its way from a prefill worker need not be computed there again, nor sent: it can wait for that
+one.  Pure: no clock, no waiting.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
+
+MOST_WAIT_SECONDS = 10.0
+"""Longest wait for what another request brings: it may be behind many."""
+
+LONGEST_RATIO = 2
+"""A prompt so many times as long is not waited for: most of its time is for its own tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +39,14 @@ class PrefixesInHand:
 
     >>> prefixes = PrefixesInHand()
     >>> prefixes.begin("r", "0", [b"a", b"b"], priority=0, is_here=False)
-    >>> prefixes.here("0", [b"a", b"b", b"c"]), prefixes.coming("0", [b"a", b"c"], priority=0)
+    >>> prompt = [b"a", b"b", b"c"]
+    >>> prefixes.here("0", prompt, priority=0), prefixes.coming("0", [b"a", b"c"], priority=0)
     (0, Coming(request_id='r', num_blocks=1))
     >>> prefixes.arrived("r")
-    >>> prefixes.here("0", [b"a", b"b", b"c"]), prefixes.coming("0", [b"a", b"c"], priority=0)
+    >>> prefixes.here("0", prompt, priority=0), prefixes.coming("0", [b"a", b"c"], priority=0)
     (2, None)
     >>> prefixes.ended("r")
-    >>> prefixes.here("0", [b"a", b"b", b"c"])
+    >>> prefixes.here("0", prompt, priority=0)
     0
     """
 
@@ -79,35 +88,66 @@ class PrefixesInHand:
             if not self._by_first_block[key]:
                 del self._by_first_block[key]
 
-    def here(self, engine: str, hashes: Sequence[bytes]) -> int:
-        """Leading blocks of a prompt that the engine holds or computes for running requests."""
-        return max((num_blocks for _, num_blocks in self._longer(engine, hashes, True)), default=0)
+    def here(self, engine: str, hashes: Sequence[bytes], *, priority: int) -> int:
+        """Leading blocks of a prompt that the engine holds or computes for running requests.
+
+        One that is less urgent than `priority` does not count: the engine may begin it later.
+        """
+        held = self._sharing(engine, hashes, priority, is_here=True)
+        return max((num_blocks for _, num_blocks in _longer(held, hashes)), default=0)
 
     def coming(self, engine: str, hashes: Sequence[bytes], *, priority: int) -> Coming | None:
         """The request on its way that brings most leading blocks of a prompt, the first of equals.
 
-        One that is less urgent than `priority` does not count: it may be long in coming.
+        One that is less urgent than `priority`, or much longer, may be long in coming, and does not
+        count.
         """
         found = None
-        for request_id, num_blocks in self._longer(engine, hashes, False, priority):
+        most = LONGEST_RATIO * len(hashes)
+        held = [
+            (request_id, blocks)
+            for request_id, blocks in self._sharing(engine, hashes, priority, is_here=False)
+            if len(blocks) <= most
+        ]
+        for request_id, num_blocks in _longer(held, hashes):
             found = Coming(request_id, num_blocks)
         return found
 
-    def _longer(
-        self, engine: str, hashes: Sequence[bytes], is_here: bool, priority: int | None = None
-    ) -> Iterator[tuple[str, int]]:
-        """Requests that share more leading blocks with a prompt than any before them, and how
-        many; each is compared from there on, so all together cost one walk over the prompt.
-        """
-        num_blocks = 0
-        sharing = self._by_first_block.get((engine, hashes[0]), {}) if hashes else {}
-        for request_id, held in sharing.items():
-            if held.is_here is not is_here or (priority is not None and held.priority > priority):
-                continue
-            longer = _match(held.hashes, hashes, num_blocks)
-            if longer > num_blocks:
-                num_blocks = longer
-                yield request_id, num_blocks
+    def _sharing(
+        self, engine: str, hashes: Sequence[bytes], priority: int, *, is_here: bool
+    ) -> list[tuple[str, Sequence[bytes]]]:
+        """Requests that begin with the same block, and their blocks."""
+        held = self._by_first_block.get((engine, hashes[0]), {}) if hashes else {}
+        return [
+            (request_id, each.hashes)
+            for request_id, each in held.items()
+            if each.is_here is is_here and each.priority <= priority
+        ]
+
+
+def longest_wait(*limits: float | None) -> float:
+    """Seconds that a prompt waits at most, so that each of its times still has half left.
+
+    limits: seconds of its deadlines; None = it has none.
+
+    >>> longest_wait(None, None), longest_wait(0.5, 60.0)
+    (10.0, 0.25)
+    """
+    return min(MOST_WAIT_SECONDS, *(limit / 2 for limit in limits if limit is not None), inf)
+
+
+def _longer(
+    held: Iterable[tuple[str, Sequence[bytes]]], hashes: Sequence[bytes]
+) -> Iterator[tuple[str, int]]:
+    """Requests that share more leading blocks with a prompt than any before them, and how many;
+    each is compared from there on, so all together cost one walk over the prompt.
+    """
+    num_blocks = 0
+    for request_id, blocks in held:
+        longer = _match(blocks, hashes, num_blocks)
+        if longer > num_blocks:
+            num_blocks = longer
+            yield request_id, num_blocks
 
 
 def _match(held: Sequence[bytes], hashes: Sequence[bytes], num_blocks: int) -> int:

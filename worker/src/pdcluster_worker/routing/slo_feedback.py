@@ -92,7 +92,9 @@ class SloFeedback:
         self._probed_at: dict[Side, float] = {}
 
     def first_token(self, side: Side, uncached_tokens: int, seconds: float, now: float) -> None:
-        """A prompt was computed there; seconds: from its arrival here to its first token."""
+        """A prompt was computed there; seconds: from when it was sent there to its first
+        token.
+        """
         self._lines[side].add(uncached_tokens, seconds, now)
 
     def finished(self, seconds_per_token: float, now: float) -> None:

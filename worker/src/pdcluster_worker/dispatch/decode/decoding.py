@@ -11,6 +11,8 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import structs
+
 from pdcluster_worker.dispatch.decode.offloading import Offloading, Pace
 from pdcluster_worker.dispatch.decode.quality import Quality, Terms
 from pdcluster_worker.dispatch.decode.remote import RemotePrefill
@@ -34,7 +36,7 @@ from pdcluster_worker.streams import Mapped, Reader
 class _Request:
     """One request at its engine.  has_begun: it has its first token; has_ended: its last one.
 
-    reader: of the tokens between them.
+    reader: of the tokens between them.  waited_seconds: for KV that others brought.
     """
 
     spec: RequestSpec
@@ -43,6 +45,7 @@ class _Request:
     pace: Pace
     followed: Followed
     reader: Reader[Token] | None = None
+    waited_seconds: float = 0.0
     has_begun: bool = False
     has_ended: bool = False
 
@@ -125,7 +128,7 @@ class DecodeDispatcher:
                 if request.has_begun:
                     self._num_decoding -= 1
                 pace.ended()
-                self._offloading.following.ended(spec.request_id)
+                self._offloading.prefixes.ended(spec.request_id)
                 place.close()
 
     def _noted(self, request: _Request, generated: Generated) -> Generated:
@@ -134,6 +137,7 @@ class DecodeDispatcher:
             self._quality.token()
         else:
             request.has_begun = True
+            generated = _queued(generated, request.waited_seconds)
             note_first_token(generated)
             self._num_decoding += 1
         token = generated.token
@@ -156,11 +160,8 @@ class DecodeDispatcher:
 
     async def _first_tokens(self, request: _Request) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""
-        place, prefill, following = request.place, request.prefill, self._offloading.following
-        holder = self._holder(request.spec.kv_holder)
-        hashes = [] if prefill == "local" and holder is None else self._worker.hashes(request.spec)
-        elsewhere = await self._elsewhere(request, hashes, holder)
-        following.begin(place, request.spec, hashes, is_here=elsewhere is None)
+        place, prefixes = request.place, self._offloading.prefixes
+        elsewhere = await self._elsewhere(request)
         if elsewhere is None:
             request.pace.sent("local")
             place.send(Submit(request.spec))
@@ -175,30 +176,42 @@ class DecodeDispatcher:
                     return
         if started:
             step = await self._first_step(place.mailbox)
-            following.arrived(request.spec.request_id)
+            prefixes.arrived(request.spec.request_id)
             yield Generated(step)
         else:
-            following.arrived(request.spec.request_id)
+            prefixes.arrived(request.spec.request_id)
             yield Generated(await place.mailbox.token(), "local")
 
-    async def _elsewhere(
-        self, request: _Request, hashes: list[bytes], holder: Peer | None
-    ) -> AsyncGenerator[Generated, None] | None:
+    async def _elsewhere(self, request: _Request) -> AsyncGenerator[Generated, None] | None:
         """The first token as another worker makes it; None = the prompt is computed here."""
-        place, spec, prefill, pace = request.place, request.spec, request.prefill, request.pace
-        if holder is not None and self._offloading.reads_kv(place, spec, hashes, holder):
+        place, prefill, pace = request.place, request.prefill, request.pace
+        offloading, spec = self._offloading, request.spec
+        holder = self._holder(spec.kv_holder)
+        hashes = [] if prefill == "local" and holder is None else self._worker.hashes(spec)
+        if holder is not None and offloading.reads_kv(place, spec, hashes, holder):
             pace.side = None
+            offloading.prefixes.begin(place, spec, hashes, is_here=False)
             return self._remote.read(place, spec, holder)
-        named = self._named(spec, prefill)
-        if named is None and prefill == "auto":
-            waited = await self._offloading.follow(place, spec, hashes, lambda: self._num_decoding)
-            request.spec = spec = aged(spec, waited)
-            if not self._offloading.goes(place, spec, hashes, self._num_decoding, pace):
-                return None
-        elif named is None and prefill == "local":
+        if (named := self._named(spec, prefill)) is not None:
+            # it waits in that worker's line, and none should wait with it
+            pace.sent("remote")
+            return self._remote.first_token(
+                place, spec, hashes, forced=prefill == "remote", only=named
+            )
+        if prefill == "auto":
+            request.waited_seconds = await offloading.prefix(
+                place, spec, hashes, lambda: self._num_decoding
+            )
+            request.spec = spec = aged(spec, request.waited_seconds)
+            goes = offloading.goes(place, spec, hashes, self._num_decoding, pace)
+            prefill = "remote" if goes else "local"
+        offloading.prefixes.begin(place, spec, hashes, is_here=prefill == "local")
+        if prefill == "local":
             return None
         pace.sent("remote")
-        return self._remote.first_token(place, spec, hashes, forced=prefill == "remote", only=named)
+        return self._remote.first_token(
+            place, spec, hashes, forced=request.prefill == "remote", only=None
+        )
 
     def _named(self, spec: RequestSpec, prefill: PrefillMode) -> Peer | None:
         """The prefill worker that the request names; None = none that is ready, or a local prefill
@@ -220,3 +233,12 @@ class DecodeDispatcher:
         self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
         note("first_step", seconds=clock() - start)
         return token
+
+
+def _queued(generated: Generated, seconds: float) -> Generated:
+    """A first token with so many seconds more in the queue."""
+    if seconds <= 0:
+        return generated
+    token = generated.token
+    late = structs.replace(token, queue_seconds=(token.queue_seconds or 0.0) + seconds)
+    return structs.replace(generated, token=late)

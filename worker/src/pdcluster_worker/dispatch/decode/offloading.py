@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from pdcluster_worker.dispatch.decode.following import Following
+from pdcluster_worker.dispatch.decode.shared_prefixes import SharedPrefixes
 from pdcluster_worker.dispatch.engines.engines import Place
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.journeys.journey import note
@@ -39,7 +39,7 @@ class Offloading:
         self._worker = worker
         self._prefills = prefills
         self._decodes = decodes
-        self.following = Following()
+        self.prefixes = SharedPrefixes(worker)
         self._feedback = SloFeedback()
         self._costs = SideCosts()
 
@@ -59,7 +59,7 @@ class Offloading:
         policy = self._worker.policy.offload
         num_tokens = len(spec.prompt) + len(spec.output)
         able = self._able(num_tokens)
-        facts = self._known(self._facts(place, num_tokens, hashes, able, num_decoding), able)
+        facts = self._known(self._facts(place, spec, hashes, able, num_decoding), able)
         pace.uncached_tokens, pace.others, pace.num_workers = (
             facts.uncached_tokens,
             self._prefill_queue_tokens(able),
@@ -98,7 +98,7 @@ class Offloading:
             self._worker.count_long_prompt(is_remote=False)
         return is_remote
 
-    async def follow(
+    async def prefix(
         self,
         place: Place,
         spec: RequestSpec,
@@ -110,24 +110,22 @@ class Offloading:
 
         So a prefix that several prompts share is computed once, and sent once.
         """
-        waited = 0.0
-        while (coming := self._awaited(place, spec, hashes, num_decoding())) is not None:
-            waited += await self.following.wait(coming)
-        return waited
+        return await self.prefixes.wait(
+            spec, lambda: self._awaited(place, spec, hashes, num_decoding())
+        )
 
     def _awaited(
         self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], num_decoding: int
     ) -> Coming | None:
         """The request on its way that a prompt waits for; None = it does not wait."""
-        coming = self.following.coming(place, spec, hashes)
-        num_tokens = len(spec.prompt) + len(spec.output)
-        able = self._able(num_tokens)
-        if coming is None or not able:
+        able = self._able(len(spec.prompt) + len(spec.output))
+        found = self.prefixes.coming(place, spec, hashes)
+        if found is None or not able:
             return None
-        now = self._facts(place, num_tokens, hashes, able, num_decoding)
+        coming, brought = found
+        now = self._facts(place, spec, hashes, able, num_decoding)
         if offloads_at_once(self._worker.policy, tier_of(spec.priority), now.uncached_tokens):
             return None
-        brought = coming.num_blocks * self._worker.block_size
         then = replace(now, cached_tokens=max(now.cached_tokens, brought))
         is_worth = self._sends(self._known(now, able)) and not self._sends(self._known(then, able))
         return coming if is_worth else None
@@ -184,15 +182,16 @@ class Offloading:
     def _facts(
         self,
         place: Place,
-        num_tokens: int,
+        spec: RequestSpec,
         hashes: Sequence[bytes],
         able: list[Peer],
         num_decoding: int,
     ) -> OffloadFacts:
         worker, engine = self._worker, place.engine
-        in_hand = self.following.here(place, hashes) * worker.block_size
+        num_tokens = len(spec.prompt) + len(spec.output)
         cached_tokens = max(
-            worker.engines.cached_tokens(engine, hashes, num_tokens), min(in_hand, num_tokens - 1)
+            worker.engines.cached_tokens(engine, hashes, num_tokens),
+            self.prefixes.tokens_here(place, spec, hashes),
         )
         to_move = max(0, num_tokens - cached_tokens)
         stats = engine.client.stats

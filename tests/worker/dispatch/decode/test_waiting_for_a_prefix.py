@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.qos import HighPriorityPolicy
 from pdcluster_worker.config.routing import OffloadPolicy, PrefillScorePolicy
+from pdcluster_worker.dispatch.decode import shared_prefixes
 from pdcluster_worker.dispatch.decode.broker import CreditBroker
 from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.decode.remote import RemotePrefill
@@ -174,11 +175,14 @@ async def test_prompts_that_share_a_prefix_wait_for_its_kv_and_are_completed_her
     assert list(peer.computed) == ["leader"]
     (waited,) = [event.facts for event in followers[0].journey.events if event.name == "prefix"]
     assert (waited["request"], float(waited["waited_seconds"] or 0) > 0) == ("leader", True)
+    queued = followers[0].made[0].token.queue_seconds
+    assert queued is not None
+    assert queued >= float(waited["waited_seconds"] or 0)
 
     engine.say(Tokens([Token("leader", 8, finish_reason="length")]))
     await leader.end()
-    assert len(dispatcher._offloading.following._prefixes) == 0
-    assert not dispatcher._offloading.following._settled
+    assert len(dispatcher._offloading.prefixes._prefixes) == 0
+    assert not dispatcher._offloading.prefixes._settled
 
 
 async def test_prefix_that_the_engine_computes_counts_as_cached(
@@ -220,6 +224,52 @@ async def test_where_it_fails_one_of_those_that_wait_goes_and_the_others_wait_fo
     assert [await follower.end() for follower in followers] == ["remote", "local", "local"]
 
 
+async def test_prompts_of_whole_blocks_do_not_go_one_after_another(
+    dispatcher: DecodeDispatcher, peer: SlowPeer
+) -> None:
+    """One token is always left to compute, so such a prompt would be sent then too."""
+    dispatcher._worker.policy = PolicyConfig(
+        offload=OffloadPolicy(policy="prefillLoad", prefill_length_threshold=8)
+    )
+    whole = replace(spec("leader", 90), prompt=list(range(32)))
+    Asked(dispatcher, whole)
+    followers = [Asked(dispatcher, replace(whole, request_id=name)) for name in ("f", "g")]
+    await until(lambda: len(peer.computed) == 3)
+    for computed in peer.computed.values():
+        computed.set_result(None)
+    assert [await follower.end() for follower in followers] == ["remote", "remote"]
+
+
+async def test_prompt_waits_for_half_of_the_time_that_it_has(
+    dispatcher: DecodeDispatcher, peer: SlowPeer
+) -> None:
+    await led(dispatcher, peer)
+    sent = Asked(dispatcher, replace(spec("f", 91), ttft_slo_seconds=0.1))
+    await settle()
+    assert "f" not in peer.computed
+
+    await until(lambda: "f" in peer.computed)
+    peer.computed["f"].set_result(None)
+    assert await sent.end() == "remote"
+    (waited,) = [event.facts for event in sent.journey.events if event.name == "prefix"]
+    assert 0.05 <= float(waited["waited_seconds"] or 0) < 5.0
+    assert (sent.made[0].token.queue_seconds or 0.0) >= 0.05
+
+
+async def test_prompt_that_waits_looks_at_what_has_changed(
+    dispatcher: DecodeDispatcher, peer: SlowPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_prefixes, "LOOK_SECONDS", 0.01)
+    await led(dispatcher, peer)
+    follower = Asked(dispatcher, spec("f", 91))
+    await settle()
+    assert dispatcher._worker.num_waiting_for_prefix == 1
+    dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=999))
+
+    assert await follower.end() == "local"
+    assert dispatcher._worker.num_waiting_for_prefix == 0
+
+
 async def test_client_that_leaves_while_its_prompt_waits_leaves_nothing(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: SlowPeer
 ) -> None:
@@ -232,7 +282,7 @@ async def test_client_that_leaves_while_its_prompt_waits_leaves_nothing(
 
     assert await leader.end() == "remote"
     assert dispatcher.num_requests == 0
-    assert len(dispatcher._offloading.following._prefixes) == 0
+    assert len(dispatcher._offloading.prefixes._prefixes) == 0
 
 
 async def test_times_of_a_prompt_that_waited_count_from_its_arrival(
@@ -265,7 +315,8 @@ async def test_prompt_that_gains_nothing_or_may_not_wait_is_sent(
 ) -> None:
     await led(dispatcher, peer)
     sent = Asked(dispatcher, follower, prefill)
-    await until(lambda: "f" in peer.computed)
+    await settle()
+    assert "f" in peer.computed
     peer.computed["f"].set_result(None)
     assert await sent.end() == "remote"
 
@@ -277,7 +328,8 @@ async def test_prompt_of_high_priority_that_is_offloaded_at_once_does_not_wait(
     dispatcher._worker.policy = PolicyConfig(offload=OFFLOAD, high_priority=high)
     await led(dispatcher, peer, priority=-10)
     sent = Asked(dispatcher, spec("f", 91, priority=-10))
-    await until(lambda: "f" in peer.computed)
+    await settle()
+    assert "f" in peer.computed
     peer.computed["f"].set_result(None)
     assert await sent.end() == "remote"
 
@@ -291,12 +343,38 @@ async def test_prompt_that_stays_anyway_does_not_wait(
     assert await Asked(dispatcher, spec("g", 92)).end() == "local"
 
 
+async def test_nothing_waits_for_a_prompt_that_is_much_longer(
+    dispatcher: DecodeDispatcher, peer: SlowPeer
+) -> None:
+    Asked(dispatcher, replace(spec("leader", 90), prompt=[*SHARED, *range(50, 74)]))
+    await until(lambda: "leader" in peer.computed)
+    sent = Asked(dispatcher, replace(spec("f", 91), prompt=[*SHARED[:8], *range(80, 84)]))
+    await settle()
+    assert "f" in peer.computed
+    peer.computed["f"].set_result(None)
+    assert await sent.end() == "remote"
+
+
+async def test_nothing_waits_for_a_prompt_that_names_its_prefill_worker(
+    dispatcher: DecodeDispatcher, peer: SlowPeer
+) -> None:
+    """It may be far behind in that one's line."""
+    Asked(dispatcher, replace(spec("leader", 90), prefiller="p:8000"))
+    await until(lambda: "leader" in peer.computed)
+    sent = Asked(dispatcher, spec("f", 91))
+    await settle()
+    assert "f" in peer.computed
+    peer.computed["f"].set_result(None)
+    assert await sent.end() == "remote"
+
+
 async def test_nothing_waits_for_a_prompt_of_one_token_whose_kv_does_not_come(
     dispatcher: DecodeDispatcher, peer: SlowPeer
 ) -> None:
     await led(dispatcher, peer, max_tokens=1)
     sent = Asked(dispatcher, spec("f", 91))
-    await until(lambda: "f" in peer.computed)
+    await settle()
+    assert "f" in peer.computed
     peer.computed["f"].set_result(None)
     assert await sent.end() == "remote"
 
@@ -308,6 +386,7 @@ async def test_nothing_waits_where_the_engine_keeps_no_prefixes(
     engine.facts = replace(engine.facts, prefix_caching=False)
     await led(dispatcher, peer)
     sent = Asked(dispatcher, spec("f", 91))
-    await until(lambda: "f" in peer.computed)
+    await settle()
+    assert "f" in peer.computed
     peer.computed["f"].set_result(None)
     assert await sent.end() == "remote"
