@@ -84,4 +84,5 @@ async def _wait_until_listening(endpoint: str, deadline: float) -> None:
             await asyncio.sleep(LOOK_SECONDS)
         else:
             writer.close()
+            await writer.wait_closed()
             return

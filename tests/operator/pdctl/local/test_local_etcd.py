@@ -41,6 +41,32 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[str]:
     assert not psutil.pid_exists(pid)
 
 
+async def test_first_call_waits_for_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gRPC channel that is refused tries again after a second."""
+    port, calls = free_port(), list[bool]()
+    servers: list[asyncio.Server] = []
+
+    async def check(endpoints: object, prefix: str) -> None:
+        calls.append(bool(servers))
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        await writer.wait_closed()
+
+    async def listen() -> None:
+        await asyncio.sleep(0.2)
+        servers.append(await asyncio.start_server(hang_up, "127.0.0.1", port))
+
+    monkeypatch.setattr(etcd, "check_reachable", check)
+    listening = asyncio.create_task(listen())
+    await etcd.wait_until_reachable(f"127.0.0.1:{port}", Path("etcd.log"))
+    await listening
+    servers[0].close()
+    await servers[0].wait_closed()
+
+    assert calls == [True]
+
+
 async def put(endpoint: str, key: str, value: bytes) -> None:
     async with aetcd.Client(port=int(endpoint.partition(":")[2]), host="127.0.0.1") as client:
         await client.put(key.encode(), value)

@@ -209,9 +209,7 @@ class DecodeDispatcher:
         if prefill == "local":
             return None
         pace.sent("remote")
-        return self._remote.first_token(
-            place, spec, hashes, forced=request.prefill == "remote", only=None
-        )
+        return self._remote.first_token(place, spec, hashes, forced=request.prefill == "remote")
 
     def _named(self, spec: RequestSpec, prefill: PrefillMode) -> Peer | None:
         """The prefill worker that the request names; None = none that is ready, or a local prefill

@@ -74,13 +74,17 @@ class SharedPrefixes:
         clock = asyncio.get_running_loop().time
         start = clock()
         most = longest_wait(spec.ttft_slo_seconds, spec.deadline_seconds)
+        last = ""
         self._worker.num_waiting_for_prefix += 1
         try:
             while (left := start + most - clock()) > 0 and (coming := awaited()) is not None:
-                await self._settles(coming.request_id, min(left, LOOK_SECONDS))
-                note("prefix", request=coming.request_id, waited_seconds=clock() - start)
+                last = coming.request_id
+                await self._settles(last, min(left, LOOK_SECONDS))
         finally:
             self._worker.num_waiting_for_prefix -= 1
+        if not last:
+            return 0.0
+        note("prefix", request=last, waited_seconds=clock() - start)
         return clock() - start
 
     async def _settles(self, request_id: str, seconds: float) -> None:
