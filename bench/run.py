@@ -281,6 +281,10 @@ async def _run(bench: Bench) -> Results:
             turn = number % len(bench.systems)
             for name in (*bench.systems[turn:], *bench.systems[:turn]):
                 await _turn(stage, name, results, number)
+    except asyncio.CancelledError:  # what was measured is reported all the same
+        if not results.measurements:
+            raise
+        results.troubles.append(f"stopped before its end, in round {number + 1} at {name}")
     finally:
         await stage.clear()
     if not results.measurements:

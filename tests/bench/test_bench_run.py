@@ -2,6 +2,7 @@
 first.
 """
 
+import asyncio
 import doctest
 import os
 import sys
@@ -59,7 +60,7 @@ class Echoes(Bench):
     """A bench whose systems are echoes.
 
     `broken` does not start, `once` only in the first round, the first `failing` fails its first
-    requests.
+    requests, and `stopping` is stopped by the user.
     """
 
     vocab_size = 300
@@ -70,6 +71,8 @@ class Echoes(Bench):
         @asynccontextmanager
         async def system() -> AsyncIterator[Echo]:
             self.order.append(name)
+            if name == "stopping":
+                raise asyncio.CancelledError
             if name == "broken" or (name == "once" and self.order.count("once") > 1):
                 raise StartError("it did not start", exit_code=1)
             yield Echo(is_failing=self.order == ["failing"])
@@ -132,6 +135,17 @@ async def test_a_system_without_http_is_left_out_of_the_other_client() -> None:
     results = await run_module._run(stage("hf", rounds=1))
 
     assert not results.rounds("client", "hf")
+
+
+async def test_a_bench_that_is_stopped_reports_what_it_has_measured() -> None:
+    bench = stage("mixed", "stopping", rounds=2)
+    results = await run_module._run(bench)
+
+    assert len(results.rounds("A", "mixed")) == 1
+    assert results.troubles == ["stopped before its end, in round 1 at stopping"]
+    assert bench.ended == ["mixed"]
+    with pytest.raises(asyncio.CancelledError):  # nothing was measured
+        await run_module._run(stage("stopping"))
 
 
 async def test_a_bench_without_a_figure_is_an_error_that_says_why() -> None:

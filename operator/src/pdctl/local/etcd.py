@@ -6,6 +6,7 @@ for a quick start.  It keeps its ports and data when it is restarted.
 """
 
 import asyncio
+import contextlib
 import shutil
 import sys
 import time
@@ -84,5 +85,6 @@ async def _wait_until_listening(endpoint: str, deadline: float) -> None:
             await asyncio.sleep(LOOK_SECONDS)
         else:
             writer.close()
-            await writer.wait_closed()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
             return
