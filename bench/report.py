@@ -64,7 +64,7 @@ def _setting(results: Results, seed: str) -> str:
             *(
                 f"- {line}; start to ready {cell(results.start_seconds[name])} s"
                 for name in results.systems
-                for line in results.conditions[name]
+                for line in results.conditions.get(name, ())
             ),
         ]
     )

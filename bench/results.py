@@ -24,6 +24,9 @@ class Measurement:
     engines: Mapping[str, EngineCounters]
 
 
+STOPPED = "stopped before its end"
+
+
 @dataclass(frozen=True, slots=True)
 class Results:
     """Everything of one bench.
@@ -44,6 +47,11 @@ class Results:
     start_seconds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     footprints: dict[str, list[Footprint]] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
+
+    @property
+    def was_stopped(self) -> bool:
+        """The user stopped it; what was measured before stands."""
+        return any(trouble.startswith(STOPPED) for trouble in self.troubles)
 
     @property
     def has_failures(self) -> bool:

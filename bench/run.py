@@ -35,7 +35,7 @@ from cluster import Setup, running_cluster
 from footprint import others_cpu_seconds
 from hugging_face import running_generate
 from report import render
-from results import Measurement, Results
+from results import STOPPED, Measurement, Results
 from setting import log_entry
 from stats import summarize
 from system import Start, System
@@ -156,6 +156,8 @@ def main() -> int:
         if options.quick
         else report
     )
+    if results.was_stopped:
+        return 130
     if options.log:
         with LOG.open("a") as log:
             log.write(log_entry(report))
@@ -284,7 +286,7 @@ async def _run(bench: Bench) -> Results:
     except asyncio.CancelledError:  # what was measured is reported all the same
         if not results.measurements:
             raise
-        results.troubles.append(f"stopped before its end, in round {number + 1} at {name}")
+        results.troubles.append(f"{STOPPED}, in round {number + 1} at {name}")
     finally:
         await stage.clear()
     if not results.measurements:

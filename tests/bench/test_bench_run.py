@@ -14,6 +14,7 @@ from pathlib import Path
 import footprint
 import psutil
 import pytest
+import report
 import run as run_module
 from footprint import Footprint, others_cpu_seconds
 from run import Bench
@@ -142,7 +143,8 @@ async def test_a_bench_that_is_stopped_reports_what_it_has_measured() -> None:
     results = await run_module._run(bench)
 
     assert len(results.rounds("A", "mixed")) == 1
-    assert results.troubles == ["stopped before its end, in round 1 at stopping"]
+    assert results.was_stopped
+    assert "- stopped before its end, in round 1 at stopping" in report.render(results, "seed")
     assert bench.ended == ["mixed"]
     with pytest.raises(asyncio.CancelledError):  # nothing was measured
         await run_module._run(stage("stopping"))

@@ -98,6 +98,8 @@ async def test_prompts_that_wait_for_a_prefix_are_on_the_worker(
     worker.num_waiting_for_prefix = 2
 
     assert worker.load().num_waiting == worker.load().num_requests == 2
+    (sample,) = worker.metrics.num_requests_waiting.collect()[0].samples
+    assert sample.value == 0  # no reason for another worker
 
 
 async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks(

@@ -73,7 +73,7 @@ class Worker:
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
     num_relayed:   requests whose bytes a router relays.
-    num_waiting_for_prefix: requests that wait for KV that another one brings.
+    num_waiting_for_prefix: that wait for KV of another one: no reason for more workers.
     has_ended:     nothing is taken any more, because the process is about to end.
     on_request:    called when a request begins.
     on_engines:    called when an engine begins to serve or stops.
@@ -361,7 +361,9 @@ class Worker:
     def _export_queues(self) -> None:
         metrics = self.metrics
         metrics.block_size = lambda: self.block_size
-        metrics.num_requests_waiting.set_function(lambda: self.load().num_waiting)
+        metrics.num_requests_waiting.set_function(
+            lambda: self.load().num_waiting - self.num_waiting_for_prefix
+        )
         metrics.prefill_queue_requests.set_function(lambda: self._prefill_queue()[0])
         metrics.prefill_queue_tokens.set_function(lambda: self._prefill_queue()[1])
 
