@@ -25,7 +25,7 @@ SILENCE_SECONDS = 60.0
 SERVER_NAME = "worker.pdcluster"
 """Name in the certificate of every worker of a cluster."""
 
-VERSION = 4
+VERSION = 5
 """Version of the hello and of all messages: a head and its engines may be of two releases."""
 _LENGTH_BYTES = 4
 
