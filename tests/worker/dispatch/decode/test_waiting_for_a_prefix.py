@@ -148,6 +148,14 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def check_sent_at_once(asked: Asked, peer: SlowPeer) -> None:
+    """The prompt `f` goes to the prefill worker without a wait."""
+    await settle()
+    assert "f" in peer.computed
+    peer.computed["f"].set_result(None)
+    assert await asked.end() == "remote"
+
+
 async def led(dispatcher: DecodeDispatcher, peer: SlowPeer, **fields: int) -> Asked:
     """A request whose prompt the prefill worker computes now."""
     leader = Asked(dispatcher, spec("leader", 90, **fields))
@@ -314,11 +322,7 @@ async def test_prompt_that_gains_nothing_or_may_not_wait_is_sent(
     dispatcher: DecodeDispatcher, peer: SlowPeer, follower: RequestSpec, prefill: PrefillMode
 ) -> None:
     await led(dispatcher, peer)
-    sent = Asked(dispatcher, follower, prefill)
-    await settle()
-    assert "f" in peer.computed
-    peer.computed["f"].set_result(None)
-    assert await sent.end() == "remote"
+    await check_sent_at_once(Asked(dispatcher, follower, prefill), peer)
 
 
 async def test_prompt_of_high_priority_that_is_offloaded_at_once_does_not_wait(
@@ -327,11 +331,7 @@ async def test_prompt_of_high_priority_that_is_offloaded_at_once_does_not_wait(
     high = HighPriorityPolicy(offload_at_once=True)
     dispatcher._worker.policy = PolicyConfig(offload=OFFLOAD, high_priority=high)
     await led(dispatcher, peer, priority=-10)
-    sent = Asked(dispatcher, spec("f", 91, priority=-10))
-    await settle()
-    assert "f" in peer.computed
-    peer.computed["f"].set_result(None)
-    assert await sent.end() == "remote"
+    await check_sent_at_once(Asked(dispatcher, spec("f", 91, priority=-10)), peer)
 
 
 async def test_prompt_that_stays_anyway_does_not_wait(
@@ -348,11 +348,9 @@ async def test_nothing_waits_for_a_prompt_that_is_much_longer(
 ) -> None:
     Asked(dispatcher, replace(spec("leader", 90), prompt=[*SHARED, *range(50, 74)]))
     await until(lambda: "leader" in peer.computed)
-    sent = Asked(dispatcher, replace(spec("f", 91), prompt=[*SHARED[:8], *range(80, 84)]))
-    await settle()
-    assert "f" in peer.computed
-    peer.computed["f"].set_result(None)
-    assert await sent.end() == "remote"
+    await check_sent_at_once(
+        Asked(dispatcher, replace(spec("f", 91), prompt=[*SHARED[:8], *range(80, 84)])), peer
+    )
 
 
 async def test_nothing_waits_for_a_prompt_that_names_its_prefill_worker(
@@ -361,22 +359,14 @@ async def test_nothing_waits_for_a_prompt_that_names_its_prefill_worker(
     """It may be far behind in that one's line."""
     Asked(dispatcher, replace(spec("leader", 90), prefiller="p:8000"))
     await until(lambda: "leader" in peer.computed)
-    sent = Asked(dispatcher, spec("f", 91))
-    await settle()
-    assert "f" in peer.computed
-    peer.computed["f"].set_result(None)
-    assert await sent.end() == "remote"
+    await check_sent_at_once(Asked(dispatcher, spec("f", 91)), peer)
 
 
 async def test_nothing_waits_for_a_prompt_of_one_token_whose_kv_does_not_come(
     dispatcher: DecodeDispatcher, peer: SlowPeer
 ) -> None:
     await led(dispatcher, peer, max_tokens=1)
-    sent = Asked(dispatcher, spec("f", 91))
-    await settle()
-    assert "f" in peer.computed
-    peer.computed["f"].set_result(None)
-    assert await sent.end() == "remote"
+    await check_sent_at_once(Asked(dispatcher, spec("f", 91)), peer)
 
 
 async def test_nothing_waits_where_the_engine_keeps_no_prefixes(
@@ -385,8 +375,4 @@ async def test_nothing_waits_where_the_engine_keeps_no_prefixes(
     engine = worker.engines.first
     engine.facts = replace(engine.facts, prefix_caching=False)
     await led(dispatcher, peer)
-    sent = Asked(dispatcher, spec("f", 91))
-    await settle()
-    assert "f" in peer.computed
-    peer.computed["f"].set_result(None)
-    assert await sent.end() == "remote"
+    await check_sent_at_once(Asked(dispatcher, spec("f", 91)), peer)

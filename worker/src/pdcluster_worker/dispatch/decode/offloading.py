@@ -59,10 +59,11 @@ class Offloading:
         policy = self._worker.policy.offload
         num_tokens = len(spec.prompt) + len(spec.output)
         able = self._able(num_tokens)
-        facts = self._known(self._facts(place, spec, hashes, able, num_decoding), able)
+        others = self._prefill_queue_tokens(able)
+        facts = self._known(self._facts(place, spec, hashes, able, num_decoding), others, len(able))
         pace.uncached_tokens, pace.others, pace.num_workers = (
             facts.uncached_tokens,
-            self._prefill_queue_tokens(able),
+            others,
             len(able),
         )
         threshold = self.threshold(facts.uncached_tokens)
@@ -127,8 +128,11 @@ class Offloading:
         if offloads_at_once(self._worker.policy, tier_of(spec.priority), now.uncached_tokens):
             return None
         then = replace(now, cached_tokens=max(now.cached_tokens, brought))
-        is_worth = self._sends(self._known(now, able)) and not self._sends(self._known(then, able))
-        return coming if is_worth else None
+        others = self._prefill_queue_tokens(able)
+        goes_now, goes_then = (
+            self._sends(self._known(facts, others, len(able))) for facts in (now, then)
+        )
+        return coming if goes_now and not goes_then else None
 
     def reads_kv(
         self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], holder: Peer
@@ -173,11 +177,10 @@ class Offloading:
         """Prefill workers that take a prompt of that length."""
         return [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
 
-    def _known(self, facts: OffloadFacts, able: list[Peer]) -> OffloadFacts:
-        """The facts with what both sides are expected to take."""
-        others = self._prefill_queue_tokens(able)
+    def _known(self, facts: OffloadFacts, others: int, num_workers: int) -> OffloadFacts:
+        """The facts with what both sides are expected to take; see `SideCosts.seconds`."""
         now = asyncio.get_running_loop().time()
-        return self._costs.known(facts, now, others=others, num_workers=len(able))
+        return self._costs.known(facts, now, others=others, num_workers=num_workers)
 
     def _facts(
         self,
