@@ -374,6 +374,24 @@ async def test_second_stream_of_a_peer_voids_the_first_and_outlives_it(
     await eventually(lambda: p.handler.ledger.outstanding_tokens == 0)
 
 
+async def test_a_stream_of_credits_that_ends_while_its_first_answer_is_written_ends(
+    stub: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    want = pb.CreditRequest(engine_id="e", want=pb.Want(request_id="q1", tokens=60))
+
+    async with asyncio.timeout(60):
+        for num_between in range(60):
+            call = stub.Credits()
+            for message in [want, *[pb.CreditRequest()] * num_between]:
+                await call.write(message)
+            await call.done_writing()
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            assert await call.code() is grpc.StatusCode.OK
+
+    assert "ExecuteBatchError" not in caplog.text
+
+
 async def test_impossible_want_ends_the_stream(p: Any, stub: Any) -> None:
     message = pb.CreditRequest(engine_id="e", want=pb.Want(request_id="q1", tokens=0))
 

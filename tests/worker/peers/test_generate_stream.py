@@ -109,6 +109,26 @@ async def test_an_answer_too_long_for_a_message_fails_alone(
     await one.aclose()
 
 
+async def test_a_stream_that_ends_while_its_first_answer_is_written_ends_with_its_status(
+    d: Any, spec: Any, credentials: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel = open_channel(d.other.record.grpc_address, credentials.channel)
+    for_another = encode(Ask(0, "another engine", "auto", msgspec.Raw(encode(spec()))))
+
+    async with asyncio.timeout(60):
+        for num_between in range(60):
+            call = open_stub(channel).Generate()
+            for frame in [pb.Frame(items=[for_another]), *[pb.Frame()] * num_between]:
+                await call.write(frame)
+            await call.done_writing()
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            assert await call.code() is grpc.StatusCode.OK
+
+    await channel.close(None)
+    assert "ExecuteBatchError" not in caplog.text
+
+
 async def test_a_request_after_a_break_opens_another_stream(d: Any, spec: Any) -> None:
     d.other.handler.hold = True
     tokens = d.d2.generate(spec(), "auto")

@@ -95,6 +95,7 @@ class WorkerService(WorkerServicer):
     ) -> None:
         """Run what one peer asks for, until its stream ends."""
         async with answering(context):
+            await _begin(context)
             await GenerateService(self._handler, context).serve(request_iterator)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:  # type: ignore[override]
@@ -168,6 +169,7 @@ class WorkerService(WorkerServicer):
                     "the first message of Credits must name the engine id of the decode worker"
                 )
             self._check_pair(peer)
+            await _begin(context)
             answers = self.desk.open(peer)
             writer = asyncio.create_task(_write_answers(answers, context))
             try:
@@ -209,6 +211,15 @@ class WorkerService(WorkerServicer):
         reason = self._refusals.reason(engine_id)
         if reason is not None:
             raise RefusalError(f"the pair with engine {engine_id} is refused: {reason}")
+
+
+async def _begin(context: Context) -> None:
+    """Send the head of a stream that another task writes to.
+
+    gRPC sends it with the first answer and notes it after that: a stream that ends meanwhile would
+    send it twice, which fails, and its caller would wait for a status that never comes.
+    """
+    await context.send_initial_metadata(())
 
 
 async def _write_answers(answers: Answers, context: Context) -> None:
