@@ -20,7 +20,7 @@ from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.checks import checked_request
 from pdcluster_worker.peers.frames import FramesOut
 from pdcluster_worker.peers.parts import run_until_first_ends
-from pdcluster_worker.peers.status import Context, RefusalError, failure_of
+from pdcluster_worker.peers.status import Context, RefusalError, failure_of, send_head
 from pdcluster_worker.proto import worker_pb2 as pb
 
 _MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}
@@ -46,11 +46,13 @@ class GenerateService:
 
     def __init__(self, handler: Generates, context: Context) -> None:
         self._handler = handler
+        self._context = context
         self._out = FramesOut(context.write, self._not_sent)
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, frames: AsyncIterator[pb.Frame]) -> None:
         """Run what is asked until the stream ends.  Raises RequestError for what is no request."""
+        await send_head(self._context)
         try:
             await run_until_first_ends(self._read(frames), self._out.run())
         finally:

@@ -21,7 +21,7 @@ from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.credit_desk import Answers, CreditDesk
 from pdcluster_worker.peers.generate_service import Generates, GenerateService, refusal_of_engine
 from pdcluster_worker.peers.refusals import Refusals
-from pdcluster_worker.peers.status import Context, RefusalError, answering
+from pdcluster_worker.peers.status import Context, RefusalError, answering, send_head
 from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.proto.worker_pb2_grpc import WorkerServicer
 from pdcluster_worker.routing.credits import CreditLedger
@@ -95,7 +95,6 @@ class WorkerService(WorkerServicer):
     ) -> None:
         """Run what one peer asks for, until its stream ends."""
         async with answering(context):
-            await _begin(context)
             await GenerateService(self._handler, context).serve(request_iterator)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:  # type: ignore[override]
@@ -169,7 +168,7 @@ class WorkerService(WorkerServicer):
                     "the first message of Credits must name the engine id of the decode worker"
                 )
             self._check_pair(peer)
-            await _begin(context)
+            await send_head(context)
             answers = self.desk.open(peer)
             writer = asyncio.create_task(_write_answers(answers, context))
             try:
@@ -211,15 +210,6 @@ class WorkerService(WorkerServicer):
         reason = self._refusals.reason(engine_id)
         if reason is not None:
             raise RefusalError(f"the pair with engine {engine_id} is refused: {reason}")
-
-
-async def _begin(context: Context) -> None:
-    """Send the head of a stream that another task writes to.
-
-    gRPC sends it with the first answer and notes it after that: a stream that ends meanwhile would
-    send it twice, which fails, and its caller would wait for a status that never comes.
-    """
-    await context.send_initial_metadata(())
 
 
 async def _write_answers(answers: Answers, context: Context) -> None:

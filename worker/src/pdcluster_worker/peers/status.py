@@ -76,6 +76,16 @@ async def answering(context: Context) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.INTERNAL, _INTERNAL)
 
 
+async def send_head(context: Context) -> None:
+    """Send the head of a call before a second task writes to it.
+
+    grpc.aio would send it with the first answer, and remember that only once the answer is written.
+    A call that ends before that would send the head again: this fails, and the caller waits for a
+    status that never comes.
+    """
+    await context.send_initial_metadata(())
+
+
 def error_of(error: grpc.aio.AioRpcError) -> PeerError | RequestError:
     """Error of the caller for the end of a call."""
     message = error.details() or error.code().name
