@@ -90,9 +90,13 @@ class Kubernetes:
             self.kubectl("scale", f"pdps/{NAME}-{role}-cpu", f"--replicas={number}")
 
     def replace(self, spec: Json) -> None:
-        """Make the example's spec this one, and nothing else."""
-        body = {**example(), "spec": spec}
-        self.kubectl("replace", "--filename=-", stdin=json.dumps(body))
+        """Make the example's spec this one, and nothing else.
+
+        By a patch: `kubectl replace` reads and writes, and fails where the operator writes the
+        status between the two.
+        """
+        patch = [{"op": "replace", "path": "/spec", "value": spec}]
+        self.kubectl("patch", f"pdc/{NAME}", "--type=json", f"--patch={json.dumps(patch)}")
 
     def evict(self, pod: str) -> None:
         """Evict a pod as `kubectl drain` does.
