@@ -30,8 +30,8 @@ AUTOSCALE: Json = {
     "scaleDown": {"windowSeconds": WINDOW.seconds},
 }
 # Short prompts, which decode workers prefill themselves, and long answers; long prompts, of which a
-# word is the answer.  These are sent: left to `auto`, so many wait for prefill as its bounds let,
-# and that is near the line.
+# word is the answer.  These ask for remote prefill: `auto` lets no more of them wait than about the
+# threshold of the queue.
 LONG_ANSWERS = Stories(count=1000, clients=32, max_tokens=250, words=8, seconds=45)
 LONG_PROMPTS = Stories(
     count=1000, clients=8, max_tokens=2, words=500, seconds=45, first=5000, prefill=("remote",)

@@ -29,6 +29,8 @@ class Cluster:
 
     folder: takes configuration files and logs.
     model:  the model folder of every worker unless one gets its own.
+
+    `lease_seconds` is of each worker that is added after it was set.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Cluster:
     ) -> None:
         self.name = name
         self.etcd = etcd
+        self.lease_seconds = LEASE_SECONDS
         self.workers: dict[str, WorkerProcess] = {}
         self._folder = folder / name
         self._folder.mkdir()
@@ -69,7 +72,7 @@ class Cluster:
             "role": role,
             "pool": "cpu",
             "model": {"name": MODEL, "path": str(model or self._model), "dtype": "float32"},
-            "discovery": {"endpoints": [self.etcd.endpoint], "leaseSeconds": LEASE_SECONDS},
+            "discovery": {"endpoints": [self.etcd.endpoint], "leaseSeconds": self.lease_seconds},
             "tls": self._certificates.settings(),
             "engine": engine_settings(**engine),
             "listen": {

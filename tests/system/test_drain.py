@@ -34,11 +34,11 @@ MAX_TOKENS = 150
 FIRST, STAYS, ENDS = "decode-0", "decode-1", "decode-2"
 """Drained by command, not drained, ended by SIGTERM."""
 DECODES = (FIRST, STAYS, ENDS)
+PREFILLS = ("prefill-0", "prefill-1")
 LEASE_SECONDS = 10
 """As a cluster has it by default.  Five busy workers on few cores can renew a shorter lease too
 late: then the one that stays is out of discovery while the others leave.
 """
-PREFILLS = ("prefill-0", "prefill-1")
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,11 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet_cluster(open_cluster: NewCluster) -> Iterator[Fleet]:
     with open_cluster("fleet") as cluster:
+        cluster.lease_seconds = LEASE_SECONDS
         for role, names in (("prefill", PREFILLS), ("decode", DECODES)):
             for name in names:
-                worker = cluster.add_worker(role, name, start=False)
-                worker.settings["discovery"]["leaseSeconds"] = LEASE_SECONDS
-                worker.start()
                 # one after the other: all at once they take longer to load
-                worker.wait_ready()
+                cluster.add_worker(role, name).wait_ready()
         yield Fleet(cluster, {name: cluster.workers[name] for name in DECODES})
 
 

@@ -63,6 +63,7 @@ def collector() -> Iterator[Collector]:
 def stock_pair(open_cluster: NewCluster, wide_model: Path, collector: Collector) -> Iterator[Pair]:
     """Both workers, which a test leaves as it found them."""
     with open_cluster("stock") as cluster:
+        cluster.lease_seconds = LEASE_SECONDS
         workers = []
         for role in ("prefill", "decode"):
             worker = cluster.add_worker(role, f"stock-{role}-0", model=wide_model, start=False)
@@ -70,7 +71,6 @@ def stock_pair(open_cluster: NewCluster, wide_model: Path, collector: Collector)
             traces = sent["OTEL_EXPORTER_OTLP_ENDPOINT"]
             worker.settings["engine"] = stock_engine(wide_model, role, traces=traces)
             worker.environment |= sent
-            worker.settings["discovery"]["leaseSeconds"] = LEASE_SECONDS
             worker.start()
             workers.append(worker)
         pair = Pair(cluster, *workers)
