@@ -112,7 +112,7 @@ static INLINE v16 add_words(const kind t, w16 a, w16 b, v16 sum) {
 #endif
 }
 
-/* Memory to ask for beside the product: `hop` bytes on at each word. */
+/* Memory to ask for beside the product: `hop` bytes on at each word of a panel. */
 typedef struct {
     const char *next;
     int64_t hop;
@@ -130,7 +130,7 @@ static INLINE void vector_block(const kind t, const int rows, const int panels, 
         for (int word = 0; word < 16; word++) {
             w16 columns[MOST_PANELS];
             for (int p = 0; p < panels; p++) memcpy(&columns[p], tile + p * TILE + word * 64, 64);
-            if (ahead) {
+            for (int p = 0; ahead && p < panels; p++) {
                 __builtin_prefetch(ahead->next);
                 ahead->next += ahead->hop;
             }

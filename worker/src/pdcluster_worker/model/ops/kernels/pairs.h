@@ -1,4 +1,4 @@
-/* Products with pairs of panels by vectors of up to 8 floats, which have room for one panel and few rows.
+/* Products with pairs of panels by vectors.
  *
  * Some steps of a pair stay in the core's first cache while all rows pass by; what they have summed waits in C.
  * Meanwhile the next steps come from memory: asked for evenly, because all at once would hold up the sums.
@@ -10,30 +10,28 @@
 
 #define PAIR 32 /* columns that are packed side by side */
 
-#if MOST_PANELS == 1
-#define STEPS_AT_ONCE 12 /* of 2 KiB */
+#define STEPS_AT_ONCE (12 * MOST_PANELS) /* of 2 KiB; two panels at once read them half as often */
 #define MOST_ROW_BYTES (300 << 10) /* of rows that stay in a core's second cache while weights pass by */
 
 static INLINE void group_of_rows(const kind t, int64_t rows, int adds, asked_for *ahead, const char *a, int64_t a_stride, panels_of b, float *c) {
 #define ROWS(n) \
-    case n: vector_block(t, n <= most_rows(t) ? n : 1, 1, adds, ahead, a, a_stride, b, c, PAIR); return;
-    switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
+    case n: vector_block(t, n <= most_rows(t) ? n : 1, MOST_PANELS, adds, ahead, a, a_stride, b, c, PAIR); return;
+    switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) }
 #undef ROWS
 }
 
 /* C [rows][PAIR] = A [rows, a_stride bytes apart] * B, a pair of panels. */
 static INLINE void multiply_pair(const kind t, const char *a, int64_t a_stride, int64_t rows, const char *tiles, int64_t steps, float *c) {
-    const int64_t most = most_rows(t), groups = (rows + most - 1) / most;
+    const int64_t groups = (rows + most_rows(t) - 1) / most_rows(t), most = (rows + groups - 1) / groups;
     for (int64_t k = 0; k < steps; k += STEPS_AT_ONCE, tiles += STEPS_AT_ONCE * 2 * TILE, a += STEPS_AT_ONCE * 64) {
-        panels_of b = {tiles, 2, 2 * TILE, least(STEPS_AT_ONCE, steps - k)};
+        panels_of b = {tiles, MOST_PANELS, 2 * TILE, least(STEPS_AT_ONCE, steps - k)};
         asked_for ahead = {tiles + b.steps * b.stride, (64 + groups - 1) / groups};
         for (int64_t row = 0; row < rows; row += most)
-            for (int p = 0; p < 2; p++) {
+            for (int p = 0; p < 2; p += MOST_PANELS) {
                 b.tiles = tiles + p * TILE;
                 group_of_rows(t, least(most, rows - row), k > 0, &ahead, a + row * a_stride, a_stride, b, c + row * PAIR + p * LANES);
             }
     }
 }
-#endif
 
 #endif

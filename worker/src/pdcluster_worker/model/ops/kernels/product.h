@@ -32,18 +32,6 @@ static INLINE void finish_rows(const kind out_kind, const weights_of *w, const f
         }
 }
 
-#if defined(__AMX_BF16__)
-/* Copy rows so that each tile of A is one piece of memory: [blocks of 32 rows][steps][32 rows of 64 bytes]. */
-static const char *gather_rows(const char *x, int64_t stride, int64_t rows, int64_t steps) {
-    char *to = kept(KEPT_ROWS, round_up(rows, PAIR) * steps * 64);
-    if (to)
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t k = 0; k < steps; k++) memcpy(to + ((r / PAIR * steps + k) * PAIR + r % PAIR) * 64, x + r * stride + k * 64, 64);
-    return to;
-}
-#endif
-
-#if MOST_PANELS == 1
 static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, int64_t last_pair, int64_t row, int64_t last_row) {
     const weights_of *of = w->weights;
     const kind out_kind = of->is_wide ? F32 : t;
@@ -58,29 +46,34 @@ static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, in
             else finish_rows(t, of, sums, w->out + block * out_stride, rows, p * PAIR);
         }
 }
-#else
-static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, int64_t last_pair, int64_t row, int64_t last_row) {
+
+#if defined(__AMX_BF16__)
+/* Copy rows so that each tile of A is one piece of memory: [blocks of 32 rows][steps][32 rows of 64 bytes]. */
+static const char *gather_rows(const char *x, int64_t stride, int64_t rows, int64_t steps) {
+    char *to = kept(KEPT_ROWS, round_up(rows, PAIR) * steps * 64);
+    if (to)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < steps; k++) memcpy(to + ((r / PAIR * steps + k) * PAIR + r % PAIR) * 64, x + r * stride + k * 64, 64);
+    return to;
+}
+
+/* Products of bfloat16 by AMX tiles, whose loads of weights in order the CPU foresees. */
+static void product_tiles(product_work *w, int64_t pair, int64_t last_pair, int64_t row, int64_t last_row) {
     const weights_of *of = w->weights;
-    const kind out_kind = of->is_wide ? F32 : t;
-    const int64_t steps = steps_of(t, of->depth), x_stride = of->depth * bytes_of(t), out_stride = of->columns * bytes_of(out_kind);
+    const int64_t steps = steps_of(BF16, of->depth), x_stride = of->depth * 2, out_stride = of->columns * bytes_of(of->is_wide ? F32 : BF16);
     float sums[PAIR * PAIR] __attribute__((aligned(64)));
     tile_rows tiles = {0};
     for (int64_t block = row; block < last_row; block += ROW_BLOCK) {
         const char *gathered = NULL;
-#if defined(__AMX_BF16__)
-        if (t == BF16 && last_row - block > PAIR) gathered = gather_rows(w->x + block * x_stride, x_stride, least(ROW_BLOCK, last_row - block), steps);
-#endif
+        if (last_row - block > PAIR) gathered = gather_rows(w->x + block * x_stride, x_stride, least(ROW_BLOCK, last_row - block), steps);
         for (int64_t p = pair; p < last_pair; p++) {
             const panels_of b = {of->tiles + p * steps * 2 * TILE, 2, 2 * TILE, steps};
             for (int64_t r = block; r < least(block + ROW_BLOCK, last_row); r += PAIR) {
                 const int64_t rows = least(least(PAIR, block + ROW_BLOCK - r), last_row - r);
-#if defined(__AMX_BF16__)
                 if (gathered) amx_rows(&tiles, gathered + (r - block) * steps * 64, 64, PAIR * 64, rows, b, sums, PAIR);
-                else
-#endif
-                    multiply(t, &tiles, w->x + r * x_stride, x_stride, rows, b, sums, PAIR);
+                else amx_rows(&tiles, w->x + r * x_stride, x_stride, 64, rows, b, sums, PAIR);
                 if (of->is_wide) finish_rows(F32, of, sums, w->out + r * out_stride, rows, p * PAIR);
-                else finish_rows(t, of, sums, w->out + r * out_stride, rows, p * PAIR);
+                else finish_rows(BF16, of, sums, w->out + r * out_stride, rows, p * PAIR);
             }
         }
     }
@@ -100,7 +93,11 @@ static void product_region(void *data) {
     share((place){me.number % bands, bands}, (w->rows + PAIR - 1) / PAIR, &row, &last_row);
     last_row = least(last_row * PAIR, w->rows);
     if (w->weights->t == F32) product_pairs(F32, w, pair, last_pair, row * PAIR, last_row);
+#if defined(__AMX_BF16__)
+    else product_tiles(w, pair, last_pair, row * PAIR, last_row);
+#else
     else product_pairs(BF16, w, pair, last_pair, row * PAIR, last_row);
+#endif
 }
 
 /* out [rows, columns] of x's kind, or float32 where the weights are wide. x: [rows, depth], whole steps of 64 bytes deep. */
