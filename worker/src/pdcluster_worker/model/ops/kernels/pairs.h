@@ -1,6 +1,6 @@
 /* Products with pairs of panels by vectors.
  *
- * Some steps of a pair stay in the core's first cache while all rows pass by; what they have summed waits in C.
+ * Some steps of a pair stay in a core's caches while all rows pass by; what they have summed waits in C.
  * Meanwhile the next steps come from memory: asked for evenly, because all at once would hold up the sums.
  */
 #ifndef PAIRS_H
