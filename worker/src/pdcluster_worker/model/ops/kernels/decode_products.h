@@ -46,11 +46,11 @@ static INLINE w16 repeat(const char *words) {
     return SHUFFLE(x, x, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
 }
 
-/* Scores of one run in quads; queries: [words][FOUR]. later: two runs to ask for meanwhile, but beside tiles: the next keys, and the values of these. */
+/* Scores of one run in quads; queries: [words][FOUR]. later: two runs to ask for meanwhile: the next keys, and the values of these. */
 static INLINE void score_run(const kind t, const char *keys, int64_t depth, const char *queries, const char *const *later, float *quads) {
     v16 sums[FOUR] = {{0}};
     for (int64_t at = 0; at < depth; at += 16, queries += 64) {
-        for (int i = 0; !IN_TILES(t) && i < RUN / 4; i++) {
+        for (int i = 0; i < RUN / 4; i++) {
             __builtin_prefetch(later[0] + at * RUN + i * 64);
             __builtin_prefetch(later[1] + at * RUN + i * 64, 0, 2);
         }
