@@ -60,6 +60,7 @@ def main() -> int:
         f"dtype {info.dtype}, {options.threads} threads, spin count {options.spin}, median of "
         f"{options.times}"
     )
+    cache.tensor.normal_()  # memory that was never written is one page of zeros, read from a cache
     for name in options.cases.split(","):
         batch = make_batch(name, Blocks(cache.num_blocks))
         taken = measure(runner, batch, options.times)
