@@ -139,6 +139,22 @@ async def test_server_that_stops_is_a_peer_error_and_no_cancellation(d: Any, spe
         await anext(tokens)
 
 
+async def test_calls_have_let_go_once_the_service_has_ended(d: Any, p: Any, spec: Any) -> None:
+    d.other.handler.hold = True
+    tokens = d.d2.generate(spec(), "auto")
+    await anext(tokens)
+    calls = [task for task in asyncio.all_tasks() if "_schedule_rpc_coro" in repr(task)]
+
+    for worker in (d, p, d.other):
+        await worker.server.stop(0)
+    for worker in (d, p, d.other):
+        await worker.service.ended(1)
+
+    assert d.other.handler.closed == ["q1"]
+    # one that is cancelled only now may print a traceback
+    assert [call.done() for call in calls] == [True] * len(calls) != []
+
+
 async def test_old_engine_id_is_refused_with_both_ids(d: Any, spec: Any) -> None:
     d.d2.record = msgspec.structs.replace(d.d2.record, engine_id="older")
 

@@ -347,3 +347,4 @@ class JoinedWorker:
         await self._directory.close()
         if self._grpc is not None:
             await self._grpc.stop(GRPC_GRACE_SECONDS)
+            await self._service.ended(GRPC_GRACE_SECONDS)

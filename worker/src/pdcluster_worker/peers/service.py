@@ -8,9 +8,9 @@ granted a credit is the ledger's.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.journeys import trace_context
@@ -82,11 +82,29 @@ class WorkerService(WorkerServicer):
         self.desk = CreditDesk(handler.ledger)
         self._handler = handler
         self._refusals = refusals
+        self._calls = set[asyncio.Task[Any]]()
+
+    async def ended(self, seconds: float) -> None:
+        """Wait, after the server has stopped, until every call has let go of what it held.
+
+        gRPC cancels the calls that are open and does not wait for them.  A task of its that the
+        end of the event loop cancels as well prints a traceback.
+        """
+        if self._calls:
+            await asyncio.wait(set(self._calls), timeout=seconds)
+
+    @asynccontextmanager
+    async def _answering(self, context: Context) -> AsyncIterator[None]:
+        if (call := asyncio.current_task()) is not None:
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+        async with answering(context):
+            yield
 
     async def Handshake(self, request: pb.Hello, context: Context) -> pb.Hello:
         """Note a mismatch, and answer with our facts in any case: the other side compares too."""
         mine = self._handler.hello()
-        async with answering(context):
+        async with self._answering(context):
             self._refusals.check(mine, _parsed(convert.hello_from_proto, request))
         return convert.hello_to_proto(mine)
 
@@ -94,12 +112,12 @@ class WorkerService(WorkerServicer):
         self, request_iterator: AsyncIterator[pb.Frame], context: Context
     ) -> None:
         """Run what one peer asks for, until its stream ends."""
-        async with answering(context):
+        async with self._answering(context):
             await GenerateService(self._handler, context).serve(request_iterator)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:  # type: ignore[override]
         """Stream the first token and the end of a remote prefill."""
-        async with answering(context):
+        async with self._answering(context):
             self._check_engine(request.engine_id)
             trace_context.receive(context.invocation_metadata())
             spec = _parsed(convert.request_from_proto, request.request)
@@ -137,7 +155,7 @@ class WorkerService(WorkerServicer):
         self, request_iterator: AsyncIterator[pb.GiveRequest], context: Context
     ) -> None:
         """Take the KV of a prefix from a decode worker."""
-        async with answering(context):
+        async with self._answering(context):
             requests = aiter(request_iterator)
             first = await anext(requests, pb.GiveRequest())
             self._check_engine(first.engine_id)
@@ -160,7 +178,7 @@ class WorkerService(WorkerServicer):
         self, request_iterator: AsyncIterator[pb.CreditRequest], context: Context
     ) -> None:
         """Serve one decode worker's wants until its stream ends."""
-        async with answering(context):
+        async with self._answering(context):
             first = await anext(aiter(request_iterator), pb.CreditRequest())
             peer = first.engine_id
             if not peer:
@@ -182,7 +200,7 @@ class WorkerService(WorkerServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
         """Stream numbered reports until cancelled."""
-        async with answering(context):
+        async with self._answering(context):
             self._check_engine(request.engine_id)
             sequence = 0
             async with aclosing(self._handler.watch()) as reports:
