@@ -1,7 +1,8 @@
 """Make a tiny random model folder with a working tokenizer: `make_tiny_model.py KIND DIR [SEED]`.
 
 KIND is llama (grouped KV heads), llama-wide (the same with heads of 32, the
-least that vLLM takes), llama-mha (as many KV heads as query heads),
+least that vLLM takes), llama-heavy (25 MB, for tests that act in the middle of an
+answer), llama-mha (as many KV heads as query heads),
 mistral (sliding window off, one KV head), qwen2 (biases), qwen3 (query and key
 norms), smollm3 (layers without positions), gemma (offset norms, scaled
 embedding, tied head) or olmo2 (none of our decoder's: norms come after).
@@ -19,6 +20,7 @@ from typing import Any
 VOCAB_SIZE = 512
 CONTEXT = 2048
 WINDOW = 24
+HEAVY = 16384
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EOS = 2
 
@@ -56,6 +58,7 @@ def make_config(kind: str) -> Any:
     kinds: dict[str, tuple[str, dict[str, Any]]] = {
         "llama": ("LlamaConfig", {}),
         "llama-wide": ("LlamaConfig", {"head_dim": 32}),
+        "llama-heavy": ("LlamaConfig", {"intermediate_size": HEAVY}),
         "llama-mha": ("LlamaConfig", {"num_key_value_heads": 4}),
         "mistral": ("MistralConfig", {"num_key_value_heads": 1, "sliding_window": None}),
         "qwen2": ("Qwen2Config", {}),

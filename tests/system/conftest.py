@@ -56,8 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def make_model(folder: Path, seed: int) -> Path:
-    """A tiny random Llama whose tokenizer shows tokens as numbers."""
-    make_tiny_model("llama", folder, seed)
+    """A small random Llama whose tokenizer shows tokens as numbers."""
+    make_tiny_model("llama-heavy", folder, seed)
     write_tokenizer(folder, VOCAB_SIZE)
     return folder
 
@@ -147,6 +147,8 @@ def slow_cluster(open_cluster: NewCluster) -> Iterator[Pair]:
 def slow(slow_cluster: Pair) -> Iterator[Pair]:
     """A pair whose prefills and transfers take so long that a test can act in between."""
     slow_cluster.cluster.heal()
+    for worker in (slow_cluster.prefill, slow_cluster.decode):
+        worker.let_engines_yield()
     yield slow_cluster
     slow_cluster.cluster.wait_settled()
 

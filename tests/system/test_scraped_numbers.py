@@ -18,7 +18,8 @@ from pdcluster_operator.scrape.sample import Reading, worker_sample
 from tests.chart.helm_chart import RELEASE, named, render
 from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
-from tests.system.worker_process import WorkerProcess
+from tests.system.waiting import wait_for
+from tests.system.worker_process import SETTLE_SECONDS, WorkerProcess
 
 NUM_WAITING = 5
 LIMITS = named(
@@ -41,9 +42,15 @@ def gauges(worker: WorkerProcess) -> WorkerSample:
     return worker_sample(worker.name, reading(worker), None)
 
 
-def wait_shown(worker: WorkerProcess, is_so: Callable[[WorkerSample], bool]) -> None:
-    """Wait until a scrape shows it."""
-    worker.wait_for(lambda: is_so(gauges(worker)), lambda: gauges(worker))
+def wait_shown(worker: WorkerProcess, is_so: Callable[[WorkerSample], bool]) -> WorkerSample:
+    """Wait until a scrape shows it; returns the sample of that scrape."""
+
+    def fitting() -> WorkerSample | None:
+        return sample if is_so(sample := gauges(worker)) else None
+
+    sample = wait_for(fitting, SETTLE_SECONDS, lambda: gauges(worker))
+    assert sample is not None
+    return sample
 
 
 def test_idle_worker_shows_every_number(pair: Pair) -> None:
@@ -201,11 +208,10 @@ def test_requests_that_wait_for_the_decode_engine_are_its_queue_alone(
             pool.submit(slow.decode.client.complete, prompts(40), "local", max_tokens=600)
             for _ in range(4 + NUM_WAITING)
         ]
-        wait_shown(
+        shown = wait_shown(
             slow.decode,
             lambda shown: shown.num_requests_running == 4 and shown.num_requests_waiting >= 2,
         )
-        shown = gauges(slow.decode)
         assert (shown.prefill_queue_requests, shown.prefill_queue_tokens) == (0, 0)
         # of 512 blocks, four requests of forty at most
         assert 0 < shown.kv_cache_usage_ratio < 0.35

@@ -44,6 +44,8 @@ def twos(twos_cluster: Pair) -> Pair:
         if not worker.is_alive:
             worker.start()
     twos_cluster.cluster.wait_ready()
+    for worker in (twos_cluster.prefill, twos_cluster.decode):
+        worker.let_engines_yield()
     return twos_cluster
 
 

@@ -20,6 +20,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdcluster_worker.processes.server_process import SERVER_NICENESS
 from tests.system.client import Client, Json
 from tests.system.waiting import wait_for
 
@@ -139,6 +140,16 @@ class WorkerProcess:
         )
         (pid,) = (child.pid for child in living if ["--rank", str(rank)] == child.cmdline()[-2:])
         return pid
+
+    def let_engines_yield(self) -> None:
+        """Give its engines the niceness of its server process.
+
+        On a busy machine they would be done before the server, and the test, had their turn.
+        """
+        for child in _children(self.process.pid):
+            for thread in child.threads():  # Linux counts the niceness of each by itself
+                with contextlib.suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, thread.id, SERVER_NICENESS)
 
     def kill_engine(self) -> None:
         """SIGKILL the engine process."""
