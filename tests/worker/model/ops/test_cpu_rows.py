@@ -15,6 +15,10 @@ from pdcluster_worker.model.ops.reference import Reference
 
 SHAPE = AttentionShape(1, 1, 16, 1.0)
 CLOSE = {torch.bfloat16: 1e-2, torch.float32: 2e-5}
+DEEP = 2432
+"""More than STEPS_AT_ONCE in every dtype, so that sums wait for the next steps; 300 rows are more
+than MOST_ROW_BYTES (`pairs.h`).
+"""
 BAD = [math.nan, math.inf, -math.inf]
 
 
@@ -32,7 +36,15 @@ def reference(dtype):
 @pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize(
     ("rows", "columns", "depth"),
-    [(1, 960, 576), (16, 40, 64), (33, 70, 40), (47, 64, 96), (300, 1000, 100), (5, 3, 7)],
+    [
+        (1, 960, 576),
+        (16, 40, 64),
+        (33, 70, 40),
+        (47, 64, 96),
+        (300, 1000, 100),
+        (5, 3, 7),
+        (33, 70, DEEP),
+    ],
 )
 def test_product_equals_plain_torch(rows, columns, depth, biased, wide, dtype, cpu, reference):
     x, weight = (
@@ -46,11 +58,12 @@ def test_product_equals_plain_torch(rows, columns, depth, biased, wide, dtype, c
     torch.testing.assert_close(found, expected, atol=close, rtol=close)
 
 
+@pytest.mark.parametrize("depth", [192, DEEP])
 @pytest.mark.parametrize("wide", [False, True], ids=["", "wide"])
 def test_a_rows_product_has_the_same_bits_alone_and_among_others(
-    wide, dtype, cpu, each_thread_count
+    depth, wide, dtype, cpu, each_thread_count
 ):
-    x, weight = torch.randn(300, 192).to(dtype), torch.randn(500, 192).to(dtype)
+    x, weight = torch.randn(300, depth).to(dtype), torch.randn(500, depth).to(dtype)
     packed = cpu.pack(weight, wide=wide)
     expected = cpu.linear(x, packed)
     for _ in each_thread_count():

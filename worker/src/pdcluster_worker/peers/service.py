@@ -7,6 +7,7 @@ granted a credit is the ledger's.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -28,6 +29,8 @@ from pdcluster_worker.routing.credits import CreditLedger
 
 MAX_HASHES = 1 << 15
 """Bound of one report: 1.1 MB with SHA-256, some 20 ms in the event loops of both sides."""
+
+logger = logging.getLogger(__name__)
 
 MessageT = TypeVar("MessageT")
 ValueT = TypeVar("ValueT")
@@ -91,7 +94,9 @@ class WorkerService(WorkerServicer):
         end of the event loop cancels as well prints a traceback.
         """
         if self._calls:
-            await asyncio.wait(set(self._calls), timeout=seconds)
+            _, still_open = await asyncio.wait(set(self._calls), timeout=seconds)
+            if still_open:
+                logger.warning("calls of peers still open calls=%d", len(still_open))
 
     @asynccontextmanager
     async def _answering(self, context: Context) -> AsyncIterator[None]:
