@@ -28,7 +28,6 @@ READY_SECONDS = 120.0
 END_SECONDS = 90.0
 SETTLE_SECONDS = 60.0
 
-_MOST_NICENESS = 19
 _UNHANDLED = ("Traceback", "was destroyed but it is pending", "was never retrieved", "unhandled")
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -143,14 +142,11 @@ class WorkerProcess:
         return pid
 
     def let_engines_yield(self) -> None:
-        """Give its engines at least the niceness of its server process, and more than the test's.
+        """Give its engines a niceness above the test's, as the server process of one engine has.
 
         On a busy machine they would be done before the server, and the test, had their turn.
         """
-        niceness = max(
-            os.getpriority(os.PRIO_PROCESS, self.process.pid),
-            min(os.nice(0) + SERVER_NICENESS, _MOST_NICENESS),
-        )
+        niceness = os.nice(0) + SERVER_NICENESS
         for child in _children(self.process.pid):
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 for thread in child.threads():  # Linux counts the niceness of each by itself

@@ -155,6 +155,18 @@ async def test_calls_have_let_go_once_the_service_has_ended(d: Any, p: Any, spec
     assert [call.done() for call in calls] == [True] * len(calls) != []
 
 
+async def test_call_that_outlives_the_wait_for_its_end_is_logged(
+    d: Any, spec: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    d.other.handler.hold = True
+    tokens = d.d2.generate(spec(), "auto")
+    await anext(tokens)
+
+    await d.other.service.ended(0.01)  # its server has not stopped
+
+    assert "calls of peers still open" in caplog.text
+
+
 async def test_old_engine_id_is_refused_with_both_ids(d: Any, spec: Any) -> None:
     d.d2.record = msgspec.structs.replace(d.d2.record, engine_id="older")
 

@@ -94,7 +94,7 @@ class WorkerService(WorkerServicer):
         end of the event loop cancels as well prints a traceback.
         """
         if self._calls:
-            _, still_open = await asyncio.wait(set(self._calls), timeout=seconds)
+            _, still_open = await asyncio.wait(self._calls, timeout=seconds)
             if still_open:
                 logger.warning("calls of peers still open calls=%d", len(still_open))
 
