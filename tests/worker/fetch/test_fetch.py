@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pdcluster_worker.processes.router_process import model_limits
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.make_tiny_model import make_tiny_model
 from tests.worker.fetch.hub_server import COMMIT, HubServer
 
@@ -63,7 +65,11 @@ def start(hub: HubServer, target: Path, tmp_path: Path) -> Iterator[Start]:
             str(target),
             *options,
         ]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "HUGGING_FACE_"))
+        }
         own = {
             "HF_ENDPOINT": hub.url,
             "HF_HOME": str(tmp_path / "home"),
@@ -291,3 +297,36 @@ def test_a_place_that_cannot_be_written_is_said(start: Start, target: Path) -> N
     target.parent.write_text("a file where a folder should be")
     status, error = finish(start())
     assert (status, last_line(error)[:7]) == (2, "error: ")
+
+
+def test_a_router_gets_all_that_it_reads_and_no_weights(
+    start: Start, hub: HubServer, target: Path
+) -> None:
+    assert finish(start("--no-weights"))[0] == 0
+    assert hub.asked.get(WEIGHTS) is None
+    assert not list(target.glob("*.safetensors"))
+    Tokenizer.load(target, None)
+    assert model_limits(target, None)[0] > 0
+
+    hub.asked.clear()
+    assert finish(start("--no-weights"))[0] == 0
+    assert hub.asked == {}
+
+
+def test_a_folder_without_weights_is_not_taken_for_a_whole_one(start: Start, target: Path) -> None:
+    assert finish(start("--no-weights"))[0] == 0
+    status, error = finish(start())
+    assert status == 2
+    assert "holds acme/tiny at main without weights, not acme/tiny at main" in last_line(error)
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_a_token_comes_under_either_name(name: str, start: Start, hub: HubServer) -> None:
+    hub.token = "hf_secret"
+    assert finish(start("--token-secret=hub", **{name: "hf_secret"}))[0] == 0
+
+
+def test_a_secret_without_the_token_is_named(start: Start, hub: HubServer) -> None:
+    status, error = finish(start("--token-secret=hub"))
+    assert (status, hub.asked) == (2, {})
+    assert "no Secret hub, or it has neither of the keys HF_TOKEN and token" in last_line(error)

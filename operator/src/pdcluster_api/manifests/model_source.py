@@ -11,6 +11,7 @@ from pdcluster_api.schema.sections import HuggingFaceSpec, ModelSpec
 MODELS = "/models"
 FETCH_CONTAINER = "fetch-model"
 _VOLUME = "models"
+_TOKEN_KEYS = {"HF_TOKEN": "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN": "token"}
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,14 @@ class ModelSource:
     init_containers: tuple[Manifest, ...] = ()
 
 
-def model_source(model: ModelSpec, container: Manifest) -> ModelSource:
+def model_source(model: ModelSpec, container: Manifest, *, weights: bool) -> ModelSource:
     """Source of a pod's model.
 
-    container: base of its init containers: image, resources, security, /tmp.
+    container: base of its init containers: image, resources, security, /tmp
+    weights:   whether the pod reads them; else a download leaves them out
     """
     if model.hugging_face is not None:
-        return _downloaded(model.hugging_face, model.node_cache, container)
+        return _downloaded(model.hugging_face, model.node_cache, container, weights=weights)
     assert model.path is not None, "a model has a path or a repository"
     if model.pvc is None:
         return ModelSource(model.path)
@@ -45,8 +47,10 @@ def on_volume(path: str) -> str:
     return f"{MODELS}/{path.strip('/')}"
 
 
-def _downloaded(hub: HuggingFaceSpec, node_cache: str | None, container: Manifest) -> ModelSource:
-    path = f"{MODELS}/{_folder(hub)}"
+def _downloaded(
+    hub: HuggingFaceSpec, node_cache: str | None, container: Manifest, *, weights: bool
+) -> ModelSource:
+    path = f"{MODELS}/{_folder(hub)}{'' if weights else '--without-weights'}"
     fetch = {
         **container,
         "name": FETCH_CONTAINER,
@@ -57,6 +61,8 @@ def _downloaded(hub: HuggingFaceSpec, node_cache: str | None, container: Manifes
             f"--repo={hub.repo}",
             f"--revision={hub.revision}",
             f"--target={path}",
+            *([] if weights else ["--no-weights"]),
+            *([f"--token-secret={hub.token_secret}"] if hub.token_secret else []),
         ],
         "env": [*container["env"], *_token(hub)],
         "volumeMounts": [*container["volumeMounts"], _mount(read_only=False)],
@@ -78,13 +84,17 @@ def _folder(hub: HuggingFaceSpec) -> str:
 
 
 def _token(hub: HuggingFaceSpec) -> list[dict[str, Any]]:
+    """Variables with the token, by the Secret's key; a Secret has one of the keys, and the download
+    says so where it has none.
+    """
     if hub.token_secret is None:
         return []
     return [
         {
-            "name": "HF_TOKEN",
-            "valueFrom": {"secretKeyRef": {"name": hub.token_secret, "key": "token"}},
+            "name": name,
+            "valueFrom": {"secretKeyRef": {"name": hub.token_secret, "key": key, "optional": True}},
         }
+        for name, key in _TOKEN_KEYS.items()
     ]
 
 

@@ -42,10 +42,10 @@ def render_record(
     assert workload.revision == revision_of(cluster.spec), (
         "a record is made of the newest spec only"
     )
-    role = cluster.spec.roles.present()[workload.role]
-    pool = next(pool for pool in role.pools if pool.name == workload.pool)
+    pools = cluster.spec.roles.present()[workload.role].pools
+    pool = next(pool for pool in pools if pool.name == workload.pool)
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
-    model_path = worker_model(cluster, role, image).path
+    model_path = worker_model(cluster, workload.role, image).path
     data = {
         "image": image,
         "pool": _pool(cluster, pool),

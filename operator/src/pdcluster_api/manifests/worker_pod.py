@@ -27,8 +27,8 @@ from pdcluster_api.manifests.engine_container import engine_container, engine_vo
 from pdcluster_api.manifests.model_source import ModelSource, model_source
 from pdcluster_api.manifests.objects import GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
 from pdcluster_api.manifests.placement import placement_of, with_accelerator
+from pdcluster_api.manifests.pod_template import with_templates
 from pdcluster_api.manifests.security import container_security, pod_security
-from pdcluster_api.manifests.strategic_merge import merge_pod_template
 from pdcluster_api.schema.labels import GPU
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.ranks import num_ranks
@@ -63,7 +63,6 @@ def worker_pod(
     labels: those of its pods, which no template of the user's overrides
     names:  of the children that it uses; None = those of everything that is made now
     """
-    role = cluster.spec.roles.present()[workload.role]
     rendered = {
         "metadata": {
             "labels": labels,
@@ -71,9 +70,7 @@ def worker_pod(
         },
         "spec": _spec(cluster, workload, pool, image, names or child_names(workload.cluster)),
     }
-    merged = merge_pod_template(
-        merge_pod_template(rendered, cluster.spec.pod_template), role.pod_template
-    )
+    merged = with_templates(rendered, cluster.spec, workload.role)
     return {
         **merged,
         "metadata": _marked(merged.get("metadata", {}), labels),
@@ -81,9 +78,10 @@ def worker_pod(
     }
 
 
-def worker_model(cluster: PDCluster, role: RoleSpec, image: str) -> ModelSource:
-    """Source of the model for pods of a role."""
-    return model_source(cluster.spec.model, _base_container(cluster, role, image))
+def worker_model(cluster: PDCluster, role: str, image: str) -> ModelSource:
+    """Source of the model for pods of a role; a router reads no weights."""
+    container = _base_container(cluster, cluster.spec.roles.present()[role], image)
+    return model_source(cluster.spec.model, container, weights=role != ROUTER)
 
 
 def _marked(metadata: Manifest, labels: dict[str, str]) -> Manifest:
@@ -97,8 +95,7 @@ def _marked(metadata: Manifest, labels: dict[str, str]) -> Manifest:
 def _spec(
     cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, names: ChildNames
 ) -> Manifest:
-    role = cluster.spec.roles.present()[workload.role]
-    model = worker_model(cluster, role, image)
+    model = worker_model(cluster, workload.role, image)
     files = _files(cluster, workload, names)
     spec: Manifest = {
         "serviceAccountName": names.service_account,

@@ -51,7 +51,7 @@ class HuggingFaceSpec(Section):
     """A repository of the Hugging Face hub, downloaded before a worker starts.
 
     revision:     a commit, tag or branch
-    token_secret: a Secret whose key `token` reads a gated or private repository
+    token_secret: a Secret whose key `HF_TOKEN` or `token` reads a gated or private repository
     """
 
     repo: Annotated[

@@ -86,14 +86,14 @@ def test_token_of_the_hub_reaches_the_download_alone() -> None:
     containers = by_name(pod["initContainers"])
 
     named = {
-        name: [
+        name: {
             each["valueFrom"]["secretKeyRef"]["name"]
             for each in one["env"]
             if "secretKeyRef" in each.get("valueFrom", {})
-        ]
+        }
         for name, one in {**containers, "worker": pod["containers"][0]}.items()
     }
-    assert named == {"fetch-model": ["hub"], "engine": [], "worker": []}
+    assert named == {"fetch-model": {"hub"}, "engine": set(), "worker": set()}
     assert variables(engine)["HF_HUB_OFFLINE"] == "1"
     assert list(containers) == ["fetch-model", "engine"]
 

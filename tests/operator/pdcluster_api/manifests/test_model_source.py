@@ -63,10 +63,8 @@ def test_hub_model_is_fetched_before_the_worker_starts() -> None:
     assert fetch["command"] == [
         *("python", "-m", "pdcluster_worker.fetch"),
         *("--repo=org/model", "--revision=refs/pr/1", f"--target={FOLDER}"),
+        "--token-secret=hub",
     ]
-    assert by_name(fetch["env"])["HF_TOKEN"]["valueFrom"] == {
-        "secretKeyRef": {"name": "hub", "key": "token"}
-    }
     assert {"name": "models", "mountPath": "/models"} in fetch["volumeMounts"]
     assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0][
         "volumeMounts"
@@ -111,3 +109,25 @@ def test_node_cache_is_a_folder_of_the_node_that_the_fetch_may_write() -> None:
     assert own["securityContext"]["runAsUser"] == 0
     assert own["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
     assert "runAsUser" not in fetch["securityContext"]
+
+
+def test_token_is_under_the_key_of_either_custom() -> None:
+    (fetch,) = pod_of(HUB)["spec"]["initContainers"]
+    env = by_name(fetch["env"])
+
+    for variable, key in (("HF_TOKEN", "HF_TOKEN"), ("HUGGING_FACE_HUB_TOKEN", "token")):
+        assert env[variable]["valueFrom"]["secretKeyRef"] == {
+            "name": "hub",
+            "key": key,
+            "optional": True,
+        }
+
+
+def test_router_fetches_no_weights_into_a_folder_of_its_own() -> None:
+    changes = (CACHE, at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]}))
+    fetch = by_name(pod_of(*changes, role="router")["spec"]["initContainers"])["fetch-model"]
+
+    assert "--no-weights" in fetch["command"]
+    assert f"--target={FOLDER}--without-weights" in fetch["command"]
+    assert engine_of(*changes, role="router")["model"]["path"] == f"{FOLDER}--without-weights"
+    assert engine_of(*changes)["model"]["path"] == FOLDER

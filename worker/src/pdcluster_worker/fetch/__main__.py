@@ -29,10 +29,13 @@ def main() -> int:
     arguments = _parser().parse_args()
     start_logging()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request
-    wanted = Wanted(arguments.repo, arguments.revision, arguments.target.absolute())
+    wanted = Wanted(
+        arguments.repo, arguments.revision, arguments.target.absolute(), arguments.weights
+    )
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         if not wanted.is_there():
+            _set_token(arguments.token_secret)
             # the hub's client takes a second to import
             from pdcluster_worker.fetch.fetching import fetch
 
@@ -42,6 +45,18 @@ def main() -> int:
     except OSError as e:
         return _say(wanted, meaning(e, wanted.target), 2)
     return 0
+
+
+def _set_token(secret: str | None) -> None:
+    """Make the token that came under either name the hub client's.  Raises FetchError."""
+    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    if token:
+        os.environ["HF_TOKEN"] = token
+    elif secret is not None:
+        raise FetchError(
+            f"there is no Secret {secret}, or it has neither of the keys HF_TOKEN and token: give "
+            "it one with the hub's token, or leave model.huggingFace.tokenSecret out"
+        )
 
 
 def _say(wanted: Wanted, reason: str, status: int) -> int:
@@ -62,6 +77,17 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         metavar="DIR",
         help="folder to make, of its own for each revision",
+    )
+    parser.add_argument(
+        "--no-weights",
+        dest="weights",
+        action="store_false",
+        help="configuration, tokenizer and chat template alone",
+    )
+    parser.add_argument(
+        "--token-secret",
+        metavar="NAME",
+        help="Secret that HF_TOKEN or HUGGING_FACE_HUB_TOKEN comes from: refuse to go without one",
     )
     parser.add_argument(
         "--attempts",

@@ -72,8 +72,7 @@ def _fetch_once(wanted: Wanted) -> None:
     )
     small = small_files(listing.files)
     _download(hub, listing, folder, small)
-    index = folder / INDEX
-    weights = weights_files(listing.files, index.read_bytes() if index.exists() else None)
+    weights = _weights_of(listing, folder) if wanted.weights else []
     _download(hub, listing, folder, weights)
     wanted.publish({file.name for file in (*small, *weights)})
     logger.info(
@@ -83,6 +82,11 @@ def _fetch_once(wanted: Wanted) -> None:
         len(small) + len(weights),
         wanted.target,
     )
+
+
+def _weights_of(listing: Listing, folder: Path) -> list[RemoteFile]:
+    index = folder / INDEX
+    return weights_files(listing.files, index.read_bytes() if index.exists() else None)
 
 
 def _download(hub: Hub, listing: Listing, folder: Path, files: Sequence[RemoteFile]) -> None:

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pdcluster_worker.errors import FetchError
 
@@ -27,11 +28,12 @@ _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTDIR)
 
 @dataclass(frozen=True)
 class Wanted:
-    """repo at revision, in `target`."""
+    """repo at revision, in `target`.  weights: whether they are part of it."""
 
     repo: str
     revision: str
     target: Path
+    weights: bool = True
 
     @property
     def work(self) -> Path:
@@ -45,10 +47,8 @@ class Wanted:
         """
         try:
             held = json.loads((self.target / MARKER).read_text())
-            commit, is_same = (
-                held["commit"],
-                (held["repo"], held["revision"]) == (self.repo, self.revision),
-            )
+            commit = held["commit"]
+            is_same = self._what(held) == self._what(self._note(commit))
         except FileNotFoundError:
             if self.target.exists() and any(self.target.iterdir()):
                 raise FetchError(
@@ -61,7 +61,7 @@ class Wanted:
                 f"{self.target / MARKER} cannot be read ({e}): remove {self.target}"
             ) from e
         if not is_same:
-            what = f"{held['repo']} at {held['revision']}, not {self.repo} at {self.revision}"
+            what = f"{self._what(held)}, not {self._what(self._note(commit))}"
             raise FetchError(
                 f"{self.target} holds {what}: choose a folder of its own for each revision"
             )
@@ -88,7 +88,7 @@ class Wanted:
 
     def open_work(self, commit: str) -> Path:
         """The folder to make it in, with what an earlier run of the same commit has left."""
-        note, held = self._note(commit), self.work / MARKER
+        note, held = json.dumps(self._note(commit)), self.work / MARKER
         if held.exists() and held.read_text() == note:
             return self.work
         shutil.rmtree(self.work, ignore_errors=True)
@@ -103,8 +103,14 @@ class Wanted:
                 path.unlink()
         self.work.rename(self.target)
 
-    def _note(self, commit: str) -> str:
-        return json.dumps({"repo": self.repo, "revision": self.revision, "commit": commit})
+    def _note(self, commit: str) -> dict[str, Any]:
+        note = {"repo": self.repo, "revision": self.revision, "commit": commit}
+        return note if self.weights else note | {"weights": False}
+
+    @staticmethod
+    def _what(note: dict[str, Any]) -> str:
+        weights = "" if note.get("weights", True) else " without weights"
+        return f"{note['repo']} at {note['revision']}{weights}"
 
 
 def check_space(folder: Path, missing_bytes: int) -> None:
