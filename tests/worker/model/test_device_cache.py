@@ -31,6 +31,8 @@ DEVICE = torch.device("cuda" if os.environ.get("PDCLUSTER_GPU_CHECK") == "1" els
 def filled(num_blocks: int = 4) -> DeviceKVCache:
     cache = DeviceKVCache(GEOMETRY, num_blocks, DEVICE)
     cache.tensor.normal_()
+    if DEVICE.type == "cuda":  # as a step is waited for before its blocks are read
+        torch.cuda.synchronize()
     return cache
 
 

@@ -24,13 +24,14 @@ def test_wide_heads_take_fewer_keys_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("longest", "split_keys", "max_splits"),
-    [(8, 256, 1), (2048, 256, 8), (8193, 512, 17), (131072, 4096, 32)],
+    ("longest", "doublings", "max_splits"),
+    [(8, 0, 1), (2048, 0, 8), (8193, 1, 32), (131072, 4, 32)],
 )
-def test_splits_depend_on_the_longest_context_alone(
-    longest: int, split_keys: int, max_splits: int
+def test_a_longer_limit_adds_sizes_and_changes_none(
+    longest: int, doublings: int, max_splits: int
 ) -> None:
     sizes = AttentionSizes.of(SMALL, torch.bfloat16, longest)
 
-    assert (sizes.split_keys, sizes.max_splits) == (split_keys, max_splits)
+    assert (sizes.split_keys, sizes.doublings, sizes.max_splits) == (256, doublings, max_splits)
     assert max_splits <= MAX_SPLITS
+    assert (sizes.split_keys << sizes.doublings) * sizes.max_splits >= longest

@@ -48,6 +48,11 @@ def constants(sizes: AttentionSizes, window: int = 0) -> dict[str, dict[str, Any
         "block_size": 16,
         "window": window,
     }
+    splits = {
+        "split_keys": sizes.split_keys,
+        "max_splits": sizes.max_splits,
+        "doublings": sizes.doublings,
+    }
     return {
         "add_rms_norm": {"width": 4096, "block": 4096, "has_added": True, "rounds_first": True},
         "gate_mul": {"block": 1024, "is_silu": False},
@@ -61,14 +66,14 @@ def constants(sizes: AttentionSizes, window: int = 0) -> dict[str, dict[str, Any
             "has_norms": True,
             "rounds_first": True,
         },
-        "decode": heads | tile | {"rows": sizes.decode_rows, "split_keys": sizes.split_keys},
+        "decode": heads | tile | splits | {"rows": sizes.decode_rows},
         "chunk": heads | tile | {"rows": sizes.chunk_rows},
-        "merge": {
+        "merge": splits
+        | {
             "num_heads": 32,
             "head_dim": 64,
             "dim_block": sizes.dim_block,
             "split_block": 32,
-            "split_keys": sizes.split_keys,
             "window": window,
         },
         "pick": {"vocab_size": 151936, "block": BLOCK},

@@ -24,6 +24,7 @@ if not INTERPRETED and not ON_GPU:
         interpret(__file__)
 
 else:
+    from pdcluster_worker.model.ops import attention_sizes
     from pdcluster_worker.model.ops.cuda import CudaOperations
     from pdcluster_worker.model.ops.operations import (
         AttentionShape,
@@ -161,6 +162,19 @@ else:
         )
 
         assert torch.equal(row[0], all_rows[0])
+
+    def test_splits_of_long_contexts_are_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+        """With one split for each, contexts above 256 take the doubled size."""
+        monkeypatch.setattr(attention_sizes, "MAX_SPLITS", 1)
+        case = cases.Case("one split", ((9, 1), (256, 1), (257, 1), (500, 1)))
+        step = cases.make_step(case)
+        reference = Reference(step.cache.clone(), case.shape)
+        wanted = step.qkv.clone()
+        reference.rope_store(wanted, step.plan, cases.LAYER, step.rotation, step.norms)
+
+        _, found = run(operations_of(case, step), step, case)
+
+        close(found, reference.attend(wanted, step.plan, cases.LAYER))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_padded_decodes_are_those_without_padding(dtype: torch.dtype) -> None:

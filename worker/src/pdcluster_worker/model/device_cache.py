@@ -1,9 +1,9 @@
 """The KV cache on a device: one tensor there, and host copies of a block for a transport.
 
 Layout and block size are those of `model.kv_cache`.  Each block that leaves or
-arrives is copied once more, through pinned memory, in a stream of its own: that
-waits for the steps queued before it, so a block is sent only after the step that
-wrote it, and up to one step late.  No copy is made where nothing is transferred.
+arrives is copied once more, through pinned memory, in a stream of its own, which waits
+for no step: the engine sends a block only after it has waited for the step that wrote
+it, and a block that arrives is in no step under way (`engine.ports`).
 """
 
 import logging
@@ -186,6 +186,8 @@ class DeviceKVCache:
             ) from e
         self._blocks = self.tensor.view(num_blocks, geometry.num_kv_heads, -1).view(torch.uint8)
         self._stream = _cuda.Stream(device) if device.type == "cuda" else None
+        if self._stream is not None:  # what lands comes after the zeros
+            self._stream.wait_stream(torch.cuda.default_stream(device))
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
         """A copy of these heads of one block, as of now.
@@ -218,7 +220,6 @@ class DeviceKVCache:
         if self._stream is None:
             target.copy_(source)
             return
-        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
             done = _cuda.Event()

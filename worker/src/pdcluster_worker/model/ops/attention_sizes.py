@@ -1,5 +1,5 @@
 """Sizes of the attention kernels for one model and cache: pure, decided once, so that no sum
-depends on a batch.
+depends on a batch.  A decode's keys are cut by the length of its own context.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,9 @@ class AttentionSizes:
     chunk_rows:  (row, head) pairs of one program of a chunk.
     dim_block:   head_dim, padded.
     key_block:   keys of one product.
-    split_keys:  keys of one split of a decode; splits start at multiples of it.
-    max_splits:  splits of the longest context.
+    split_keys:  keys of one split of a decode whose context is short; splits start at multiples.
+    doublings:   how often that is doubled for the longest context.
+    max_splits:  most splits of a context of any length.
     warps:       of one program.
     """
 
@@ -33,6 +34,7 @@ class AttentionSizes:
     dim_block: int
     key_block: int
     split_keys: int
+    doublings: int
     max_splits: int
     warps: int
 
@@ -41,15 +43,16 @@ class AttentionSizes:
         """longest: tokens of the longest context."""
         dim_block = max(_MIN_ROWS, power_of_two(shape.head_dim))
         row_bytes = dim_block * dtype.itemsize
-        split_keys = max(_MIN_SPLIT_KEYS, power_of_two(-(-longest // MAX_SPLITS)))
+        longest_split = max(_MIN_SPLIT_KEYS, power_of_two(-(-longest // MAX_SPLITS)))
         return cls(
             decode_rows=max(_MIN_ROWS, power_of_two(shape.num_heads // shape.num_kv_heads)),
             chunk_rows=64 if dtype == torch.bfloat16 else 32,  # float32 has no tensor cores here
             dim_block=dim_block,
             # Keys and values of the stages in flight must fit into shared memory.
             key_block=64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16,
-            split_keys=split_keys,
-            max_splits=-(-longest // split_keys),
+            split_keys=_MIN_SPLIT_KEYS,
+            doublings=(longest_split // _MIN_SPLIT_KEYS).bit_length() - 1,
+            max_splits=min(MAX_SPLITS, -(-longest // _MIN_SPLIT_KEYS)),
             # Without tensor cores a tile of float32 spills from the registers of four.
             warps=4 if dtype == torch.bfloat16 else 8,
         )

@@ -89,15 +89,15 @@ class Graphs:
     def capture(self, max_sequences: int) -> None:
         """Capture every size.  Raises what torch raises where an operation cannot be captured."""
         pool = torch.cuda.graph_pool_handle()
+        side = _cuda.Stream()  # one for all: cuBLAS keeps a workspace for each stream
         for size in graph_sizes(max_sequences):
             plan = self._copy.place(example_plan(size, self._longest))
-            side = _cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 self._forward(plan)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=side):
                 logits = self._forward(plan)
             self._captured[size] = _Captured(graph, logits)
         logger.info("captured decode graphs sizes=%s", ",".join(map(str, sorted(self._captured))))

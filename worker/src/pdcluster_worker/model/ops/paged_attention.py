@@ -42,6 +42,11 @@ class TritonAttention:
         self._cache = cache
         self._shape = shape
         self._sizes = sizes = AttentionSizes.of(shape, cache.dtype, longest)
+        self._splits = {
+            "split_keys": sizes.split_keys,
+            "max_splits": sizes.max_splits,
+            "doublings": sizes.doublings,
+        }
         self._same = {
             "scale": shape.scaling * _LOG2_E,
             "num_heads": shape.num_heads,
@@ -92,7 +97,7 @@ class TritonAttention:
             table_stride=plan.tables.stride(0),
             rows=sizes.decode_rows,
             window=window,
-            split_keys=sizes.split_keys,
+            **self._splits,
             **strides(self._cache, layer),
             **self._same,
         )
@@ -107,7 +112,7 @@ class TritonAttention:
             head_dim=shape.head_dim,
             dim_block=sizes.dim_block,
             split_block=power_of_two(sizes.max_splits),
-            split_keys=sizes.split_keys,
+            **self._splits,
             window=window,
             enable_fp_fusion=True,
         )

@@ -1,8 +1,9 @@
 """Attention over the paged KV cache: decodes split over keys, prefill chunks with their context.
 
 The query heads that share a KV head are rows of one product, so a key is read
-once for all of them.  A sequence's keys are cut at multiples of `split_keys`,
-whatever else is in the batch; partial results are put together by `merge`.
+once for all of them.  A sequence's keys are cut at multiples of a size that its own
+context decides (`_split_size`), whatever else is in the batch; partial results are put
+together by `merge`.
 Slots beyond a sequence's context, or before the windows of all rows of a tile, are
 not read.  `window`: keys that a row sees, its own the last; 0 = all before it.
 """
@@ -120,6 +121,20 @@ def _attend(
     return sums / total[:, None], best + tl.log2(total)
 
 
+@triton.jit
+def _split_size(
+    context: tl.tensor,
+    split_keys: tl.constexpr,
+    max_splits: tl.constexpr,
+    doublings: tl.constexpr,
+) -> tl.tensor:
+    """Keys of one split: `split_keys`, doubled until a context has at most `max_splits` of them."""
+    size = tl.full((), split_keys, tl.int32)
+    for _ in tl.static_range(doublings):
+        size = tl.where(size * max_splits < context, size * 2, size)
+    return size
+
+
 @triton.jit(do_not_specialize_on_alignment=PLAN)
 def decode(
     qkv: tl.tensor,
@@ -144,6 +159,8 @@ def decode(
     key_block: tl.constexpr,
     block_size: tl.constexpr,
     split_keys: tl.constexpr,
+    max_splits: tl.constexpr,
+    doublings: tl.constexpr,
 ) -> None:
     """One program a sequence of one row, KV head and split.
 
@@ -151,8 +168,9 @@ def decode(
     """
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(contexts + sequence)
-    first = tl.maximum(split * split_keys, context - window) if window > 0 else split * split_keys
-    last = tl.minimum(context, (split + 1) * split_keys)
+    size = _split_size(context, split_keys, max_splits, doublings)
+    first = tl.maximum(split * size, context - window) if window > 0 else split * size
+    last = tl.minimum(context, (split + 1) * size)
     if first >= last:
         return
     group: tl.constexpr = num_heads // num_kv_heads
@@ -196,13 +214,16 @@ def merge(
     dim_block: tl.constexpr,
     split_block: tl.constexpr,
     split_keys: tl.constexpr,
+    max_splits: tl.constexpr,
+    doublings: tl.constexpr,
     window: tl.constexpr,
 ) -> None:
     """One program a sequence and head: weigh the splits by their sums; a context of 0 gives 0."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts + sequence)
-    used = tl.cdiv(context, split_keys)
-    unused = tl.maximum(context - window, 0) // split_keys if window > 0 else 0
+    size = _split_size(context, split_keys, max_splits, doublings)
+    used = tl.cdiv(context, size)
+    unused = tl.maximum(context - window, 0) // size if window > 0 else 0
     splits, dims = tl.arange(0, split_block), tl.arange(0, dim_block)
     exists, in_head = (splits < used) & (splits >= unused), dims < head_dim
     part = (sequence * num_heads + head).to(tl.int64) * num_splits + splits
