@@ -745,3 +745,25 @@ async def test_reasoning_of_the_history_reaches_the_template(rig, thinker):
         messages = [*ASK, {"role": "assistant", "content": "Yes.", name: "Hm."}, *ASK]
         await thinker.chat.completions.create(model="tiny", messages=messages)
         assert "<think>Hm.</think>" in prompt(rig)
+
+
+async def test_arguments_take_the_types_of_a_referred_schema(rig, client, model_folder):
+    rig.tokenizer = Tokenizer.load(model_folder, "chatml-tools")
+    parameters = {
+        "type": "object",
+        "$defs": {"L": {"type": "integer"}},
+        "properties": {"x": {"$ref": "#/$defs/L"}},
+    }
+    function = {"name": "pick", "parameters": parameters, "strict": True}
+    fields = {"tools": [{"type": "function", "function": function}]}
+    rig.say(
+        "<tool_call>\n<function=pick>\n<parameter=x>\n\n1\n</parameter>\n</function>\n</tool_call>"
+    )
+    async with client_of(
+        rig, rig.tokenizer.chat_template.tool_source, tools="qwen3_coder"
+    ) as coder:
+        reply = await coder.chat.completions.create(model="tiny", messages=ASK, **fields)
+        calls, _ = await streamed(coder, **fields)
+
+    assert [call.function.arguments for call in reply.choices[0].message.tool_calls] == ['{"x": 1}']
+    assert [call["arguments"] for call in calls] == ['{"x": 1}']

@@ -4,7 +4,9 @@ Nothing is evaluated: the text is parsed, and arguments must be keywords with li
 """
 
 import ast
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from pdcluster_worker.server.tools.calls import Call, Tools, all_or_none, call_with
 
@@ -21,12 +23,29 @@ def read_pythonic(text: str, tools: Tools) -> Sequence[Call] | None:
     if len(text) > _MAX_CHARACTERS:
         return None
     try:
-        tree = ast.parse(text.strip(), mode="eval")
-        if not isinstance(tree.body, ast.List):
+        body = _parsed(text.strip())
+        if not isinstance(body, ast.List):
             return None
-        return all_or_none([_call(item, tools) for item in tree.body.elts])
+        return all_or_none([_call(item, tools) for item in body.elts])
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
+
+
+def literal_of(text: str) -> Any:
+    """The value that a text is in Python, as `['a', None]`; `...`, which no call has, for any
+    other text.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        return ...
+    try:
+        return _literal(_parsed(text))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return ...
+
+
+def _parsed(text: str) -> ast.expr:
+    with warnings.catch_warnings(action="ignore"):  # of what a model wrote
+        return ast.parse(text, mode="eval").body
 
 
 def _call(item: ast.expr, tools: Tools) -> Call | None:
@@ -39,13 +58,7 @@ def _call(item: ast.expr, tools: Tools) -> Call | None:
     name = ast.unparse(item.func)
     if name not in tools:
         return None
-    return call_with(
-        name,
-        {
-            str(keyword.arg): ast.literal_eval(_json_names(keyword.value))
-            for keyword in item.keywords
-        },
-    )
+    return call_with(name, {str(keyword.arg): _literal(keyword.value) for keyword in item.keywords})
 
 
 class _JsonNames(ast.NodeTransformer):
@@ -56,7 +69,7 @@ class _JsonNames(ast.NodeTransformer):
         return ast.Constant(_JSON_VALUES[node.id]) if node.id in _JSON_VALUES else node
 
 
-def _json_names(value: ast.expr) -> ast.expr:
+def _literal(value: ast.expr) -> Any:
     changed = _JsonNames().visit(value)
     assert isinstance(changed, ast.expr)
-    return changed
+    return ast.literal_eval(changed)

@@ -1,0 +1,105 @@
+"""The values that a call's arguments stand for, where a model writes them as text and only the
+tool's schema says their types.
+
+Of the ways to read a text the first counts that the schema certainly takes, or else may take.
+Where it takes none, the value is kept that has a type of the schema, or else the text: the tool
+will complain of it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from pdcluster_worker.server.tools.calls import Schema
+from pdcluster_worker.server.tools.pythonic import literal_of
+from pdcluster_worker.server.tools.schema_match import SchemaMatch, Validity, type_of
+
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+def typed(written: Mapping[str, str], parameters: Schema) -> dict[str, Any]:
+    """Arguments by name.  written: what stands between the marks of each.
+
+    >>> number = {"$defs": {"N": {"type": "integer"}}, "properties": {"n": {"$ref": "#/$defs/N"}}}
+    >>> typed({"n": "\\n1\\n", "other": "\\n1\\n"}, number)
+    {'n': 1, 'other': '1'}
+    """
+    match = SchemaMatch(parameters)
+    ways = match.ways()
+    first = _typed(written, match, ways[0])
+    if len(ways) == 1 or match.is_valid(first, ways[0]):
+        return first
+    others = (_typed(written, match, way) for way in ways[1:])
+    return next((found for found in others if match.is_valid(found, parameters)), first)
+
+
+def _typed(written: Mapping[str, str], match: SchemaMatch, schema: Any) -> dict[str, Any]:
+    schemas = {name: match.property(schema, name) for name in written}
+    return {name: _value(text, match, schemas[name]) for name, text in written.items()}
+
+
+def _value(text: str, match: SchemaMatch, schema: Any) -> Any:
+    types = match.types(schema)
+    best, found = Validity.NONE, []
+    for value in _readings(text, types):
+        validity = match.validity(value, schema)
+        if not found or validity > best:
+            best, found = validity, [value]
+        if best is Validity.CERTAIN:
+            break
+    return found[0]
+
+
+def _readings(text: str, types: frozenset[str] | None) -> Iterator[Any]:
+    """Values that a text may stand for, the likeliest first.  types: None = any."""
+    bare = text.strip()
+    if types is None:
+        yield from (None,) if bare == "null" else ()
+    elif "string" not in types:
+        yield from (value for value in _values(bare) if type_of(value) in types)
+    else:
+        yield from (value for value in _unlike_text(bare) if type_of(value) in types)
+    unwrapped = text.removeprefix("\n").removesuffix("\n")
+    yield from (unwrapped, text.strip("\r\n"), bare, text)
+    yield from (value for value in _values(bare) if types is None or type_of(value) in types)
+
+
+def _unlike_text(text: str) -> Iterator[Any]:
+    """Values of a text that could be a string, too: of a number or a word nothing may be
+    lost, as of `007` or `1.50`.
+    """
+    yield from (
+        value
+        for value in _json_values(text)
+        if isinstance(value, dict | list)
+        or (json.dumps(value) == text and not isinstance(value, str))
+    )
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The JSON that a text is, or Python's way to write it."""
+    yield from _json_values(text)
+    if text.lower() in _WORDS:
+        yield _WORDS[text.lower()]
+    yield from _as_json(literal_of(text))
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    try:
+        yield from _as_json(json.loads(text, strict=False, parse_constant=_no_number))
+    except (ValueError, RecursionError):
+        return
+
+
+def _as_json(value: Any) -> Iterator[Any]:
+    """The value as JSON has it, if it can."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError):
+        return
+    yield json.loads(text)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
