@@ -28,7 +28,7 @@ def of_the_worker() -> Described:
     found: Described = {}
     for family in metrics.registry.collect():
         name = family.name.removeprefix("pdcluster_")
-        found[name] = (family.type, getattr(getattr(metrics, name), "_labelnames", ()))
+        found[name] = (family.type, getattr(getattr(metrics, name, family), "_labelnames", ()))
     return found
 
 

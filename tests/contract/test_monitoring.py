@@ -45,10 +45,12 @@ def worker_series() -> dict[str, set[str]]:
 
 
 def own_labels(family: str) -> set[str]:
-    collector = getattr(Metrics(), family.removeprefix("pdcluster_"))
+    metrics = Metrics()
+    families = {each.name: each for each in metrics.registry.collect()}
+    described = getattr(metrics, family.removeprefix("pdcluster_"), families[family])
     return {
         f"exported_{name}" if name == "role" else name
-        for name in getattr(collector, "_labelnames", ())
+        for name in getattr(described, "_labelnames", ())
     }
 
 

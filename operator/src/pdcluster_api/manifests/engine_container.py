@@ -11,6 +11,7 @@ from pdcluster_api.manifests.engine_config import ENGINE_FOLDER, LOGGING_FILE
 from pdcluster_api.manifests.objects import HTTP_PORT, Manifest
 from pdcluster_api.manifests.security import container_security
 from pdcluster_api.manifests.vllm import IN_CONTAINER, vllm_command, vllm_environment
+from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.sections import PoolSpec
@@ -27,6 +28,29 @@ _HOME = {
 }
 _LOGGING = {"VLLM_LOGGING_CONFIG_PATH": f"{ENGINE_FOLDER}/{LOGGING_FILE}"}
 _PERIOD_SECONDS, _FAILURES = 10, 2
+GPU_REPORT = "/dev/shm/pdcluster-gpus.csv"
+"""File in which the probe leaves what `nvidia-smi` says, for the server process, which has no GPU."""
+
+_REPORT = f"""\
+import os, subprocess
+fields = "name,memory.total,memory.used,utilization.gpu,utilization.memory"
+ask = ["nvidia-smi", "--query-gpu=" + fields, "--format=csv,noheader,nounits"]
+pipes = {{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}}
+try:
+    smi = subprocess.Popen(ask, **pipes)
+    said = smi.communicate(timeout=3)[0]
+except subprocess.TimeoutExpired:
+    smi.kill()
+    said = "no answer within 3 s"
+except OSError as e:
+    said = str(e)
+try:
+    with open("{GPU_REPORT}.new", "w") as file:
+        file.write(said)
+    os.replace("{GPU_REPORT}.new", "{GPU_REPORT}")
+except OSError:
+    pass
+"""
 _STALLED = f"""\
 import sys, urllib.error, urllib.request
 direct = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
@@ -82,13 +106,17 @@ def engine_container(
             {"name": "shared-memory", "mountPath": "/dev/shm"},
         ],
         "livenessProbe": {
-            "exec": {"command": ["python3", "-c", _STALLED]},
+            "exec": {"command": ["python3", "-c", _probe(pool)]},
             "periodSeconds": _PERIOD_SECONDS,
             "timeoutSeconds": 10,
             "failureThreshold": _FAILURES,
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def _probe(pool: PoolSpec) -> str:
+    return _STALLED if pool.gpu == NO_ACCELERATOR else _REPORT + _STALLED
 
 
 def engine_volumes() -> list[Manifest]:

@@ -35,8 +35,8 @@ class Page:
     grow from the worker's start.  A field without a default has to be on every page, so a metric
     that older workers do not have is optional.
 
-    gpu_utilization_ratio: None = the worker does not report it; those of this release never do:
-                           their `device_utilization_ratio` has a label for each GPU
+    gpu_utilization_ratio: mean of the worker's GPUs; None = it has none, or their driver does not
+                           say
     prompt_tokens_created: the worker's start in Unix seconds; None = it does not report it
     """
 

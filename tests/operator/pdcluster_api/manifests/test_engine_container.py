@@ -4,11 +4,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from pdcluster_api.manifests.child_names import policy_name
+from pdcluster_api.manifests.engine_container import GPU_REPORT
 from pdcluster_api.manifests.objects import HTTP_PORT, Manifest
 from pdcluster_api.schema.revision import revision_of
 from tests.operator.object_cases import HUB, VOLUME, Change, at, both, vllm
@@ -171,12 +173,21 @@ def server() -> Iterator[HTTPServer]:
         thread.join()
 
 
-def probe(port: int) -> "subprocess.CompletedProcess[str]":
-    command = sidecar_of()["livenessProbe"]["exec"]["command"]
+def probe(
+    port: int, *changes: Change, report: Path | None = None, path: str = "/nowhere"
+) -> "subprocess.CompletedProcess[str]":
+    """report: file in the place of the pod's; path: where its programs are."""
+    command = sidecar_of(vllm(), *changes)["livenessProbe"]["exec"]["command"]
     script = command[-1].replace(f":{HTTP_PORT}/", f":{port}/")
     assert command[:2] == ["python3", "-c"]
+    if report is not None:
+        script = script.replace(GPU_REPORT, str(report))
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": path},
     )
 
 
@@ -197,3 +208,54 @@ def test_probe_passes_while_the_server_does_not_answer(server: HTTPServer) -> No
     server.server_close()
 
     assert probe(port).returncode == 0
+
+
+def nvidia_smi(folder: Path, script: str) -> str:
+    """The PATH of a container with that program in place of `nvidia-smi`."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return f"{folder}:/bin:/usr/bin"
+
+
+GPUS = "NVIDIA B200, 183359, 165000, 42, 17"
+ONE_GPU = at("spec.roles.decode.pools.0.gpu", "B200")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (f'test "$2" = --format=csv,noheader,nounits && echo "{GPUS}"', f"{GPUS}\n"),
+        ("echo No devices were found; exit 6", "No devices were found\n"),
+        ("exec sleep 60", "no answer within 3 s"),
+    ],
+    ids=["gpus", "none", "hangs"],
+)
+def test_probe_leaves_what_nvidia_smi_says_for_the_server(
+    server: HTTPServer, tmp_path: Path, script: str, said: str
+) -> None:
+    report = tmp_path / "report"
+    path = nvidia_smi(tmp_path, script)
+
+    assert probe(server.server_port, ONE_GPU, report=report, path=path).returncode == 0
+    assert report.read_text() == said
+
+
+def test_probe_says_that_there_is_no_nvidia_smi(server: HTTPServer, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    probe(server.server_port, ONE_GPU, report=report)
+
+    assert "nvidia-smi" in report.read_text()
+
+
+def test_probe_needs_no_folder_for_its_report(
+    server: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = tmp_path / "none" / "report"
+    assert probe(server.server_port, ONE_GPU, report=nowhere).returncode == 0
+    monkeypatch.setattr(_Server, "status", 503)
+    assert probe(server.server_port, ONE_GPU, report=nowhere).returncode == 1
+
+
+def test_engine_of_a_pool_without_accelerators_reports_none() -> None:
+    assert "nvidia-smi" not in sidecar_of()["livenessProbe"]["exec"]["command"][-1]

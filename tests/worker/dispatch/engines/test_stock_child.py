@@ -21,6 +21,7 @@ from pdcluster_worker.dispatch.engines.client import EngineDiedError
 from pdcluster_worker.dispatch.engines.stock_child import StockChild
 from pdcluster_worker.errors import WRONG_SETTING
 from pdcluster_worker.messages.engine import Submit
+from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.stock import http
 from pdcluster_worker.stock.facts import read_facts, read_shape
@@ -166,6 +167,23 @@ async def test_a_mixed_worker_s_engine_moves_no_kv(
         client.close()
 
     assert served.ready.transport == transport
+
+
+async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu(
+    tmp_path: Path,
+) -> None:
+    async with fake_vllm() as fake:
+        fake.pages = pages(**{"/version": json.dumps({"version": "0.32.0+cpu"})})
+        given = msgspec.structs.replace(config(tmp_path, fake.port), gpu="B200")
+        client = http.LoopbackHttp(fake.port)
+        reading = asyncio.create_task(read_facts(client, given))
+        await warmed(fake)
+        served = await asyncio.wait_for(reading, 10)
+        client.close()
+
+    assert served.ready.device == Device(
+        "cpu", "cpu", operations="vllm 0.32.0+cpu", model_code="vllm"
+    )
 
 
 async def test_a_server_that_serves_the_model_is_an_engine(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Report of the NVIDIA driver on this process's first GPU, through its own libraries: no torch, no
-memory of the device.
+"""Report of the NVIDIA driver on this process's first GPUs, through its own libraries: no torch, no
+memory of a device.
 
 Where a library or a call fails there is nothing to say: a node without a GPU is no error here.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DRIVER = "libcuda.so.1"
@@ -15,12 +16,17 @@ _BUS_ID_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """used, total: bytes of memory, of all processes on it.  busy, memory_busy: shares of the last
-    moment, 0 to 1, with a kernel on it and with its memory read or written."""
+    """One GPU, or several of a worker together.
+
+    used, total: bytes of memory, of all processes on it
+    busy:        share of the last moment, 0 to 1, with a kernel on it; None = the driver does not
+                 say, as of a part of a GPU (MIG)
+    memory_busy: the same, with its memory read or written
+    """
 
     used: int
     total: int
-    busy: float
+    busy: float | None
     memory_busy: float = 0.0
 
 
@@ -48,39 +54,61 @@ def count_gpus(driver: str = DRIVER) -> int:
     return number.value
 
 
-class Gpu:
-    """The first GPU that the driver shows this process, which is the one that an engine computes
-    on.
-    """
+def together(uses: Sequence[GpuUse]) -> GpuUse | None:
+    """Several GPUs as one: their memory in all, and the mean of their work; None = of none.
 
-    def __init__(self, driver: str = DRIVER, management: str = MANAGEMENT) -> None:
-        self._management, self._handle = _open(driver, management)
+    >>> together([GpuUse(1, 8, 1.0, 0.5), GpuUse(3, 8, 0.5, 0.0)])
+    GpuUse(used=4, total=16, busy=0.75, memory_busy=0.25)
+    """
+    if not uses:
+        return None
+    busy = [each.busy for each in uses if each.busy is not None]
+    return GpuUse(
+        sum(each.used for each in uses),
+        sum(each.total for each in uses),
+        sum(busy) / len(busy) if busy else None,
+        sum(each.memory_busy for each in uses) / len(uses),
+    )
+
+
+class Gpus:
+    """The first GPUs that the driver shows this process, which an engine's ranks compute on."""
+
+    def __init__(self, num: int, driver: str = DRIVER, management: str = MANAGEMENT) -> None:
+        self._management, self._handles = _open(num, driver, management)
 
     def use(self) -> GpuUse | None:
-        """Its memory and work at present; None where the driver does not say."""
-        if self._management is None:
-            return None
+        """Their memory and work at present; None where the driver does not say."""
+        uses = [self._use(handle) for handle in self._handles]
+        return together([use for use in uses if use is not None])
+
+    def _use(self, handle: ctypes.c_void_p) -> GpuUse | None:
+        assert self._management is not None, "a handle is the library's"
         memory, rates = _Memory(), _Rates()
-        if self._management.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)):
+        if self._management.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
             return None
-        if self._management.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)):
-            return None
+        if self._management.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)):
+            return GpuUse(memory.used, memory.total, None)
         return GpuUse(memory.used, memory.total, rates.gpu / 100, rates.memory / 100)
 
 
-def _open(driver: str, management: str) -> tuple[ctypes.CDLL | None, ctypes.c_void_p]:
-    """The management library and its handle of CUDA's first device: each counts devices in its own
-    order, the bus id is one.
+def _open(
+    num: int, driver: str, management: str
+) -> tuple[ctypes.CDLL | None, list[ctypes.c_void_p]]:
+    """The management library and its handles of CUDA's first devices: each counts devices in its
+    own order, the bus id is one.
     """
-    bus_id, handle = ctypes.create_string_buffer(_BUS_ID_BYTES), ctypes.c_void_p()
+    handles: list[ctypes.c_void_p] = []
     try:
         cuda, nvml = ctypes.CDLL(driver), ctypes.CDLL(management)
-        if cuda.cuInit(0) or cuda.cuDeviceGetPCIBusId(bus_id, _BUS_ID_BYTES, 0):
-            return None, handle
-        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(
-            bus_id, ctypes.byref(handle)
-        ):
-            return None, handle
+        if cuda.cuInit(0) or nvml.nvmlInit_v2():
+            return None, []
+        for index in range(num):
+            bus_id, handle = ctypes.create_string_buffer(_BUS_ID_BYTES), ctypes.c_void_p()
+            if cuda.cuDeviceGetPCIBusId(bus_id, _BUS_ID_BYTES, index):
+                break
+            if not nvml.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(handle)):
+                handles.append(handle)
     except (OSError, AttributeError):
-        return None, handle
-    return nvml, handle
+        return None, []
+    return nvml, handles

@@ -22,10 +22,14 @@ class KVGeometry(msgspec.Struct, frozen=True):
     kind: str = "dense"
 
 
+UNKNOWN_DEVICE = "unknown"
+"""Kind of a device that a stock engine does not say; the note has the reason."""
+
+
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     """Device that an engine computes on.
 
-    kind: cpu or cuda
+    kind: cpu or cuda; of a stock engine also rocm, tpu, xpu, or unknown
     name: of the processor or the accelerator, as it names itself
     note: what a user must know of computing on it, such as why operations is reference, and the
           fix; empty = nothing

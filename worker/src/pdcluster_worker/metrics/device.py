@@ -1,9 +1,10 @@
 """The device of the engine, and its memory and work."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from prometheus_client import Gauge
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from pdcluster_worker.machine.nvidia import GpuUse
 from pdcluster_worker.messages.facts import Device
@@ -27,27 +28,40 @@ class DeviceMetrics(Registering):
             "dtype",
             "native",
         )
-        self.device_memory_bytes = self._gauge(
-            "device_memory_bytes",
-            "memory of a GPU, by state: used by all of its processes, or total",
-            "device",
-            "state",
-        )
-        self.device_utilization_ratio = self._gauge(
-            "device_utilization_ratio", "share of the last moment with work on a GPU", "device"
-        )
+        self._gpus = _Gpus()
+        self.registry.register(self._gpus)
 
     def watch_gpu(self, device: Device, use: Callable[[], GpuUse | None]) -> None:
-        """Export memory and work of a GPU, asked at each scrape.
+        """Export memory and work of the worker's GPUs, asked at each scrape; nothing of a CPU."""
+        if device.kind == "cuda":
+            self._gpus.name, self._gpus.use = device.name, use
 
-        Nothing of a CPU, or where the driver does not say.
-        """
-        if device.kind != "cuda" or use() is None:
-            return
 
-        def follow(gauge: Gauge, value: Callable[[GpuUse], float]) -> None:
-            gauge.set_function(lambda: math.nan if (now := use()) is None else value(now))
+class _Gpus(Collector):
+    """Two metrics that have no sample while the driver says nothing: a scraper would not believe a
+    page with a NaN, and 0 would be a GPU without work.
+    """
 
-        follow(self.device_memory_bytes.labels(device.name, "used"), lambda now: now.used)
-        follow(self.device_memory_bytes.labels(device.name, "total"), lambda now: now.total)
-        follow(self.device_utilization_ratio.labels(device.name), lambda now: now.busy)
+    def __init__(self) -> None:
+        self.name = ""
+        self.use: Callable[[], GpuUse | None] = lambda: None
+
+    def collect(self) -> Iterator[Metric]:
+        """The two, by one question to the driver."""
+        memory = GaugeMetricFamily(
+            "pdcluster_device_memory_bytes",
+            "memory of the worker's GPUs, by state: used by all of their processes, or total",
+            labels=("device", "state"),
+        )
+        utilization = GaugeMetricFamily(
+            "pdcluster_gpu_utilization_ratio",
+            "share of the last moment with a kernel on the worker's GPUs, mean of them",
+        )
+        now = self.use()
+        if now is not None:
+            memory.add_metric((self.name, "used"), now.used)
+            memory.add_metric((self.name, "total"), now.total)
+            if now.busy is not None:
+                utilization.add_metric((), now.busy)
+        yield memory
+        yield utilization

@@ -38,8 +38,10 @@ from pdcluster_worker.dispatch.worker import Occupancy, Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.journeys.tracing import close_tracing, start_tracing
+from pdcluster_worker.machine.gpu_report import read_report
 from pdcluster_worker.machine.native_dtype import DType, read_native_dtype
-from pdcluster_worker.machine.nvidia import Gpu, GpuUse
+from pdcluster_worker.machine.nvidia import Gpus, GpuUse
+from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
 from pdcluster_worker.peers.records import dtype_key
@@ -195,10 +197,21 @@ class ServerProcess:
         self._metrics.engine_dtype_info.labels(dtype, str(is_native).lower()).set(1)
         return dtype
 
+    def _gpu(self, device: Device) -> Callable[[], GpuUse | None] | None:
+        """Use of the GPUs that the engine computes on: this process's, or those of the container
+        beside it.
+        """
+        if device.kind != "cuda":
+            return None
+        engine = self._config.engine
+        if engine.type != "pdcluster" and not engine.vllm.command:
+            return lambda: read_report().use()
+        return Gpus(engine.tensor_parallel_size * engine.pipeline_parallel_size).use
+
     def _occupancy(self, gpu: Callable[[], GpuUse | None] | None) -> Occupancy:
         """Measure of how busy this worker is: by its GPU's driver, else by its engines' steps."""
         use = gpu() if gpu is not None else None
-        if use is None:
+        if use is None or use.busy is None:
             return Occupancy(self._engine_metrics.busy_ratio())
         return Occupancy(use.busy, use.memory_busy)
 
@@ -224,7 +237,7 @@ class ServerProcess:
             self._metrics.engine_dtype_info.labels(facts.dtype, "true").set(1)
         self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
         self._metrics.engine_scheduler_info.labels(facts.scheduler, facts.scheduling_policy).set(1)
-        gpu = Gpu().use if facts.device.kind == "cuda" else None
+        gpu = self._gpu(facts.device)
         if gpu is not None:
             self._metrics.watch_gpu(facts.device, gpu)
         worker = Worker(

@@ -16,13 +16,14 @@ from typing import Any
 
 import msgspec
 
-from pdcluster_worker.config.worker import NO_ACCELERATOR, WorkerConfig
+from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import ConfigError, ModelError
 from pdcluster_worker.machine.fingerprint import fingerprint
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import Device, KVGeometry
 from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdcluster_worker.stock import requests
+from pdcluster_worker.stock.device import read_device
 from pdcluster_worker.stock.http import HttpFailedError, LoopbackHttp
 from pdcluster_worker.stock.numbers import Scrape, read_numbers
 
@@ -72,7 +73,8 @@ async def read_facts(http: LoopbackHttp, config: WorkerConfig) -> Served:
     scrape = read_numbers(await http.get_patiently("/metrics"))
     if not scrape.num_blocks or not scrape.block_size:
         raise ConfigError(f"vLLM {version} does not say the size of its KV cache in /metrics")
-    ready = _ready(config, version, card, shape, scrape)
+    device = await read_device(version, config.gpu)
+    ready = _ready(config, version, card, shape, scrape, device=device)
     return Served(msgspec.structs.replace(ready, longest_step_seconds=longest), scrape)
 
 
@@ -133,11 +135,16 @@ def _card_of(models: list[_Card], name: str) -> _Card:
 
 
 def _ready(
-    config: WorkerConfig, version: str, card: _Card, shape: ModelShape, scrape: Scrape
+    config: WorkerConfig,
+    version: str,
+    card: _Card,
+    shape: ModelShape,
+    scrape: Scrape,
+    *,
+    device: Device,
 ) -> EngineReady:
     engine = config.engine
     dtype = shape.dtype if config.model.dtype == "auto" else config.model.dtype
-    kind = "cpu" if config.gpu == NO_ACCELERATOR else "cuda"
     return EngineReady(
         engine_id=uuid.uuid4().hex,
         kv_ports=[engine.vllm.side_channel_port],
@@ -151,9 +158,8 @@ def _ready(
         num_blocks=scrape.num_blocks,
         max_model_len=card.max_model_len or 0,
         vocab_size=shape.vocab_size,
-        device=Device(
-            kind,
-            kind if kind == "cpu" else config.gpu,
+        device=msgspec.structs.replace(
+            device,
             operations=f"vllm {version}",
             model_code="vllm",
             tensor_parallel_size=engine.tensor_parallel_size,

@@ -34,7 +34,7 @@ class WorkerSample:
     that went back (a restart), or no event to count.
     prefill_queue_*:       its own part of the prefill queue
     engine_busy_ratio:     share of time in an engine step
-    gpu_utilization_ratio: of its GPU; None = it has none
+    gpu_utilization_ratio: mean of its GPUs; None = it has none, or their driver does not say
     """
 
     pod: str

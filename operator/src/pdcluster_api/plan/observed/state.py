@@ -107,9 +107,9 @@ class DiscoveryState:
 class Device:
     """Device of one worker, by its record.
 
-    kind: cpu or cuda
+    kind: cpu or cuda; of a stock engine also rocm, tpu, xpu, or unknown
     name: of the processor or the accelerator
-    note: what a user must know of computing on it; empty = nothing
+    note: what a user must know of computing on it, or why it is unknown; empty = nothing
     """
 
     kind: str

@@ -20,6 +20,9 @@ _TYPE = words.ACCELERATORS_IN_USE
 CPU = "cpu"
 """The kind of device that is no accelerator, and the value of engine.device that asks for it."""
 
+UNKNOWN = "unknown"
+"""The kind of device that a stock engine does not say; the worker's note has the reason."""
+
 
 @dataclass(frozen=True)
 class _Pool:
@@ -49,6 +52,15 @@ class _Pool:
         ready = [pod.name for pod in self.pods if pod.ready]
         return {pod: devices[pod] for pod in ready if pod in devices}
 
+    def unknown(self, devices: Mapping[str, Device]) -> str | None:
+        """That a worker cannot say what its engine computes on, and why."""
+        for pod, device in sorted(self.said(devices).items()):
+            if device.kind == UNKNOWN:
+                return (
+                    f"{self.name}: {pod} does not know what its engine computes on: {device.note}"
+                )
+        return None
+
     def idle(self, devices: Mapping[str, Device]) -> str | None:
         """That its accelerators are reserved and do not compute, and the fix."""
         said = sorted(self.said(devices).items())
@@ -62,7 +74,8 @@ class _Pool:
             fix = f", or use a worker image that computes on {self.gpu}"
         (pod, processor), *_ = on_cpu
         has = f"reserves {self.resource} ({self.gpu})" if self.resource else f"is of {self.gpu}"
-        found = f"{self.name} {has}, and {pod} computes on {processor}, {why}"
+        seen = f" ({note})" if (note := self.said(devices)[pod].note) else ""
+        found = f"{self.name} {has}, and {pod} computes on {processor}{seen}, {why}"
         return f"{found}: make it a pool with gpu: cpu{fix}"
 
 
@@ -86,6 +99,8 @@ def accelerators_in_use(
         return _as_it_was(previous) or _unknown(nothing)
     if idle := [why for pool in pools if (why := pool.idle(worker_records.devices))]:
         return _false(words.ACCELERATORS_IDLE, idle)
+    if unknown := [why for pool in pools if (why := pool.unknown(worker_records.devices))]:
+        return _unknown("; ".join(unknown))
     spoken = {pool.name: pool.said(worker_records.devices) for pool in pools}
     speaking = {name: said for name, said in spoken.items() if said}
     silent = [pool.name for pool in pools if pool.wanted and pool.name not in speaking]

@@ -249,3 +249,23 @@ def test_a_refusal_that_is_over_is_not_kept_while_etcd_is_away():
         )[0]
         == "Unknown"
     )
+
+
+def test_a_device_that_no_worker_knows_is_unknown_and_why():
+    unknown = Device("unknown", "", "vLLM does not say it, and nvidia-smi: No devices were found")
+    cluster = cluster_of(B200)
+    plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=unknown)), NOW)
+    assert found(plan) == (
+        "Unknown",
+        "DeviceNotSaid",
+        "decode pool big: decode-0 does not know what its engine computes on: "
+        "vLLM does not say it, and nvidia-smi: No devices were found",
+    )
+
+
+def test_an_engine_whose_gpus_hold_nothing_makes_it_false_and_says_so():
+    on_cpu = Device("cpu", "cpu", "it serves, and 8 x NVIDIA B200 of its container hold nothing")
+    cluster = cluster_of(B200)
+    status, reason, message = found(plan_cluster(cluster, seen(cluster, say(decode=on_cpu)), NOW))
+    assert (status, reason) == ("False", "AcceleratorsIdle")
+    assert "computes on cpu (it serves, and 8 x NVIDIA B200 of its" in message
