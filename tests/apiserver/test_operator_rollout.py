@@ -142,3 +142,25 @@ def test_roles_can_change_from_both_phases_in_one_to_prefill_and_decode(scene: S
     service = scene.api.get(scene.path("Service", scene.name))
     assert service is not None
     assert service["spec"]["selector"]["pdcluster.io/role"] == "decode"
+
+
+def test_the_same_pods_written_otherwise_and_an_edit_of_routers_replace_no_worker(
+    scene: Scene, nodes: Nodes
+):
+    pools = {"pools": [{"name": "cpu", "replicas": 1}]}
+    roles = {"prefill": pools, "decode": {**pools, "resources": {"limits": {"cpu": 1}}}}
+    scene.create(roles={**roles, "router": pools}, image={"pullSecrets": ["a", "b"]})
+    scene.await_condition("Ready", "True")
+    pods, revision = scene.pods(), scene.status["revision"]
+    limits = {"limits": {"cpu": "1000m"}}
+    scene.change(roles={"decode": {"resources": limits}}, image={"pullSecrets": ["b", "a"]})
+    scene.await_condition("Ready", "True")
+
+    assert (scene.pods(), scene.status["revision"]) == (pods, revision)
+    noted = {"podTemplate": {"metadata": {"annotations": {"team": "a"}}}}
+    scene.change(roles={"router": noted})
+    wait_for(lambda: len(pods.items() - scene.pods().items()) == 1, DEADLINE_SECONDS)
+    scene.await_condition("Ready", "True")
+    (name,) = (name for name, uid in pods.items() if scene.pods()[name] != uid)
+    assert "-router-" in name
+    assert scene.status["revision"] == revision

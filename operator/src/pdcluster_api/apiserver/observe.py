@@ -24,6 +24,9 @@ from pdcluster_api.plan.observed.state import (
 )
 from pdcluster_api.plan.status.problems import worst_of
 from pdcluster_api.schema import labels
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import at_revision, template_hash
+from pdcluster_api.schema.sections import ROUTER
 from pdcluster_api.schema.workload import WorkloadId
 
 MAX_REQUEST = 64
@@ -145,6 +148,21 @@ def managed_etcd(
     )
 
 
+def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
+    """The cluster under the revision whose workers are what its spec asks for, if any run.
+
+    An older operator's snapshots say so by their revision alone, which names the spec as written.
+    """
+    hashed = template_hash(cluster.spec)
+    records = [
+        (workload.revision, body["metadata"]["labels"].get(labels.TEMPLATE_HASH))
+        for body in live.own("ControllerRevision").values()
+        if (workload := workload_of(body)) and workload.role != ROUTER
+    ]
+    same = sorted(revision for revision, its_hash in records if its_hash == hashed)
+    return at_revision(cluster, same[0]) if same else cluster
+
+
 def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
     """Workload of a StatefulSet, snapshot or pod; None = of none, as etcd's."""
     found = body["metadata"].get("labels", {})
@@ -253,8 +271,9 @@ def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]
 def _recorded_types(live: Live) -> dict[str, str]:
     """Accelerator type that a workload was made for, by its snapshot; etcd has none."""
     pools = {
-        name: (record.get("data") or {}).get("pool")
-        for name, record in live.own("ControllerRevision").items()
+        workload.name: (record.get("data") or {}).get("pool")
+        for record in live.own("ControllerRevision").values()
+        if (workload := workload_of(record))
     }
     return {
         name: str(pool.get("gpu", "")) for name, pool in pools.items() if isinstance(pool, Mapping)
@@ -277,11 +296,17 @@ def _workload(
         desired=body["spec"].get("replicas", 1),
         current=status.get("replicas", 0),
         ready=status.get("readyReplicas", 0),
-        updated=status.get("updatedReplicas", 0),
+        updated=0 if _is_behind(body) else status.get("updatedReplicas", 0),
         gone="deletionTimestamp" in body["metadata"],
         fault=fault,
         pods=tuple(pod_state(pod) for pod in pods),
     )
+
+
+def _is_behind(body: Body) -> bool:
+    """Return whether a StatefulSet's status is of an earlier template, or size."""
+    seen = body.get("status", {}).get("observedGeneration")
+    return seen is not None and seen < body["metadata"].get("generation", 0)
 
 
 def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:

@@ -15,10 +15,18 @@ from pdcluster_api.manifests.child_names import ChildNames
 from pdcluster_api.manifests.engine_config import ENGINE_FILE, engine_config
 from pdcluster_api.manifests.objects import Manifest, Owner, new_object, workload_selector
 from pdcluster_api.manifests.worker_pod import worker_model, worker_pod
-from pdcluster_api.schema.labels import workload_labels
+from pdcluster_api.schema.labels import (
+    CLUSTER,
+    POOL,
+    REVISION,
+    ROLE,
+    TEMPLATE_HASH,
+    workload_labels,
+)
+from pdcluster_api.schema.names import workload_name
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.revision import revision_of, template_hash
+from pdcluster_api.schema.sections import ROUTER, PoolSpec
 from pdcluster_api.schema.workload import WorkloadId
 
 
@@ -45,6 +53,7 @@ def render_record(
     pools = cluster.spec.roles.present()[workload.role].pools
     pool = next(pool for pool in pools if pool.name == workload.pool)
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
+    hashed = template_hash(cluster.spec, workload.role)
     model_path = worker_model(cluster, workload.role, image).path
     data = {
         "image": image,
@@ -66,9 +75,25 @@ def render_record(
             ),
         },
     }
-    return new_object(
-        "apps/v1/ControllerRevision", workload.name, owner, labels, revision=1, data=data
-    )
+    name, marks = record_name(workload, hashed), {**labels, TEMPLATE_HASH: hashed}
+    return new_object("apps/v1/ControllerRevision", name, owner, marks, revision=1, data=data)
+
+
+def record_name(workload: WorkloadId, hashed: str) -> str:
+    """Name of the snapshot of a workload; routers of one revision come from one after another.
+
+    hashed: `template_hash` of what it is made of
+    """
+    return f"{workload.name}-{hashed}" if workload.role == ROUTER else workload.name
+
+
+def hashed_record(record: Manifest, hashed: str) -> Manifest:
+    """A snapshot with the hash by which it is found, which those of older operators lack."""
+    metadata = record["metadata"]
+    if metadata["labels"].get(TEMPLATE_HASH) == hashed:
+        return record
+    labels = {**metadata["labels"], TEMPLATE_HASH: hashed}
+    return {**record, "metadata": {**metadata, "labels": labels}}
 
 
 def render_workload(
@@ -78,7 +103,8 @@ def render_workload(
 
     They share its parts.
     """
-    name, data = record["metadata"]["name"], record["data"]
+    data, marks = record["data"], record["metadata"]["labels"]
+    name = workload_name(*(marks[label] for label in (CLUSTER, ROLE, POOL, REVISION)))
     stateful_set, config = data["statefulSet"], data["engineConfig"]
     return (
         new_object(
@@ -144,12 +170,14 @@ def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:
 
     OnDelete: the template of a record never changes, so the only change that a
     StatefulSet could roll out is one made by hand, which is drift and reverted at once
-    and must not cost a running worker.
+    and must not cost a running worker.  Routers hold no KV, and are replaced in place, one after
+    another, when their own part of the spec changes.
     """
+    strategy = "RollingUpdate" if workload.role == ROUTER else "OnDelete"
     return {
         "serviceName": f"{workload.cluster}-workers",
         "podManagementPolicy": "Parallel",
-        "updateStrategy": {"type": "OnDelete"},
+        "updateStrategy": {"type": strategy},
         "revisionHistoryLimit": 1,
         "selector": {"matchLabels": workload_selector(workload)},
         "template": template,

@@ -17,6 +17,7 @@ from pdcluster_api.manifests.network_policy import workers_policy
 from pdcluster_api.manifests.objects import Manifest, Owner, Site
 from pdcluster_api.manifests.policy import policy_config
 from pdcluster_api.manifests.record import (
+    hashed_record,
     image_of_record,
     is_of_pool,
     pool_of_engine,
@@ -36,6 +37,7 @@ __all__ = [
     "Owner",
     "Site",
     "etcd_record_name",
+    "hashed_record",
     "image_of_record",
     "is_of_pool",
     "pool_of_engine",

@@ -7,22 +7,61 @@ Nor do definitions of accelerators, which come and go with pools, and which
 no edit changes (the CRD holds both).  Values that are the default do not count
 either, so that an operator that knows one more field gives every object the
 revision it had.
+
+A new revision is named by the spec as it is written, as it ever was.  A spec whose pods are the
+same as those of a revision that runs keeps that one's name (`at_revision`): so written otherwise,
+with an edit of routers alone, or under another operator, it replaces no worker.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from pydantic import Field
+
 from pdcluster_api.schema.names import REVISION_LENGTH
-from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_api.schema.section import Section
-from pdcluster_api.schema.sections import PlacementSpec
+from pdcluster_api.schema.sections import ROUTER, PlacementSpec, RoleSpec
+from pdcluster_api.schema.spelling import in_order, one_spelling
+
+
+class RunningSpec(PDClusterSpec):
+    """A spec whose pods run already, under the name of this revision."""
+
+    running_revision: str = Field(exclude=True)
 
 
 def revision_of(spec: PDClusterSpec) -> str:
-    """First hexadecimal digits of a hash over all that a worker's pod is made of."""
-    return _revision_of(_Same(spec))
+    """The revision that the spec runs as, else the one that it is named by."""
+    if isinstance(spec, RunningSpec):
+        return spec.running_revision
+    return written_revision(spec)
+
+
+def written_revision(spec: PDClusterSpec) -> str:
+    """First hexadecimal digits of a hash over all that pods are made of, as it is written."""
+    return _written(_Same(spec))
+
+
+def template_hash(spec: PDClusterSpec, role: str | None = None) -> str:
+    """A hash that all specs share which make the same pods, however they are written.
+
+    role: `router` = over what its pods have for themselves; any other = over the pods of all
+          workers with an engine, which are replaced together
+    """
+    return _template_hash(_Same(spec), is_router=role == ROUTER)
+
+
+def at_revision(cluster: PDCluster, revision: str) -> PDCluster:
+    """The cluster, whose pods run already under the name of this revision."""
+    if revision == revision_of(cluster.spec):
+        return cluster
+    values = {**dict(cluster.spec), "running_revision": revision}
+    spec = RunningSpec.model_construct(cluster.spec.model_fields_set, **values)
+    return cluster.model_copy(update={"spec": spec})
 
 
 class _Same:
@@ -41,12 +80,30 @@ class _Same:
 
 
 @lru_cache(maxsize=16)
-def _revision_of(same: _Same) -> str:
-    canonical = json.dumps(_relevant(same.spec), sort_keys=True, separators=(",", ":"))
+def _written(same: _Same) -> str:
+    roles = same.spec.roles.present()
+    return _hash(_shared(same.spec) | {"roles": _roles(same.spec, roles)})
+
+
+@lru_cache(maxsize=32)
+def _template_hash(same: _Same, *, is_router: bool) -> str:
+    spec = same.spec
+    if is_router:
+        routers = {} if spec.roles.router is None else {ROUTER: spec.roles.router}
+        return _hash(one_spelling(_roles(spec, routers)))
+    shared, etcd = _shared(spec), spec.discovery.etcd
+    image = shared["image"] | {"pull_secrets": in_order(spec.image.pull_secrets)}
+    sets = {"image": image, "etcd": [in_order(etcd.endpoints), etcd.tls_secret]}
+    roles = _roles(spec, spec.roles.computing())
+    return _hash(one_spelling({**shared, **sets, "roles": roles}))
+
+
+def _hash(content: Any) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:REVISION_LENGTH]
 
 
-def _relevant(spec: PDClusterSpec) -> dict[str, Any]:
+def _shared(spec: PDClusterSpec) -> dict[str, Any]:
     etcd = spec.discovery.etcd
     return {
         "model": _given(spec.model),
@@ -56,14 +113,17 @@ def _relevant(spec: PDClusterSpec) -> dict[str, Any]:
         "placement": _placement(spec.placement),
         "grace": spec.rollout.grace_period_seconds,
         "podTemplate": spec.pod_template,
-        "roles": {
-            name: {
-                "engine": _given(spec.engine_of(name)),
-                "resources": _given(role.resources),
-                "podTemplate": role.pod_template,
-            }
-            for name, role in spec.roles.present().items()
-        },
+    }
+
+
+def _roles(spec: PDClusterSpec, roles: Mapping[str, RoleSpec]) -> dict[str, Any]:
+    return {
+        name: {
+            "engine": _given(spec.engine_of(name)),
+            "resources": _given(role.resources),
+            "podTemplate": role.pod_template,
+        }
+        for name, role in roles.items()
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ConflictError, UnavailableError
 from pdcluster_api.apiserver.kinds import PDCLUSTER
-from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState
@@ -86,7 +86,7 @@ class Reconciler:
 
     async def _reconcile_live(self, live: Live, session: Session) -> Done:
         try:
-            cluster = self.parsed.of(live)
+            cluster = as_it_runs(self.parsed.of(live), live)
         except InvalidObjectError as e:
             session.autoscaling.stop()
             session.verifying.stop()

@@ -6,7 +6,8 @@ nothing that runs.  A record that was deleted is made again: from what runs, if
 it runs, else from the spec, if it is still the workload's revision.  A pool that
 was removed and added under its name with another gpu, or whose gpu is defined
 otherwise now, is a new workload of the same name: the old one has to be gone
-first.
+first.  Routers alone get another snapshot within a revision, when their own part of the spec
+changes; their StatefulSet follows it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,15 +19,16 @@ from pdcluster_api.apiserver.observe import Live, workload_of
 from pdcluster_api.manifests.objects import new_object
 from pdcluster_api.manifests.render import (
     Owner,
+    hashed_record,
     image_of_record,
     is_of_pool,
     pool_of_engine,
     render_record,
 )
-from pdcluster_api.schema.labels import workload_labels
+from pdcluster_api.schema.labels import TEMPLATE_HASH, workload_labels
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.revision import revision_of, template_hash, written_revision
+from pdcluster_api.schema.sections import ROUTER, PoolSpec
 from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.reconcile.older_names import names_of_revision
 
@@ -43,7 +45,7 @@ class Snapshots:
 
     def is_missing(self, workload: WorkloadId) -> bool:
         """Return whether it would have to be rendered from the spec."""
-        return self._found(workload) is None and self._of_what_runs(workload) is None
+        return self._known(workload) is None
 
     def outdated(self) -> frozenset[WorkloadId]:
         """Workloads of the newest revision that were made for a pool as it is no longer
@@ -52,8 +54,7 @@ class Snapshots:
         return frozenset(
             workload
             for workload, pool in self._declared().items()
-            if (record := self._found(workload) or self._of_what_runs(workload))
-            and not is_of_pool(record, self.cluster, pool)
+            if (record := self._known(workload)) and not is_of_pool(record, self.cluster, pool)
         )
 
     def _declared(self) -> Mapping[WorkloadId, PoolSpec]:
@@ -66,8 +67,40 @@ class Snapshots:
             for pool in spec.pools
         }
 
+    def _known(self, workload: WorkloadId) -> Body | None:
+        """The snapshot that there is; of a workload that has lost it, as what runs says.
+
+        Declared routers without one are made from the spec.
+        """
+        found = self._found(workload)
+        if found is not None or (workload.role == ROUTER and workload in self._declared()):
+            return found
+        return self._of_what_runs(workload)
+
     def _found(self, workload: WorkloadId) -> Body | None:
-        return self.live.own("ControllerRevision").get(workload.name)
+        if workload.role != ROUTER:
+            return self.live.own("ControllerRevision").get(workload.name)
+        found = self._routers(workload)
+        if workload not in self._declared():
+            return next(iter(found), None)
+        hashed = template_hash(self.cluster.spec, ROUTER)
+        # an older operator had routers in the revision: they are as declared if that is unchanged
+        is_unchanged = workload.revision == written_revision(self.cluster.spec)
+        hashes = (hashed, None) if is_unchanged else (hashed,)
+        return next(
+            (
+                each
+                for wanted in hashes
+                for each in found
+                if each["metadata"]["labels"].get(TEMPLATE_HASH) == wanted
+            ),
+            None,
+        )
+
+    def _routers(self, workload: WorkloadId) -> list[Body]:
+        """Snapshots of a workload of routers: the one that runs, and the next."""
+        records = sorted(self.live.own("ControllerRevision").items())
+        return [record for _, record in records if workload_of(record) == workload]
 
     def _of_what_runs(self, workload: WorkloadId) -> Body | None:
         """From a StatefulSet and engine file that have lost their record; the API server's defaults
@@ -106,7 +139,10 @@ class Records(Snapshots):
 
     def of(self, workload: WorkloadId) -> Body | None:
         """The snapshot of a workload; None when it cannot be made now."""
-        return self._found(workload) or self._of_what_runs(workload) or self._new(workload)
+        record = self._known(workload) or self._new(workload)
+        if record is None or workload.revision != revision_of(self.cluster.spec):
+            return record
+        return hashed_record(record, template_hash(self.cluster.spec, workload.role))
 
     def _new(self, workload: WorkloadId) -> Body | None:
         if self.has_client_certificate is None or workload not in self._declared():

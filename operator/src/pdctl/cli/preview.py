@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.schema.load import parse_stored
@@ -34,13 +34,14 @@ def preview_of_cluster(new: PDCluster, live: Live | None) -> tuple[Preview, str 
         return preview(new, None, None, _now()), None
     remark = None
     try:
-        old, _ = parse_stored(live.body)
+        old = as_it_runs(parse_stored(live.body)[0], live)
     except InvalidObjectError as e:
         old, remark = (
             None,
             f"the object that is there is not valid ({e.faults[0]}), so its fields are not "
             "compared",
         )
+    new = as_it_runs(new, live)
     state = DiscoveryState(managed=not new.spec.discovery.etcd.endpoints, ready=1, wanted=1)
     return preview(new, old, observe(live, discovery=state, faults={}), _now()), remark
 
@@ -90,7 +91,9 @@ def _revision(found: Preview) -> str:
             if is_policy
             else ""
         )
-        return f"No new revision: {found.after} stays, and no worker is replaced.{policy}"
+        replaced = any(change.effect is Effect.ROUTERS for change in found.changes)
+        others = "routers alone are replaced" if replaced else "no worker is replaced"
+        return f"No new revision: {found.after} stays, and {others}.{policy}"
     return (
         f"A new revision follows: {found.after} replaces {found.before} by {found.strategy}: "
         f"{_STRATEGIES[found.strategy]}."

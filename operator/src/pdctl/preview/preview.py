@@ -18,8 +18,8 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
 from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.revision import at_revision, revision_of, template_hash
+from pdcluster_api.schema.sections import ROUTER, PoolSpec
 from pdcluster_api.schema.workload import PoolKey, Workload, WorkloadId
 from pdctl.preview.fields import changed_fields
 from pdctl.preview.foreseen import coming_conflicts, foreseen, why_resized
@@ -32,6 +32,7 @@ class Effect(Enum):
     """Time and scope of a changed field's effect."""
 
     REVISION = "new workers: a new revision"
+    ROUTERS = "routers: one after another, no other worker is replaced"
     NONE = "nothing: no worker gets another value"
     POLICY = "policy: in a minute or two, without a restart"
     MODE = "the owner of pool sizes: at once"
@@ -167,6 +168,8 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     observed: what runs; None = nothing does
     now:      RFC 3339 in UTC
     """
+    if old is not None and template_hash(old.spec) == template_hash(new.spec):
+        new = at_revision(new, revision_of(old.spec))
     there = foreseen(
         new,
         observed or Observed(generation=0, status={}, discovery=DiscoveryState(managed=True)),
@@ -200,7 +203,7 @@ def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Ch
     for path, before, after in changed_fields(old, new):
         effect = effect_of(path)
         if effect is Effect.REVISION and not is_rollout:
-            effect = Effect.NONE
+            effect = Effect.ROUTERS if _is_of_routers(path, old, new) else Effect.NONE
         elif effect is Effect.AUTOSCALER and new.spec.autoscale.mode == "Off":
             effect = Effect.ASLEEP
         elif (
@@ -215,6 +218,12 @@ def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Ch
         ):
             effect = Effect.UNUSED
         yield Change(path, before, after, effect)
+
+
+def _is_of_routers(path: str, old: PDCluster, new: PDCluster) -> bool:
+    """Return whether a changed field gives routers, and them alone, other pods."""
+    hashes = {template_hash(each.spec, ROUTER) for each in (old, new)}
+    return path.startswith(f"spec.roles.{ROUTER}.") and len(hashes) > 1
 
 
 def effect_of(path: str) -> Effect:

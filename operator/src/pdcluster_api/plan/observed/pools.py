@@ -68,9 +68,13 @@ class PoolView:
     @property
     def num_target_ready(self) -> int:
         """Ready workers of the declared revision that count: a surplus of one pool hides no
-        lack of another.
+        lack of another, and routers that are still to be replaced are not as declared.
         """
-        return 0 if self.target is None else min(self.target.ready, self.wanted)
+        if self.target is None:
+            return 0
+        is_in_place = self.target.id.role == ROUTER
+        most = min(self.wanted, self.target.updated) if is_in_place else self.wanted
+        return min(self.target.ready, most)
 
     @property
     def is_ready(self) -> bool:

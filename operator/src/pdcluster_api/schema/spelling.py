@@ -1,0 +1,106 @@
+"""One spelling for values that Kubernetes takes in several: quantities, sets, empty maps.
+
+Kustomize, Helm and editors write `1`, `"1"` and `1000m` as they like.  Two templates that are
+equal after `one_spelling` make the same pods.  Lists whose order counts stay as they are, and
+so do empty maps that say something, such as `emptyDir: {}` or a selector of everything.
+"""
+
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+_BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_DECIMAL = ("k", "M", "G", "T", "P", "E")
+_FACTORS = {
+    "": Decimal(1),
+    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(_BINARY, 1)},
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(_DECIMAL, 1)},
+    **{suffix: Decimal(1000) ** -power for power, suffix in enumerate("mun", 1)},
+}
+_QUANTITY = re.compile(
+    r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]{1,3})|([KMGTPE]i|[numkMGTPE]))?"
+)
+
+_OF_QUANTITIES = frozenset({"requests", "limits"})
+_QUANTITIES = frozenset({"sizeLimit", "divisor"})
+_SETS = frozenset({"imagePullSecrets", "tolerations", "topologySpreadConstraints", "add", "drop"})
+_NOTHING_IF_EMPTY = frozenset(
+    {
+        "metadata",
+        "spec",
+        "labels",
+        "annotations",
+        "nodeSelector",
+        "securityContext",
+        "capabilities",
+        "resources",
+        "requests",
+        "limits",
+        "affinity",
+        "nodeAffinity",
+        "podAffinity",
+        "podAntiAffinity",
+    }
+)
+
+
+def one_spelling(value: Any, field: str = "") -> Any:
+    """A template, or a part of one, as all that mean the same are written.  field: its name
+
+    >>> one_spelling({"limits": {"cpu": "1", "memory": "1024Mi"}, "requests": {}})
+    {'limits': {'cpu': 1, 'memory': '1Gi'}}
+    """
+    if isinstance(value, dict):
+        return _map(value, field)
+    if isinstance(value, list | tuple):
+        return _list(value, field)
+    return one_quantity(value) if field in _QUANTITIES else value
+
+
+def one_quantity(value: Any) -> Any:
+    """A Kubernetes quantity by its value; anything else as it is.
+
+    >>> [one_quantity(each) for each in ("1000m", 0.5, "1.5Gi", "4096Mi", "2e3", "soon")]
+    [1, '500m', '1536Mi', '4Gi', '2k', 'soon']
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return value
+    found = _QUANTITY.fullmatch(str(value))
+    if found is None:
+        return value
+    number, exponent, suffix = found.groups()
+    return _spelled(Decimal(f"{number}{exponent or ''}") * _FACTORS[suffix or ""])
+
+
+def _spelled(number: Decimal) -> int | str:
+    if number != number.to_integral_value():
+        thousandths = number * 1000
+        is_whole = thousandths == thousandths.to_integral_value()
+        return f"{int(thousandths)}m" if is_whole else f"{number.normalize():f}"
+    whole = int(number)
+    for suffixes in (_BINARY, _DECIMAL):
+        for suffix in reversed(suffixes):
+            if whole and whole % int(_FACTORS[suffix]) == 0:
+                return f"{whole // int(_FACTORS[suffix])}{suffix}"
+    return whole
+
+
+def _map(value: dict[str, Any], field: str) -> dict[str, Any]:
+    if field in _OF_QUANTITIES:
+        return {name: one_quantity(amount) for name, amount in value.items()}
+    items = {name: one_spelling(item, name) for name, item in value.items()}
+    return {
+        name: item for name, item in items.items() if not (name in _NOTHING_IF_EMPTY and item == {})
+    }
+
+
+def _list(value: list[Any] | tuple[Any, ...], field: str) -> list[Any]:
+    items = [one_spelling(item) for item in value]
+    return in_order(items) if field in _SETS else items
+
+
+def in_order(values: Any) -> list[Any]:
+    """The members of a set, each once."""
+    members = {json.dumps(each, sort_keys=True): each for each in values}
+    return [members[key] for key in sorted(members)]

@@ -1,0 +1,155 @@
+"""Workers that stay: under a spec that is written otherwise, an edit of routers, a new operator."""
+
+import copy
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from pdcluster_api.apiserver.observe import Live, as_it_runs
+from pdcluster_api.manifests.objects import Owner
+from pdcluster_api.manifests.render import Site
+from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_api.schema.labels import TEMPLATE_HASH
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of, written_revision
+from pdcluster_api.schema.workload import Workload, WorkloadId
+from pdcluster_operator.reconcile.desired import Rendering
+from pdcluster_operator.reconcile.records import Records
+from pdcluster_operator.writes.actions import Verb
+from pdcluster_operator.writes.diff import diff
+from tests.operator import bodies as made
+
+OWNER = Owner(made.NAME, made.NAMESPACE, made.UID)
+SITE = Site("worker:1", "etcd:1", "system")
+POOLS = {"pools": [{"name": "cpu", "replicas": 1}]}
+NOTED = {"podTemplate": {"metadata": {"annotations": {"team": "a"}}}}
+
+
+def cluster(cpu: Any = 1, router: dict[str, Any] | None = None, **sections: Any) -> PDCluster:
+    decode = {**POOLS, "resources": {"limits": {"cpu": cpu}}}
+    roles = {"prefill": POOLS, "decode": decode, "router": {**POOLS, **(router or {})}}
+    spec = {"model": {"name": "tiny", "path": "/models/tiny"}, "roles": roles, **sections}
+    return parse(made.cluster(spec=spec))
+
+
+def live(children: Iterable[made.Body]) -> Live:
+    bodies = [json.loads(json.dumps(each)) for each in children]
+    for body in bodies:
+        body["metadata"]["uid"] = f"uid-of-{body['metadata']['name']}"
+    return Live(made.cluster(), bodies)
+
+
+def workloads(found: Live, spec: PDCluster, worker_image: str = "worker:1") -> list[made.Body]:
+    """Manifests of the workloads that follow from a spec and what there is."""
+    bound = as_it_runs(spec, found)
+    revision = revision_of(bound.spec)
+    wanted = [
+        Workload(WorkloadId(made.NAME, role, "cpu", revision), 1)
+        for role in ("prefill", "decode", "router")
+    ]
+    records = Records(bound, found, OWNER, worker_image, has_client_certificate=False)
+    plan = ClusterPlan(revision, "router", tuple(wanted), (), {})
+    names = ("StatefulSet", "ControllerRevision", "ConfigMap")
+    return [
+        each
+        for each in Rendering(bound, OWNER, SITE, records).manifests(plan)
+        if each["kind"] in names and each["metadata"]["labels"].get("pdcluster.io/role")
+    ]
+
+
+def of_older_operator(spec: PDCluster) -> list[made.Body]:
+    """Objects of a cluster that an operator made which knew no hash of templates."""
+    children = copy.deepcopy(workloads(live([]), spec))
+    for each in children:
+        hashed = each["metadata"]["labels"].pop(TEMPLATE_HASH, None)
+        each["metadata"]["name"] = each["metadata"]["name"].removesuffix(f"-{hashed}")
+    return children
+
+
+def templates(manifests: Iterable[made.Body]) -> dict[str, Any]:
+    """Pod templates, by StatefulSet."""
+    return {
+        each["metadata"]["name"]: each["spec"]["template"]
+        for each in manifests
+        if each["kind"] == "StatefulSet"
+    }
+
+
+def changed(before: list[made.Body], after: list[made.Body]) -> set[tuple[str, str]]:
+    """Objects that differ in more than what the API server adds."""
+    found: list[dict[tuple[str, str], Any]] = []
+    for manifests in (before, after):
+        bodies = copy.deepcopy(manifests)
+        for body in bodies:
+            body["metadata"].pop("uid", None)
+        found.append({(body["kind"], body["metadata"]["name"]): body for body in bodies})
+    one, other = found
+    return {name for name in {**one, **other} if one.get(name) != other.get(name)}
+
+
+def test_another_spelling_changes_no_object() -> None:
+    before = workloads(live([]), cluster(cpu=1))
+    after = workloads(live(before), cluster(cpu="1"))
+
+    assert written_revision(cluster(cpu=1).spec) != written_revision(cluster(cpu="1").spec)
+    assert changed(before, after) == set()
+
+
+def test_an_upgrade_of_the_operator_replaces_no_pod_and_learns_what_runs() -> None:
+    before = of_older_operator(cluster(cpu="1"))
+    upgraded = workloads(live(before), cluster(cpu="1"), worker_image="worker:2")
+
+    assert templates(upgraded) == templates(before)
+    actions = diff(made.UID, upgraded, live(before).children)
+    assert {each.kind.name for each in actions if each.patch} == {"ControllerRevision"}
+    again = workloads(live(upgraded), cluster(cpu="1000m"))
+    assert templates(again) == templates(before)
+
+
+def test_an_edit_of_routers_replaces_routers_alone() -> None:
+    for before in (workloads(live([]), cluster()), of_older_operator(cluster())):
+        known = workloads(live(before), cluster())
+        after = workloads(live(known), cluster(router=NOTED))
+        was, now = templates(before), templates(after)
+
+        assert was.keys() == now.keys()
+        changed = [name for name in was if was[name] != now[name]]
+        assert [name.split("-")[1] for name in changed] == ["router"]
+        assert now[changed[0]]["metadata"]["annotations"]["team"] == "a"
+        routers = next(each for each in after if each["metadata"]["name"] == changed[0])
+        assert routers["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
+        # and back again
+        assert templates(workloads(live(after), cluster())) == was
+
+
+def test_the_snapshot_of_routers_of_before_goes_when_another_is_made() -> None:
+    before = workloads(live([]), cluster())
+    after = workloads(live(before), cluster(router=NOTED))
+    deleted = [
+        each.name
+        for each in diff(made.UID, after, live(before).children)
+        if each.verb is Verb.DELETE
+    ]
+
+    assert len(deleted) == 1
+    assert "-router-" in deleted[0]
+
+
+def test_a_real_change_is_a_new_revision() -> None:
+    before = workloads(live([]), cluster())
+    after = workloads(live(before), cluster(cpu=2))
+
+    assert not templates(before).keys() & templates(after).keys()
+
+
+def test_routers_that_lost_their_snapshot_are_made_from_the_spec() -> None:
+    before = workloads(live([]), cluster())
+    kept = [
+        each
+        for each in before
+        if each["kind"] != "ControllerRevision" or "-router-" not in each["metadata"]["name"]
+    ]
+
+    assert changed(before, workloads(live(kept), cluster())) == set()
+    assert templates(workloads(live(kept), cluster(router=NOTED))) != templates(before)
