@@ -1,5 +1,7 @@
 """The flags of a managed etcd, taken by a real etcd: members on loopback in place of pods."""
 
+import base64
+import json
 import os
 import subprocess
 import sys
@@ -41,8 +43,12 @@ class Members:
     one of the test's.
     """
 
-    def __init__(self, folder: Path, replicas: int) -> None:
+    def __init__(self, folder: Path, replicas: int, quota_bytes: int | None = None) -> None:
         self._folder, self._command = folder, command(replicas)
+        if quota_bytes is not None:
+            quota = "--quota-backend-bytes="
+            others = [flag for flag in self._command if not flag.startswith(quota)]
+            self._command = [*others, f"{quota}{quota_bytes}"]
         names = [f"chat-etcd-{ordinal}" for ordinal in range(replicas)]
         self.client = {name: free_port() for name in names}
         self._peer = {name: free_port() for name in names}
@@ -93,24 +99,31 @@ class Members:
                 process.kill()
                 process.wait()
 
-    def health(self, name: str, path: str = "/health", host: str = "127.0.0.1") -> int:
+    def put(self, body: dict[str, str], name: str) -> int:
+        """Status code of a write."""
+        url = f"http://127.0.0.1:{self.client[name]}/v3/kv/put"
+        return _status(urllib.request.Request(url, json.dumps(body).encode()))
+
+    def health(self, name: str, path: str = "/readyz", host: str = "127.0.0.1") -> int:
         """Status code of a probe's request; 0 = no answer."""
-        try:
-            with urllib.request.urlopen(
-                f"http://{host}:{self.client[name]}{path}", timeout=5
-            ) as reply:
-                return int(reply.status)
-        except urllib.error.HTTPError as e:
-            e.close()
-            return e.code
-        except OSError:
-            return 0
+        return _status(f"http://{host}:{self.client[name]}{path}")
 
     def log(self) -> str:
         """The end of every member's log."""
         return "\n".join(
             path.read_text(errors="replace")[-1500:] for path in sorted(self._folder.glob("*.log"))
         )
+
+
+def _status(request: str | urllib.request.Request) -> int:
+    try:
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as e:
+        e.close()
+        return e.code
+    except OSError:
+        return 0
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
@@ -120,9 +133,7 @@ def test_members_become_healthy_with_the_rendered_flags(tmp_path: Path, replicas
         wait_for(
             lambda: all(members.health(name) == 200 for name in members.client), 60, members.log
         )
-        assert {members.health(name, "/health?serializable=true") for name in members.client} == {
-            200
-        }
+        assert {members.health(name, "/livez") for name in members.client} == {200}
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")
@@ -140,5 +151,21 @@ def test_member_without_a_quorum_is_alive_and_not_ready(tmp_path: Path) -> None:
     with members.running(first):
         with members.running(*others):
             wait_for(lambda: members.health(first) == 200, 60, members.log)
-        wait_for(lambda: members.health(first) == 503, 60, members.log)
-        assert members.health(first, "/health?serializable=true") == 200
+        # its answer takes longer than the probe waits
+        wait_for(lambda: members.health(first) != 200, 60, members.log)
+        assert members.health(first, "/livez") == 200
+
+
+def test_full_member_is_alive_and_ready_for_reads(tmp_path: Path) -> None:
+    members = Members(tmp_path, 1, quota_bytes=4 << 20)
+    (name,) = members.client
+    with members.running(name):
+        wait_for(lambda: members.health(name) == 200, 60, members.log)
+        value = base64.b64encode(bytes(1 << 19)).decode()
+        codes = [members.put({"key": "eA==", "value": value}, name) for _ in range(20)]
+        assert codes[0] == 200 != codes[-1]
+        assert members.health(name, "/health?serializable=true") == 503
+        assert (members.health(name, "/livez"), members.health(name)) == (200, 200)
+    with members.running(name):  # its data keeps the alarm
+        wait_for(lambda: members.health(name) == 200, 60, members.log)
+        assert members.health(name, "/livez") == 200

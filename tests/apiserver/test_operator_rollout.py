@@ -159,7 +159,11 @@ def test_the_same_pods_written_otherwise_and_an_edit_of_routers_replace_no_worke
     assert (scene.pods(), scene.status["revision"]) == (pods, revision)
     noted = {"podTemplate": {"metadata": {"annotations": {"team": "a"}}}}
     scene.change(roles={"router": noted})
-    wait_for(lambda: len(pods.items() - scene.pods().items()) == 1, DEADLINE_SECONDS)
+    wait_for(
+        lambda: len(pods.items() - scene.pods().items()) == 1,
+        DEADLINE_SECONDS,
+        lambda: f"one of {pods} replaced: {scene.pods()}",
+    )
     scene.await_condition("Ready", "True")
     (name,) = (name for name, uid in pods.items() if scene.pods()[name] != uid)
     assert "-router-" in name

@@ -7,7 +7,9 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -18,9 +20,10 @@ START_SECONDS = 60.0
 
 
 class EtcdServer:
-    """One etcd member on loopback."""
+    """One etcd member on loopback.  flags: more of them"""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str] = ()) -> None:
+        self._flags = flags
         self.log = folder / "etcd.log"
         self._data = folder / "etcd"
         self._client_port, self._peer_port = free_port(), free_port()
@@ -57,10 +60,11 @@ class EtcdServer:
                 "--initial-cluster",
                 f"test={peer}",
             ),
+            *self._flags,
         ]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_for(self._is_healthy, START_SECONDS, f"etcd healthy at {self.endpoint}")
+        wait_for(self._answers, START_SECONDS, f"etcd answers at {self.endpoint}")
 
     def kill(self) -> None:
         """SIGKILL; the data stays."""
@@ -97,20 +101,35 @@ class EtcdServer:
             "/v3/kv/put", content=json.dumps({"key": _base64(key), "value": _base64(value)})
         ).raise_for_status()
 
+    def end_alarm(self) -> None:
+        """Make room, as a user does: forget older versions, defragment, disarm."""
+        revision = self._post("maintenance/status", {})["header"]["revision"]
+        self._post("kv/compaction", {"revision": revision, "physical": True})
+        self._post("maintenance/defragment", {})
+        for alarm in self._post("maintenance/alarm", {"action": "GET"})["alarms"]:
+            self._post("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        reply = self._http.post(f"/v3/{path}", content=json.dumps(body))
+        reply.raise_for_status()
+        found: dict[str, Any] = reply.json()
+        return found
+
     def delete(self, key: str) -> None:
         """Remove a key."""
         self._http.post(
             "/v3/kv/deleterange", content=json.dumps({"key": _base64(key)})
         ).raise_for_status()
 
-    def _is_healthy(self) -> bool:
+    def _answers(self) -> bool:
+        """Return whether it is read: `/health` says no of one that is full, too."""
         assert self._process is not None
         assert self._process.poll() is None, (
             f"etcd ended with {self._process.returncode}: see {self.log}"
         )
         try:
-            return bool(self._http.get("/health").json()["health"] == "true")
-        except (httpx.HTTPError, ValueError):
+            return self._http.post("/v3/kv/range", content='{"key": "AA=="}').is_success
+        except httpx.HTTPError:
             return False
 
 

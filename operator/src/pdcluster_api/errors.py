@@ -5,6 +5,7 @@ OperatorError
 ├── InvalidTraceError     a trace of load, or a speed to replay it at, is refused; carries every
 │                         fault: line, reason and fix
 ├── EtcdUnreachableError  no etcd endpoint answers
+│   └── EtcdFullError     it answers, and has no room for what was asked
 ├── IncompleteAnswerError a server that is measured answered with an error, or ended early
 └── StartError            a cluster cannot start or go on here; carries the exit code (2 = the
                           user's input, 1 = the rest)
@@ -59,6 +60,10 @@ class InvalidTraceError(OperatorError):
 
 class EtcdUnreachableError(OperatorError):
     """No endpoint answered in time; the message names them all."""
+
+
+class EtcdFullError(EtcdUnreachableError):
+    """An endpoint answered that etcd has no room: it takes no writes until its alarm is ended."""
 
 
 class IncompleteAnswerError(OperatorError):

@@ -11,11 +11,13 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from aetcd import rpc
 
 from pdcluster_api.discovery import keys
+from pdcluster_api.discovery.alarms import is_full
 from pdcluster_api.discovery.etcd import (
     TIMEOUT_SECONDS,
     EtcdTLS,
@@ -24,6 +26,7 @@ from pdcluster_api.discovery.etcd import (
     below,
     parse_record,
 )
+from pdcluster_api.errors import EtcdFullError
 
 logger = logging.getLogger(__name__)
 MAX_OPERATIONS = 100
@@ -41,10 +44,14 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class Registered:
-    """Records by pod, and the start of each pod's drain command; None = its command has no time."""
+    """Records by pod, and the start of each pod's drain command; None = its command has no time.
+
+    is_full: etcd takes no writes, since it has no room
+    """
 
     records: Mapping[str, StoredRecord] = field(default_factory=dict)
     commands: Mapping[str, datetime | None] = field(default_factory=dict)
+    is_full: bool = False
 
 
 async def read_registered(
@@ -55,20 +62,34 @@ async def read_registered(
     Raises EtcdUnreachableError.
     """
     prefixes = (keys.commands_prefix(namespace, name), keys.records_prefix(namespace, name))
-    # Two ranges: no right to more is needed; one transaction, so that they are of one moment.
-    reads = rpc.TxnRequest(
-        success=[rpc.RequestOp(request_range=below(prefix)) for prefix in prefixes]
-    )
-    commanded, written = (
-        found.response_range.kvs for found in (await _transact(endpoints, tls, reads)).responses
-    )
+    commanded, written = await _ranges(endpoints, tls, prefixes)
     commands = {_key_of(item).removeprefix(prefixes[0]): _since(item.value) for item in commanded}
     records: dict[str, StoredRecord] = {}
     for item in written:
         _, _, place = _key_of(item).removeprefix(prefixes[1]).partition("/")
         if record := parse_record(place, item.value):
             records[record.pod] = StoredRecord(_key_of(item), item.mod_revision, record)
-    return Registered(records, commands)
+    return Registered(records, commands, await is_full(endpoints, tls))
+
+
+async def _ranges(
+    endpoints: Sequence[str], tls: EtcdTLS | None, prefixes: Sequence[str]
+) -> list[Any]:
+    """Keys and values below each prefix: with no right to more, and of one moment.
+
+    An older etcd without room takes no transaction, not even of reads.
+    """
+    ranges = [below(prefix) for prefix in prefixes]
+    reads = rpc.TxnRequest(success=[rpc.RequestOp(request_range=each) for each in ranges])
+    try:
+        answers = (await _transact(endpoints, tls, reads)).responses
+    except EtcdFullError:
+        return [(await ask_each(endpoints, tls, partial(_range, each))).kvs for each in ranges]
+    return [answer.response_range.kvs for answer in answers]
+
+
+async def _range(request: Any, etcd: Any) -> Any:
+    return await etcd.Range(request, timeout=TIMEOUT_SECONDS)
 
 
 async def write_commands(

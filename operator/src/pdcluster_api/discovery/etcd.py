@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from pdcluster_api.discovery.disaggregation import read_disaggregation
-from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_api.errors import EtcdFullError, EtcdUnreachableError
 from pdcluster_api.plan.observed.state import Device, Disaggregation
 from pdcluster_api.text import one_line
 
@@ -26,6 +26,7 @@ TIMEOUT_SECONDS = 3
 # one message: with 4096
 # workers that each refuse peers they are more than the 4 MiB that gRPC takes by itself.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20))
+_NO_SPACE = "database space exceeded"
 _MAX_REASON = 300  # characters: it goes into a condition
 
 
@@ -136,18 +137,25 @@ def below(prefix: str, **options: Any) -> Any:
 
 
 async def ask_each(
-    endpoints: Sequence[str], tls: EtcdTLS | None, ask: Callable[[Any], Awaitable[Any]]
+    endpoints: Sequence[str],
+    tls: EtcdTLS | None,
+    ask: Callable[[Any], Awaitable[Any]],
+    stub: Callable[[grpc.aio.Channel], Any] = rpc.KVStub,
 ) -> Any:
     """The first answer.
 
-    ask: a call on etcd's KV service that may be repeated.  Raises EtcdUnreachableError.
+    ask:  a call that may be repeated, on
+    stub: one of etcd's services
+    Raises EtcdFullError where one has no room for it, else EtcdUnreachableError.
     """
     failures = []
     for endpoint in endpoints:
         try:
             async with _channel(endpoint, tls) as channel:
-                return await ask(rpc.KVStub(channel))
+                return await ask(stub(channel))
         except rpc.AioRpcError as e:
+            if _NO_SPACE in (e.details() or ""):
+                raise EtcdFullError(f"etcd at {endpoint} has no room (alarm NOSPACE)") from e
             failures.append(f"{endpoint} ({_reason(e)})")
     raise EtcdUnreachableError(f"etcd does not answer at {', '.join(failures)}")
 

@@ -86,7 +86,7 @@ def _stateful_set(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
         "updateStrategy": {"type": "RollingUpdate"},
         "revisionHistoryLimit": 1,
         "selector": {"matchLabels": _selector(owner)},
-        "template": etcd_pod(etcd, owner, site, _pod_labels(owner)),
+        "template": etcd_pod(cluster, owner, site, _pod_labels(owner)),
     }
     if etcd.storage is not None:
         spec["volumeClaimTemplates"] = etcd_claims(etcd.storage, cluster_labels(owner.name, ETCD))

@@ -1,22 +1,48 @@
 """The pod of one etcd member: flags, probes, and where its data lies."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, Manifest, Owner, Site
 from pdcluster_api.manifests.security import container_security, pod_security
+from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.sections import EtcdSpec, StorageSpec
 
 DATA_FOLDER = "/var/lib/etcd"
-QUOTA_BYTES = 128 << 20  # a cell's records are kilobytes; what is never compacted away shows early
-MEMORY_VOLUME = "320Mi"  # the quota, two write-ahead logs of 64 MB each, and a snapshot
-MEMORY_LIMIT = "512Mi"
+MIN_QUOTA_MIB = 128  # what is never compacted away shows early
+QUOTA_KIB_OF_WORKER = 64
+"""A record is a kilobyte or two, written every half minute, and each version is kept for ten
+minutes: some 40 KiB, and an index beside it.
+"""
+LOGS_MIB = 192  # two write-ahead logs of 64 MB each, and a snapshot
+PROCESS_MIB = 192
 CPU_LIMIT = "1"  # a quota may ask every container for one; far above what leases of a cell take
 _VOLUME = "data"
 
 
-def etcd_pod(etcd: EtcdSpec, owner: Owner, site: Site, labels: dict[str, str]) -> Manifest:
+@dataclass(frozen=True)
+class EtcdSizes:
+    """Sizes of a member, in MiB: of its database, of a volume in memory, of the container."""
+
+    quota: int
+    volume: int
+    limit: int
+
+    @classmethod
+    def for_workers(cls, workers: int) -> "EtcdSizes":
+        """Sizes that so many workers need.
+
+        >>> EtcdSizes.for_workers(100), EtcdSizes.for_workers(4096)
+        (EtcdSizes(quota=128, volume=320, limit=512), EtcdSizes(quota=256, volume=448, limit=640))
+        """
+        quota = max(MIN_QUOTA_MIB, workers * QUOTA_KIB_OF_WORKER // 1024)
+        return cls(quota, quota + LOGS_MIB, quota + LOGS_MIB + PROCESS_MIB)
+
+
+def etcd_pod(cluster: PDCluster, owner: Owner, site: Site, labels: dict[str, str]) -> Manifest:
     """The pod template of the members."""
+    etcd, sizes = cluster.spec.discovery.etcd, EtcdSizes.for_workers(_most_workers(cluster))
     spec: Manifest = {
         "serviceAccountName": child_names(owner.name).service_account,
         "automountServiceAccountToken": False,
@@ -24,13 +50,13 @@ def etcd_pod(etcd: EtcdSpec, owner: Owner, site: Site, labels: dict[str, str]) -
         "terminationGracePeriodSeconds": 30,
         "securityContext": pod_security(),
         "topologySpreadConstraints": [_spread(labels)],
-        "containers": [_container(etcd, owner, site)],
+        "containers": [_container(etcd, owner, site, sizes)],
     }
     if etcd.storage is None:
         # Not on the node's disk: after the node's restart it would find a log that was cut off, in
         # memory it starts afresh.
         spec["volumes"] = [
-            {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": MEMORY_VOLUME}}
+            {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": f"{sizes.volume}Mi"}}
         ]
     return {"metadata": {"labels": labels}, "spec": spec}
 
@@ -58,27 +84,38 @@ def peers_name(cluster: str) -> str:
     return f"{cluster}-etcd-peers"
 
 
-def _container(etcd: EtcdSpec, owner: Owner, site: Site) -> Manifest:
+def _most_workers(cluster: PDCluster) -> int:
+    """The most that the pools may have."""
+    pools = (pool for role in cluster.spec.roles.present().values() for pool in role.pools)
+    return sum(pool.max_replicas or pool.replicas for pool in pools)
+
+
+def _container(etcd: EtcdSpec, owner: Owner, site: Site, sizes: EtcdSizes) -> Manifest:
+    quota = {"quota-backend-bytes": str(sizes.quota << 20)}
     return {
         "name": "etcd",
         "image": etcd.image or site.etcd_image,
         "imagePullPolicy": "IfNotPresent",
         "command": [
             "etcd",
-            *(f"--{flag}={value}" for flag, value in _flags(etcd, owner, site).items()),
+            *(
+                f"--{flag}={value}"
+                for flag, value in {**_flags(etcd, owner, site), **quota}.items()
+            ),
         ],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "ports": [_port("client", ETCD_CLIENT_PORT), _port("peer", ETCD_PEER_PORT)],
         "resources": {
             "requests": {"cpu": "50m", "memory": "128Mi"},
-            "limits": {"cpu": CPU_LIMIT, "memory": MEMORY_LIMIT},
+            "limits": {"cpu": CPU_LIMIT, "memory": f"{sizes.limit}Mi"},
         },
         "securityContext": container_security(),
         "volumeMounts": [{"name": _VOLUME, "mountPath": DATA_FOLDER}],
-        "startupProbe": _probe("/health?serializable=true", 2, 60),
-        "readinessProbe": _probe("/health", 5, 2),
-        # A member without a quorum is alive: to restart it would not bring the others back.
-        "livenessProbe": _probe("/health?serializable=true", 10, 6),
+        # A member without a quorum, or without room, is alive: to restart it would bring neither
+        # back.  /health is 503 for both.
+        "startupProbe": _probe("/livez", 2, 60),
+        "readinessProbe": _probe("/readyz", 5, 2),
+        "livenessProbe": _probe("/livez", 10, 6),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
@@ -102,7 +139,6 @@ def _flags(etcd: EtcdSpec, owner: Owner, site: Site) -> dict[str, str]:
         "initial-cluster-state": "new",
         "auto-compaction-mode": "periodic",
         "auto-compaction-retention": "10m",
-        "quota-backend-bytes": str(QUOTA_BYTES),
         "max-wals": "1",
         "log-level": "warn",
     }

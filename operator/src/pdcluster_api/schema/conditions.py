@@ -47,6 +47,7 @@ DOWNLOADING_MODEL: Final = "DownloadingModel"
 # A user should look.
 INVALID_SPEC: Final = "InvalidSpec"
 ETCD_UNREACHABLE: Final = "EtcdUnreachable"
+ETCD_FULL: Final = "EtcdFull"
 IMAGE_NOT_PULLED: Final = "ImageNotPulled"
 CONFIGURATION_REFUSED: Final = "ConfigurationRefused"
 ACCELERATOR_UNUSABLE: Final = "AcceleratorUnusable"
@@ -117,6 +118,7 @@ SCALERS_OVERRIDDEN: Final = "ScalersOverridden"
 NEEDS_ACTION = frozenset(
     {
         INVALID_SPEC,
+        ETCD_FULL,
         IMAGE_NOT_PULLED,
         CONFIGURATION_REFUSED,
         ACCELERATOR_UNUSABLE,

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from pdcluster_api.discovery.commands import Registered
 from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
 from pdcluster_operator.reconcile.etcd_reader import EtcdReader, Slots, error_of
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
@@ -79,6 +78,11 @@ class EtcdView:
             return f"{target} {NOT_YET}"
         return known.error if known.is_down else None
 
+    def is_full(self, target: EtcdTarget) -> bool:
+        """Return whether etcd has no room for writes, by the last read."""
+        known = self._of(target)
+        return known.last is not None and known.last.is_full
+
     def last(
         self, target: EtcdTarget, workloads: Iterable[WorkloadState], *, is_up: bool = True
     ) -> WorkerRecords | None:
@@ -133,8 +137,8 @@ class EtcdView:
         error = await error_of(target, self.requests.command(target, added, serve))
         if error is None:
             kept = {pod: since for pod, since in known.last.commands.items() if pod not in serve}
-            found = Registered(known.last.records, {**kept, **added})
-            known.last, known.known_turn = found, known.next_turn()
+            known.last = replace(known.last, commands={**kept, **added})
+            known.known_turn = known.next_turn()
         else:
             self.reader.fail(known, error, is_down=known.is_down)
 

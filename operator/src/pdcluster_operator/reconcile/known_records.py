@@ -91,7 +91,8 @@ class KnownRecords:
             return ()
         last = self.last
         disaggregation = digest(_disaggregation(last))
-        return _states(last), _devices(last), frozenset(last.commands), disaggregation
+        states, devices = _states(last), _devices(last)
+        return states, devices, frozenset(last.commands), disaggregation, last.is_full
 
     def has_mismatch(self, workloads: Iterable[WorkloadState]) -> bool:
         """Return whether, by the last answer, a record has no pod or a pod no record."""

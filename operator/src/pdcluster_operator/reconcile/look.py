@@ -79,5 +79,9 @@ async def _discovery(
     faults: Mapping[str, Problem],
 ) -> DiscoveryState:
     if target.is_given:
-        return DiscoveryState(managed=False, error=await session.etcd.error(target))
-    return managed_etcd(live, f"{live.key.name}-etcd", cluster.spec.discovery.etcd.replicas, faults)
+        error = await session.etcd.error(target)
+        return DiscoveryState(managed=False, error=error, is_full=session.etcd.is_full(target))
+    etcd = cluster.spec.discovery.etcd
+    state = managed_etcd(live, f"{live.key.name}-etcd", etcd.replicas, faults)
+    is_full = session.etcd.is_full(target)
+    return replace(state, is_full=is_full, in_memory=etcd.storage is None)

@@ -12,7 +12,7 @@ import pytest
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.manifests.render import Manifest, Site, etcd_record_name, render_shared
 from pdcluster_api.schema.sections import EtcdSpec
-from tests.operator.object_cases import Change, at
+from tests.operator.object_cases import Change, at, both
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
     SITE,
@@ -66,6 +66,22 @@ def test_memory_of_the_volume_leaves_room_for_the_process() -> None:
     volume, limit = (int(size.removesuffix("Mi")) for size in sizes)
 
     assert int(flags()["quota-backend-bytes"]) >> 20 < volume < limit
+
+
+def test_room_grows_with_the_workers_that_there_may_be() -> None:
+    many = both(
+        at("spec.roles.prefill.pools.0.replicas", 1024),
+        at(
+            "spec.roles.decode.pools",
+            [
+                {"name": "a", "replicas": 1, "maxReplicas": 1024},
+                {"name": "b", "replicas": 1024},
+            ],
+        ),
+    )
+    quota, more = (int(flags(*each)["quota-backend-bytes"]) >> 20 for each in ((), (many,)))
+
+    assert (quota, more) == (128, 192)
 
 
 def test_container_asks_for_and_is_limited_in_both_for_a_quota_that_wants_it() -> None:
@@ -138,11 +154,12 @@ def test_clients_get_ready_members_and_peers_all_of_them() -> None:
         assert matches(spec, labels)
 
 
-def test_lost_quorum_restarts_no_member() -> None:
+def test_neither_a_lost_quorum_nor_a_full_database_restarts_a_member() -> None:
     container = stateful_set()["template"]["spec"]["containers"][0]
 
-    assert container["livenessProbe"]["httpGet"]["path"] == "/health?serializable=true"
-    assert container["readinessProbe"]["httpGet"]["path"] == "/health"
+    assert container["startupProbe"]["httpGet"]["path"] == "/livez"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_budget_is_for_three_only() -> None:

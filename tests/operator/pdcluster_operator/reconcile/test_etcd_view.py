@@ -50,6 +50,7 @@ class Etcd:
         self.commands: dict[str, datetime | None] = {}
         self.error: Exception | None = None
         self.refused: Exception | None = None
+        self.is_full = False
         self.removed, self.targets = list[str](), list[EtcdTarget]()
         self.answers = asyncio.Event()
         self.answers.set()
@@ -77,6 +78,7 @@ class Etcd:
         return Registered(
             {record.pod: StoredRecord(record.pod, 1, record) for record in records},
             dict(self.commands),
+            self.is_full,
         )
 
     async def command(
@@ -174,6 +176,19 @@ async def test_the_device_of_workers_is_reported_and_enqueues_the_cluster(world:
     assert world.due == [KEY]
     assert found is not None
     assert found.devices == {"a": Device("cpu", "Xeon")}
+
+
+async def test_an_etcd_that_fills_up_enqueues_the_cluster_and_so_does_its_room(world: World):
+    await world.last()
+    for is_full in (True, False):
+        assert world.view.is_full(TARGET) != is_full
+        world.etcd.is_full = is_full
+        world.due.clear()
+        world.pass_by(IDLE_POLL_SECONDS)
+        await world.last()
+
+        assert world.due == [KEY]
+        assert world.view.is_full(TARGET) == is_full
 
 
 async def test_the_first_pass_does_not_wait_and_is_made_again_when_the_answer_is_there(

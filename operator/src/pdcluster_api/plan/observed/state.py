@@ -94,6 +94,8 @@ class DiscoveryState:
     managed: run by us, with `ready` of `wanted` members
     error:   why it cannot be used; None = it answers
     problem: why a member that we run is not ready; None = it is just starting
+    is_full: it takes no writes, since it has no room
+    in_memory: it is run by us without storage
     """
 
     managed: bool
@@ -101,6 +103,8 @@ class DiscoveryState:
     wanted: int = 0
     error: str | None = None
     problem: Problem | None = None
+    is_full: bool = False
+    in_memory: bool = False
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,10 @@ def discovery_answers(discovery: DiscoveryState) -> bool:
 def discovery_condition(discovery: DiscoveryState) -> Condition:
     """DiscoveryReady; an etcd that only just starts is not yet one that cannot be reached."""
     members = f"{discovery.ready} of {discovery.wanted} etcd members are ready"
+    if discovery.is_full and discovery_answers(discovery):
+        return Condition(
+            words.DISCOVERY_READY, is_true=False, reason=words.ETCD_FULL, message=_full(discovery)
+        )
     if discovery.managed and discovery.ready < discovery.wanted:
         reason, said = discovery.problem or (words.STARTING, discovery.error)
         answers = "it answers all the same" if discovery_answers(discovery) else None
@@ -128,6 +132,21 @@ def discovery_condition(discovery: DiscoveryState) -> Condition:
     message = members if discovery.managed else "etcd answers"
     return Condition(
         words.DISCOVERY_READY, is_true=True, reason=words.ETCD_ANSWERS, message=message
+    )
+
+
+def _full(discovery: DiscoveryState) -> str:
+    """Effect of an etcd without room, and the way out."""
+    if discovery.in_memory:
+        fix = "delete its pod: workers register again in the next one"
+    elif discovery.managed:
+        inside = "kubectl exec POD -c etcd -- etcdctl"
+        fix = f"of each member `{inside} defrag`, then `{inside} alarm disarm`"
+    else:
+        fix = "remove keys that are not needed, then `etcdctl compact`, `defrag` and `alarm disarm`"
+    return (
+        "etcd has no room (alarm NOSPACE), so no worker can register and none can be drained; "
+        f"workers that know each other go on; {fix}"
     )
 
 

@@ -23,6 +23,7 @@ _WORST_FIRST = (
     words.IMAGE_NOT_PULLED,
     words.MODEL_NOT_DOWNLOADED,
     words.CRASH_LOOPING,
+    words.ETCD_FULL,
     words.QUOTA_EXCEEDED,
     words.PODS_REFUSED,
     words.UNSCHEDULABLE,

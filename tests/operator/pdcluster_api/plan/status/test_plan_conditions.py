@@ -112,6 +112,31 @@ def test_the_first_plan_is_reconciling_and_tells_no_lie():
             words.ETCD_UNREACHABLE,
             "timeout; workers that know each other go on",
         ),
+        (
+            DiscoveryState(managed=True, ready=1, wanted=1, is_full=True, in_memory=True),
+            "False",
+            words.ETCD_FULL,
+            "no room (alarm NOSPACE), so no worker can register and none can be drained; workers "
+            "that know each other go on; delete its pod",
+        ),
+        (
+            DiscoveryState(managed=True, ready=3, wanted=3, is_full=True),
+            "False",
+            words.ETCD_FULL,
+            "`kubectl exec POD -c etcd -- etcdctl alarm disarm`",
+        ),
+        (
+            DiscoveryState(managed=False, is_full=True),
+            "False",
+            words.ETCD_FULL,
+            "`etcdctl compact`",
+        ),
+        (
+            DiscoveryState(managed=False, error="etcd a:2379 is gone", is_full=True),
+            "False",
+            words.ETCD_UNREACHABLE,
+            "etcd a:2379 is gone",
+        ),
         (DiscoveryState(managed=False), "True", words.ETCD_ANSWERS, "etcd answers"),
         (
             DiscoveryState(managed=False, error="etcd a:2379 refuses"),
