@@ -21,7 +21,8 @@ from pdcluster_api.plan.rollout.progress import (
 from pdcluster_api.plan.rollout.steps import current_revision, left_of
 from pdcluster_api.plan.sizes.scalers import PoolSize, pool_sizes
 from pdcluster_api.plan.status.autoscaled import autoscaled
-from pdcluster_api.plan.status.conditions import discovery_answers, lacks, waiting
+from pdcluster_api.plan.status.conditions import lacks, waiting
+from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import PoolKey

@@ -11,7 +11,7 @@ from pdcluster_api.apiserver.observe import Live, managed_etcd, observe
 from pdcluster_api.manifests.render import Owner
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
-from pdcluster_api.plan.status.conditions import discovery_answers
+from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.key_secret import KEY_SECRET_POLL_SECONDS, KeySecret

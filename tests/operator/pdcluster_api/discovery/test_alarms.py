@@ -18,15 +18,19 @@ QUOTA_BYTES = 2 << 20
 FILLER = "x" * (1 << 18)
 
 
+def fill(server: EtcdServer) -> None:
+    for _ in range(2 * QUOTA_BYTES // len(FILLER)):
+        server.put("/x/filler", FILLER)
+
+
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[EtcdServer]:
-    """An etcd that was filled beyond its quota, by somebody else's key."""
+    """An etcd that was filled beyond its quota, by a key of no cluster."""
     server = EtcdServer(tmp_path, [f"--quota-backend-bytes={QUOTA_BYTES}"])
     server.start()
     server.put(keys.command_key("default", "chat", "pod-0"), "{}")
     with pytest.raises(HTTPStatusError):
-        for _ in range(2 * QUOTA_BYTES // len(FILLER)):
-            server.put("/x/filler", FILLER)
+        fill(server)
     yield server
     server.close()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pdcluster_api.plan.observed.pools import RoleView
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Device, PodState, WorkerRecords
-from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.pdcluster import PDCluster

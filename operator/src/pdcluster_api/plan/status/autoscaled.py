@@ -16,7 +16,7 @@ from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed, ScalerState
 from pdcluster_api.plan.result import Event
 from pdcluster_api.plan.sizes.scalers import PoolSize, together
-from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.fields import MAX_MESSAGE
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.autoscale import AutoscaleSpec

@@ -15,7 +15,7 @@ from typing import Any
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Disaggregation, WorkerRecords, WorkloadState
-from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.schema import conditions as words
 
 FIELD = "disaggregation"

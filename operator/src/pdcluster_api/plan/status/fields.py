@@ -9,7 +9,7 @@ from typing import Any
 
 from pdcluster_api.plan.observed.pools import PoolView, RoleView
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.workload import Workload
 from pdcluster_api.text import shortened

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
-from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.schema import conditions as words
 
 MISMATCH_GRACE_SECONDS = 30.0

@@ -15,7 +15,8 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.result import Event
 from pdcluster_api.plan.rollout.steps import current_revision
-from pdcluster_api.plan.status.conditions import Condition, Facts, condition_tree, progress_of
+from pdcluster_api.plan.status.condition import Condition
+from pdcluster_api.plan.status.conditions import Facts, condition_tree, progress_of
 from pdcluster_api.plan.status.events import events
 from pdcluster_api.plan.status.fields import Status, dated, number_fields
 from pdcluster_api.schema import conditions as words

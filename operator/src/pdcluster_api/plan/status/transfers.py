@@ -18,7 +18,7 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import WorkloadState
 from pdcluster_api.plan.observed.verification import Verification
 from pdcluster_api.plan.result import DueVerification
-from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.disaggregating import readable_rate
 from pdcluster_api.plan.status.verified_pairs import VerifiedPair, read_pairs
 from pdcluster_api.schema import conditions as words

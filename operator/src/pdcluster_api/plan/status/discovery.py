@@ -1,0 +1,52 @@
+"""The condition DiscoveryReady: etcd answers, has room, and has its members.  Pure."""
+
+from pdcluster_api.plan.observed.state import DiscoveryState
+from pdcluster_api.plan.status.condition import Condition
+from pdcluster_api.schema import conditions as words
+
+
+def discovery_answers(discovery: DiscoveryState) -> bool:
+    """Condition of discovery: etcd answers, and most members of a managed one are ready."""
+    return discovery.error is None and (
+        not discovery.managed or discovery.ready >= discovery.wanted // 2 + 1
+    )
+
+
+def discovery_condition(discovery: DiscoveryState) -> Condition:
+    """DiscoveryReady; an etcd that only just starts is not yet one that cannot be reached."""
+    members = f"{discovery.ready} of {discovery.wanted} etcd members are ready"
+    if discovery.is_full and discovery_answers(discovery):
+        return Condition(
+            words.DISCOVERY_READY, is_true=False, reason=words.ETCD_FULL, message=_full(discovery)
+        )
+    if discovery.managed and discovery.ready < discovery.wanted:
+        reason, said = discovery.problem or (words.STARTING, discovery.error)
+        answers = "it answers all the same" if discovery_answers(discovery) else None
+        message = "; ".join(part for part in (members, said, answers) if part)
+        return Condition(words.DISCOVERY_READY, is_true=False, reason=reason, message=message)
+    if discovery.error is not None:
+        message = (
+            f"{discovery.error}; workers that know each other go on, new ones wait until it answers"
+        )
+        return Condition(
+            words.DISCOVERY_READY, is_true=False, reason=words.ETCD_UNREACHABLE, message=message
+        )
+    message = members if discovery.managed else "etcd answers"
+    return Condition(
+        words.DISCOVERY_READY, is_true=True, reason=words.ETCD_ANSWERS, message=message
+    )
+
+
+def _full(discovery: DiscoveryState) -> str:
+    """Effect of an etcd without room, and the way out."""
+    if discovery.in_memory:
+        fix = "delete its pod: workers register again in the next one"
+    elif discovery.managed:
+        inside = "kubectl exec POD -c etcd -- etcdctl"
+        fix = f"of each member `{inside} defrag`, then `{inside} alarm disarm`"
+    else:
+        fix = "remove keys that are not needed, then `etcdctl compact`, `defrag` and `alarm disarm`"
+    return (
+        "etcd has no room (alarm NOSPACE), so no worker can register and none can be drained; "
+        f"workers that know each other go on; {fix}"
+    )
