@@ -10,7 +10,8 @@ WorkerError
 ├── HubError             the model hub did not answer, or broke off; tried again, then the process
 │                        ends with 1
 ├── RequestError         a request cannot be served; carries the HTTP status and OpenAI's error
-│                        fields
+│   │                    fields
+│   └── ContextLengthError  prompt and answer do not fit the model's context
 └── PeerError            another worker failed us: unreachable, refused, or broke off
 """
 
@@ -65,6 +66,20 @@ class RequestError(WorkerError):
         self.code = code
         self.param = param
         self.retry_after_seconds = retry_after_seconds
+
+
+class ContextLengthError(RequestError):
+    """Tokens that do not fit the context.  max_tokens: of the answer, None where the prompt alone
+    is too long; most: of both.
+    """
+
+    def __init__(
+        self, message: str, *, param: str, num_prompt: int, max_tokens: int | None, most: int
+    ) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+        self.num_prompt = num_prompt
+        self.max_tokens = max_tokens
+        self.most = most
 
 
 class PeerError(WorkerError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 
 import anthropic
@@ -14,6 +15,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.text.chat_template import ChatTemplate
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 
@@ -28,6 +30,7 @@ WEATHER = {
     },
 }
 NOW = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
 BODY = {"model": "tiny", "max_tokens": 64, "messages": ASK}
 
 
@@ -404,6 +407,14 @@ async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"system": 3}, "system: "),
         (
+            {"messages": [{"role": "user", "content": [RESULT | {"content": 3}]}]},
+            "messages[0].content[0].content: must be a valid string or a valid list",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [RESULT | {"content": [{"type": "x"}]}]}]},
+            "messages[0].content[0].content[0].type: must be 'text'",
+        ),
+        (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
             "tools[0].type: is not supported here",
         ),
@@ -433,6 +444,143 @@ async def test_bad_input_is_refused_in_anthropics_shape(rig, client, http, field
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     assert words in body["error"]["message"]
     assert body["request_id"] == reply.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "words"),
+    [
+        (1, r"^prompt is too long: (\d+) tokens > (\d+) maximum$"),
+        (
+            4000,
+            r"^input length and `max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+), "
+            "decrease input length or `max_tokens` and try again$",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_conversation_beyond_the_context_is_refused_in_anthropics_words(
+    rig, http, max_tokens, words, stream
+):
+    is_long = max_tokens == 1
+    content = "x" * 5000 if is_long else "Hi"
+    messages = {"messages": [{"role": "user", "content": content}], "stream": stream}
+    rig.backend.max_model_len = 4000
+    reply = await http.post("/v1/messages", json=BODY | messages | {"max_tokens": max_tokens})
+    error = reply.json()["error"]
+    found = re.search(words, error["message"])
+
+    assert (reply.status_code, error["type"]) == (400, "invalid_request_error")
+    assert found is not None
+    counts = [int(count) for count in found.groups()]
+    assert counts[-1] == (3999 if is_long else 4000)
+    assert sum(counts[:-1]) > counts[-1]
+
+
+async def test_calls_have_anthropics_ids_whole_and_streamed(rig, client):
+    rig.say(HERMES_NOW)
+    fields = {"model": "tiny", "max_tokens": 500, "messages": ASK, "tools": [NOW]}
+    reply = await client.messages.create(**fields)
+    async with client.messages.stream(**fields) as stream:
+        streamed = await stream.get_final_message()
+
+    for message in (reply, streamed):
+        assert re.fullmatch("toolu_[0-9a-f]{24}", message.content[0].id)
+        assert message.id.startswith("msg_")
+
+
+async def test_a_mistral_models_ids_come_back_as_it_wrote_them(rig):
+    template = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        "{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{{ call.id }}"
+        "{% endfor %}{{ m.tool_call_id or '' }}{{ m.content }}{% endfor %}"
+        "{{ tools }}[TOOL_CALLS]"
+    )
+    rig.tokenizer.chat_template = ChatTemplate(template, {})
+    rig.backend.max_model_len = 4000
+    rig.say('[TOOL_CALLS][{"name": "now", "arguments": {}}]')
+    app = rig.make_app(parsers=ParserNames(tools="mistral"))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as http:
+        first = await http.post("/v1/messages", json=BODY | {"tools": [NOW], "max_tokens": 500})
+        (call,) = first.json()["content"]
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "noon"}
+        messages = [
+            *ASK,
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]
+        body = BODY | {"tools": [NOW], "messages": messages}
+        second = await http.post("/v1/messages", json=body)
+
+    assert re.fullmatch("toolu_[A-Za-z0-9]{9}", call["id"])
+    assert second.status_code == 200, second.text
+    assert prompt(rig).count(call["id"].removeprefix("toolu_")) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "The answer is (",
+        [{"type": "text", "text": "The answer"}, {"type": "text", "text": " is ("}],
+    ],
+)
+async def test_a_final_message_of_the_assistant_is_continued(rig, client, content):
+    begun = [*ASK, {"role": "assistant", "content": content}]
+    reply = await client.messages.create(model="tiny", max_tokens=64, messages=begun)
+    counted = await client.messages.count_tokens(model="tiny", messages=begun)
+
+    assert reply.content[0].text == "Hello, world!", "the beginning is not repeated"
+    assert prompt(rig).endswith("<|im_start|>assistant\nThe answer is (")
+    assert counted.input_tokens == len(rig.backend.calls[-1][0][0].prompt)
+    async with client.messages.stream(model="tiny", max_tokens=64, messages=begun) as stream:
+        final = await stream.get_final_message()
+    assert final.content[0].text == "Hello, world!"
+
+
+@pytest.mark.parametrize("content", ["", []])
+async def test_an_empty_final_message_of_the_assistant_begins_nothing(rig, http, content):
+    messages = [*ASK, {"role": "assistant", "content": content}]
+    assert (await http.post("/v1/messages", json=BODY)).status_code == 200
+    reply = await http.post("/v1/messages", json=BODY | {"messages": messages})
+
+    assert reply.status_code == 200
+    assert rig.backend.calls[0][0][0].prompt == rig.backend.calls[1][0][0].prompt
+    alone = await http.post("/v1/messages", json=BODY | {"messages": messages[1:]})
+    assert alone.status_code == 200
+
+
+SCHEMA = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    ("content", "fields", "words"),
+    [
+        ("So ", {}, "messages[1].content: final assistant content cannot end with trailing white"),
+        ([{"type": "text", "text": "So\n"}], {}, "cannot end with trailing whitespace"),
+        (" ", {}, "cannot end with trailing whitespace"),
+        (
+            [{"type": "tool_use", "id": "a", "name": "now", "input": {}}],
+            {"tools": [NOW]},
+            "messages[1].content: tool_use blocks need tool_result blocks after them",
+        ),
+        (
+            [{"type": "thinking", "thinking": "Hm", "signature": ""}],
+            {},
+            "messages[1].content: the final block in an assistant message cannot be thinking",
+        ),
+        ("{", SCHEMA, "messages[1].content: an answer that is begun cannot be held to output_con"),
+    ],
+)
+async def test_a_final_message_that_no_answer_goes_on_from_is_refused(
+    rig, client, http, path, content, fields, words
+):
+    messages = [*ASK, {"role": "assistant", "content": content}]
+    reply = await http.post(path, json=BODY | {"messages": messages} | fields)
+
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert words in reply.json()["error"]["message"]
 
 
 async def test_a_schema_that_the_engine_refuses_is_named_as_this_api_names_it(rig, http):

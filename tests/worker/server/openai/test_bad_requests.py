@@ -118,6 +118,17 @@ def rejections(rig) -> dict[str, float]:
         ({"priority": 1001}, "priority", "from -1000 to 1000"),
         ({"priority": -1001}, "priority", "from -1000 to 1000"),
         ({"pdcluster": {"prefill": "there"}}, "pdcluster.prefill", "'auto', 'local' or 'remote'"),
+        (
+            {"guided_json": 3},
+            "guided_json",
+            "must be an object or a valid boolean or a valid string",
+        ),
+        ({"structured_outputs": {"json": []}}, "structured_outputs.json", "must be an object or"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}},
+            "response_format.json_schema.schema",
+            "must be an object or a valid boolean",
+        ),
     ],
 )
 async def test_chat_refuses_with_the_field_and_the_limit(rig, http, fields, param, words):

@@ -353,7 +353,7 @@ async def test_a_streamed_response_is_kept_and_one_not_to_be_stored_is_not(rig, 
     assert (await client.responses.retrieve(events[-1].response.id)).output_text == "Hello, world!"
     unkept = await client.responses.create(model="tiny", input="Hi", store=False)
     assert unkept.store is False
-    with pytest.raises(openai.NotFoundError, match="it was not stored"):
+    with pytest.raises(openai.BadRequestError, match="previous_response_id: response"):
         await client.responses.create(model="tiny", input="Go on", previous_response_id=unkept.id)
     with pytest.raises(openai.BadRequestError, match="close the connection"):
         await client.responses.cancel(events[-1].response.id)
@@ -361,9 +361,12 @@ async def test_a_streamed_response_is_kept_and_one_not_to_be_stored_is_not(rig, 
 
 async def test_a_response_of_another_worker_is_refused_by_name(rig, client):
     other = ResponseStore().new_id("0" * 32)
-    with pytest.raises(openai.NotFoundError, match="made by another worker") as caught:
+    with pytest.raises(openai.BadRequestError, match="made by another worker") as caught:
         await client.responses.create(model="tiny", input="Hi", previous_response_id=other)
-    assert (caught.value.param, caught.value.code) == ("previous_response_id", "response_not_found")
+    assert (caught.value.param, caught.value.code) == (
+        "previous_response_id",
+        "previous_response_not_found",
+    )
 
 
 async def test_responses_belong_to_their_keys(rig):

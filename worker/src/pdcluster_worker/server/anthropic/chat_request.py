@@ -5,6 +5,7 @@ of their own, before the user's text.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from pdcluster_worker.server.anthropic.schemas import (
 from pdcluster_worker.server.schemas.inner_chat import Names, checked_chat
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
+_MISTRAL_ID = re.compile("toolu_[A-Za-z0-9]{9}")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SAMPLING = (
     "max_tokens",
@@ -52,7 +54,7 @@ def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
 
     reasons: the model is known to think; of another one a budget for it means nothing.
     """
-    fields: dict[str, Any] = {"model": request.model, "messages": list(_messages(request))}
+    fields: dict[str, Any] = {"model": request.model, **_conversation(request)}
     if request.tools:
         fields |= {"tools": [_tool(tool) for tool in request.tools]}
         fields |= _choice(request.tool_choice)
@@ -66,6 +68,48 @@ def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
         fields["stop"] = request.stop_sequences
     with NAMES.in_errors():
         return checked_chat(fields)
+
+
+def _conversation(request: MessagesPrompt) -> dict[str, Any]:
+    """Messages of chat.  A final one of the assistant is the beginning of the answer; an empty one
+    begins nothing.
+    """
+    messages = list(_messages(request))
+    if request.messages[-1].role != "assistant":
+        return {"messages": messages}
+    last = messages[-1]
+    _check_begun(request, last)
+    if last["content"]:
+        return {"messages": messages, "continue_final_message": True}
+    return {"messages": messages[:-1]} if len(messages) > 1 else {"messages": messages}
+
+
+def _check_begun(request: MessagesPrompt, last: dict[str, Any]) -> None:
+    """Check that an answer can go on from this message, in the words that Anthropic has for it."""
+    param, text = f"messages[{len(request.messages) - 1}].content", last["content"] or ""
+    if "tool_calls" in last:
+        raise RequestError(
+            f"{param}: tool_use blocks need tool_result blocks after them: add a user message "
+            "that has one for each",
+            param=param,
+        )
+    if "reasoning_content" in last and not text:
+        raise RequestError(
+            f"{param}: the final block in an assistant message cannot be thinking: add its text, "
+            "or leave the message out",
+            param=param,
+        )
+    if text != text.rstrip():
+        raise RequestError(
+            f"{param}: final assistant content cannot end with trailing whitespace: take it away",
+            param=param,
+        )
+    if text and request.output_config is not None and request.output_config.format is not None:
+        raise RequestError(
+            f"{param}: an answer that is begun cannot be held to output_config.format: leave out "
+            "either of the two",
+            param=param,
+        )
 
 
 def _messages(request: MessagesPrompt) -> Iterator[dict[str, Any]]:
@@ -93,7 +137,7 @@ def _assistant(message: InputMessage, path: str) -> dict[str, Any]:
                     "name": block.name,
                     "arguments": json.dumps(block.input, ensure_ascii=False),
                 }
-                calls.append({"id": block.id, "type": "function", "function": function})
+                calls.append({"id": _id(block.id), "type": "function", "function": function})
             case ToolResultBlock():
                 raise _misplaced(path, place, "tool_result", "user")
     made: dict[str, Any] = {
@@ -112,7 +156,7 @@ def _user(message: InputMessage, path: str) -> Iterator[dict[str, Any]]:
             case ToolResultBlock():
                 said = _text(block.content or "")
                 content = f"Error: {said}" if block.is_error else said
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+                yield {"role": "tool", "tool_call_id": _id(block.tool_use_id), "content": content}
             case TextBlock():
                 texts.append(block.text)
             case ToolUseBlock():
@@ -121,6 +165,11 @@ def _user(message: InputMessage, path: str) -> Iterator[dict[str, Any]]:
                 raise _misplaced(path, place, "thinking", "assistant")
     if texts or not message.content:
         yield {"role": message.role, "content": "\n".join(texts)}
+
+
+def _id(given: str) -> str:
+    """A call's id as the model wrote it: Mistral's templates take it so alone."""
+    return given.removeprefix("toolu_") if _MISTRAL_ID.fullmatch(given) else given
 
 
 def _misplaced(path: str, place: int, kind: str, role: str) -> RequestError:

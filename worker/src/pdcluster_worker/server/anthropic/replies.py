@@ -59,7 +59,8 @@ def started(block: Block) -> Json:
         case "reasoning":
             return {"type": "thinking", "thinking": "", "signature": ""}
         case "call":
-            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+            call_id = f"toolu_{block.call_id.removeprefix('call_')}"
+            return {"type": "tool_use", "id": call_id, "name": block.name, "input": {}}
 
 
 def added(block: Block, text: str) -> Json:

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import Response
 from pydantic import BaseModel
 
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import ContextLengthError, RequestError
 
 PATH = "/v1/messages"
 
@@ -47,8 +47,22 @@ def is_messages(path: str) -> bool:
 def body(error: RequestError, request_id: str) -> dict[str, Any]:
     """A `MessagesError`, which is an error event's body too."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    message = error.message.encode(errors="replace").decode()
+    said = _too_long(error) if isinstance(error, ContextLengthError) else error.message
+    message = said.encode(errors="replace").decode()
     return MessagesError(error=Said(type=kind, message=message), request_id=request_id).model_dump()
+
+
+def _too_long(error: ContextLengthError) -> str:
+    """In Anthropic's words, by which clients know it: they shorten the conversation, or ask for
+    less.
+    """
+    if error.max_tokens is None:
+        return f"prompt is too long: {error.num_prompt} tokens > {error.most - 1} maximum"
+    return (
+        "input length and `max_tokens` exceed context limit: "
+        f"{error.num_prompt} + {error.max_tokens} > {error.most}, "
+        "decrease input length or `max_tokens` and try again"
+    )
 
 
 def response(

@@ -29,6 +29,10 @@ _NO_ROOM = ("queue_full", "bodies_full", "connections_full")
 _REFUSALS = frozenset({*_NO_ROOM, "draining", "not_ready", "no_prefill_worker", "no_decode_worker"})
 
 
+Path = tuple[int | str, ...]
+"""Names and places that lead to a field of a body."""
+
+
 class Error(BaseModel):
     """param: the field at fault; code: a word for programs."""
 
@@ -99,7 +103,7 @@ def install(app: FastAPI, rejected: Counter, shaped: Callable[..., Response]) ->
 
     def _on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _on_request_error(request, from_validation(error.errors()))
+        return _on_request_error(request, from_validation(error.errors(), error.body))
 
     def _on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -110,28 +114,73 @@ def install(app: FastAPI, rejected: Counter, shaped: Callable[..., Response]) ->
     app.add_exception_handler(HTTPException, _on_http)
 
 
-def from_validation(errors: Any) -> RequestError:
-    """The first of pydantic's errors, in words that name the field."""
+def from_validation(errors: Any, body: Any) -> RequestError:
+    """The first of pydantic's errors about a body, in words that name the field."""
     first = errors[0]
-    # Without "body", and without the names of a union's members.
-    path = tuple(part for part in first["loc"][1:] if not str(part).startswith("<"))
     if first["type"] == "json_invalid":
         return RequestError(
-            f"the body is not valid JSON: {first['ctx']['error']} at character {path[0]}"
+            f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][1]}"
         )
+    path, said, num_more = _first_fault(errors, body)
     if not path:
         return RequestError(
             "the body must be a JSON object, sent with the header content-type: application/json"
         )
     param = cut(_text(indexed(path)), 200)
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    words = "must be an object" if first["type"] in _NOT_AN_OBJECT else _words(first["msg"])
-    return RequestError(f"{param}: {words}{more}", param=param)
+    more = f" (and {num_more} more)" if num_more else ""
+    return RequestError(f"{param}: {said}{more}", param=param)
 
 
-def _words(message: str) -> str:
+def _first_fault(errors: Any, body: Any) -> tuple[Path, str, int]:
+    """The place of the first fault and what is wrong there, and the number of others.
+
+    A value that no member of a union takes has an error for each: those that come farthest into
+    the value say what is wrong with it.
+    """
+    path, num_before = _field_path(errors[0], body)
+    if num_before is None:
+        return path, _words(errors[0]), len(errors) - 1
+    start = errors[0]["loc"][:num_before]
+    tried = [
+        (_field_path(error, body)[0], error)
+        for error in errors
+        if error["loc"][:num_before] == start
+    ]
+    path = max((path for path, _ in tried), key=len)
+    said = dict.fromkeys(_words(error) for place, error in tried if place == path)
+    return path, " or ".join(said).replace(" or must be ", " or "), len(errors) - len(tried)
+
+
+def _field_path(error: Any, body: Any) -> tuple[Path, int | None]:
+    """The place of an error in the body, without the names of a union's members, and the number of
+    parts of its `loc` before the first of them that pydantic made up; None = there is none.
+    """
+    path: list[int | str] = []
+    num_before = None
+    place = body
+    parts = error["loc"]
+    for number, part in enumerate(parts[1:], 1):
+        is_missing = error["type"] == "missing" and number == len(parts) - 1
+        if isinstance(part, int) or is_missing or (isinstance(place, dict) and part in place):
+            path.append(part)
+            place = _inner(place, part)
+        elif not part.startswith("<") and num_before is None:
+            num_before = number
+    return tuple(path), num_before
+
+
+def _inner(place: Any, part: int | str) -> Any:
+    try:
+        return place[part]
+    except (LookupError, TypeError):
+        return None
+
+
+def _words(error: Any) -> str:
+    if error["type"] in _NOT_AN_OBJECT:
+        return "must be an object"
     return (
-        _SHOULD.sub("must", message)
+        _SHOULD.sub("must", error["msg"])
         .replace("Field required", "is required")
         .replace(" after validation", "")
     )
@@ -165,7 +214,7 @@ def _text(text: str) -> str:
     return _SURROGATE.sub("\ufffd", text)
 
 
-def indexed(path: tuple[int | str, ...]) -> str:
+def indexed(path: Path) -> str:
     """A field's path as OpenAI writes it: messages[0].content."""
     return "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in path

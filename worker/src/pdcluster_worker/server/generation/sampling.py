@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import ContextLengthError, RequestError
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdcluster_worker.server.schemas.requests import Extension, Generate
@@ -119,7 +119,14 @@ def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
     name = wanted.prompt_param
     if room < 1:
         says = f"your {name} resulted in {num_prompt} tokens"
-        raise _too_long(limits, says, f"shorten {name} to at most {most - 1}", name)
+        fix = f"shorten {name} to at most {most - 1}"
+        raise ContextLengthError(
+            _too_long(limits, says, fix),
+            param=name,
+            num_prompt=num_prompt,
+            max_tokens=None,
+            most=most,
+        )
     if wanted.max_tokens is None:
         return room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
     if wanted.max_tokens > room:
@@ -127,18 +134,23 @@ def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
         parts = f"{num_prompt} in the {name}, {wanted.max_tokens} in the completion"
         says = f"you requested {num_tokens} tokens ({parts})"
         fix = f"{wanted.max_tokens_param} can be at most {room}"
-        raise _too_long(limits, says, fix, wanted.max_tokens_param)
+        raise ContextLengthError(
+            _too_long(limits, says, fix),
+            param=wanted.max_tokens_param,
+            num_prompt=num_prompt,
+            max_tokens=wanted.max_tokens,
+            most=most,
+        )
     return wanted.max_tokens
 
 
-def _too_long(limits: ModelLimits, says: str, fix: str, param: str) -> RequestError:
+def _too_long(limits: ModelLimits, says: str, fix: str) -> str:
     """In OpenAI's words, by which clients know it: they shorten the prompt, or turn to another
     model.
     """
     most = limits.max_model_len
     note = f" ({limits.length_note})" if limits.length_note else ""
-    message = f"This model's maximum context length is {most} tokens. However, {says}: {fix}{note}."
-    return RequestError(message, param=param, code="context_length_exceeded")
+    return f"This model's maximum context length is {most} tokens. However, {says}: {fix}{note}."
 
 
 def _sampling(

@@ -103,7 +103,9 @@ class ResponseStore:
         self._expire()
 
     def get(self, response_id: str, owner: bytes, param: str | None = None) -> Kept:
-        """A response of this key.  Raises RequestError 404 naming where it may be."""
+        """A response of this key.  Raises RequestError naming where it may be: 404, or 400 where a
+        request names it in the field `param`.
+        """
         self._expire()
         entry = self._entries.get(response_id)
         if entry is None or entry.owner != owner:
@@ -156,4 +158,8 @@ class ResponseStore:
                 "is not kept here (any more): it was not stored, has expired or was deleted; send "
                 "the whole conversation as input"
             )
-        return RequestError(f"{name} {why}", status=404, param=param, code="response_not_found")
+        if param is None:
+            return RequestError(f"{name} {why}", status=404, code="response_not_found")
+        return RequestError(
+            f"{param}: {name} {why}", param=param, code="previous_response_not_found"
+        )

@@ -61,4 +61,4 @@ def checked_chat(fields: dict[str, Any]) -> ChatRequest:
         return ChatRequest.model_validate(fields)
     except ValidationError as e:
         found = [{**error, "loc": ("body", *error["loc"])} for error in e.errors(include_url=False)]
-        raise openai_errors.from_validation(found) from e
+        raise openai_errors.from_validation(found, fields) from e

@@ -49,7 +49,7 @@ def type_of(value: Any) -> str:
 
 
 class Validity(IntEnum):
-    """What is known of a value under a schema."""
+    """Knowledge of a value under a schema."""
 
     NONE = 0
     POSSIBLE = 1
@@ -102,7 +102,7 @@ class SchemaMatch:
         return said[0] if len(said) == 1 else {"allOf": said} if said else True
 
     def validity(self, value: Any, schema: Any, depth: int = 0) -> Validity:
-        """Whether the schema takes the value."""
+        """Knowledge of whether the schema takes the value."""
         num_unknown = self._num_unknown
         if not self.is_valid(value, schema, depth):
             return Validity.NONE
@@ -146,7 +146,7 @@ class SchemaMatch:
         yield from _list(schema, "allOf")
 
     def _resolved(self, reference: Any) -> Any:
-        """What a pointer into the schema points to; True for any other reference."""
+        """The part that a pointer into the schema names; True for any other reference."""
         part = self._root
         if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
             return True

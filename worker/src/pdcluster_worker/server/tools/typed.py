@@ -40,7 +40,7 @@ def _typed(written: Mapping[str, str], match: SchemaMatch, schema: Any) -> dict[
 
 def _value(text: str, match: SchemaMatch, schema: Any) -> Any:
     types = match.types(schema)
-    best, found = Validity.NONE, []
+    best, found = Validity.NONE, list[Any]()
     for value in _readings(text, types):
         validity = match.validity(value, schema)
         if not found or validity > best:
