@@ -29,7 +29,7 @@ _HOME = {
 _LOGGING = {"VLLM_LOGGING_CONFIG_PATH": f"{ENGINE_FOLDER}/{LOGGING_FILE}"}
 _PERIOD_SECONDS, _FAILURES = 10, 2
 GPU_REPORT = "/dev/shm/pdcluster-gpus.csv"
-"""File in which the probe leaves what `nvidia-smi` says, for the server process, which has no GPU."""
+"""File in which the probe leaves what `nvidia-smi` says, for the server process without a GPU."""
 
 _REPORT = f"""\
 import os, subprocess
