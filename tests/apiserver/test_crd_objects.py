@@ -124,7 +124,6 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
             },
         },
         "qos": {
-            "stallSeconds": 20,
             "admission": {
                 "maxQueuedRequests": 1024,
                 "maxQueuedTokens": 0,

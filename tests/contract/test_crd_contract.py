@@ -156,7 +156,7 @@ def flat(annotation: Any) -> Iterator[Any]:
 def test_crd_engine_descriptions_name_the_defaults() -> None:
     engine = SCHEMA["properties"]["spec"]["properties"]["engine"]["properties"]
     named = {
-        name: schema["description"].rpartition("Default ")[2].rstrip(".")
+        name: schema["description"].rpartition("Default ")[2].rstrip(".").partition(";")[0]
         for name, schema in engine.items()
     }
     words = {"1Gi": 1 << 30, "true": True, "false": False, "30": 30.0}
@@ -171,6 +171,14 @@ def test_crd_engine_descriptions_name_the_defaults() -> None:
 
     assert {name: found[name] for name in defaults} == defaults
     assert not any("default" in schema for schema in engine.values())
+
+
+def test_crd_engine_descriptions_name_the_sizes_on_an_accelerator() -> None:
+    engine = SCHEMA["properties"]["spec"]["properties"]["engine"]["properties"]
+    sized = EngineSpec().sized_for("B200").model_dump(by_alias=True)
+
+    for field in ("maxBatchedTokens", "maxSequences", "deviceMemoryShare"):
+        assert re.search(rf"\b{sized[field]}\b.* on an accelerator", engine[field]["description"])
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])

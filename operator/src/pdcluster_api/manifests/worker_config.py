@@ -14,7 +14,7 @@ from typing import Any
 from pdcluster_api.manifests.vllm import IN_CONTAINER, StockSite, vllm_command, vllm_environment
 from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.section import Section
 from pdcluster_api.schema.sections import PoolSpec
@@ -85,6 +85,9 @@ It does not say which it took.  The server process grants credits by them, so to
 it one prompt at a time; what is too many waits in vLLM's queue.
 """
 
+_STALL_SECONDS, _ACCELERATOR_STALL_SECONDS = 20, 120
+"""Defaults of `qos.stallSeconds`; on an accelerator a step at a new shape may compile kernels."""
+
 _OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 
 
@@ -121,6 +124,7 @@ def policy_file(cluster: PDCluster) -> dict[str, Any]:
     policy = {
         **_fields(spec.routing),
         **_fields(spec.qos),
+        "stallSeconds": _stall_seconds(spec),
         "sharedPrefixCache": service.shared_prefix_cache,
         "cors": _fields(service.cors),
         "httpLimits": _fields(service.limits),
@@ -134,11 +138,22 @@ def policy_file(cluster: PDCluster) -> dict[str, Any]:
     return policy
 
 
+def _stall_seconds(spec: PDClusterSpec) -> int:
+    if spec.qos.stall_seconds is not None:
+        return spec.qos.stall_seconds
+    on_accelerators = any(
+        spec.engine_of(name).computes_on(pool.gpu)
+        for name, role in spec.roles.computing().items()
+        for pool in role.pools
+    )
+    return _ACCELERATOR_STALL_SECONDS if on_accelerators else _STALL_SECONDS
+
+
 def _engine(
     cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, site: WorkerSite
 ) -> dict[str, Any]:
     if engine.type != VLLM:
-        section: dict[str, Any] = engine.model_dump(
+        section: dict[str, Any] = engine.sized_for(pool.gpu).model_dump(
             mode="json", by_alias=True, exclude_defaults=True
         )
         return section

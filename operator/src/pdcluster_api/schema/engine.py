@@ -1,9 +1,10 @@
 """The section `engine` of a PDCluster spec, and of each of its roles."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.quantity import Quantity
 from pdcluster_api.schema.rules import rule
 from pdcluster_api.schema.scheduling import ChunkScheduleSpec, SchedulerName
@@ -23,6 +24,15 @@ MAX_ENGINES = 8
 
 MAX_THREADS = 1024
 """Most threads of one engine: each takes a stack and waits at every barrier of a step."""
+
+ACCELERATOR_TOKENS, ACCELERATOR_SEQUENCES, ACCELERATOR_MEMORY_SHARE = 8192, 256, 0.9
+"""Sizes of our engine on an accelerator where none are given: vLLM's, of its server on an H100.
+
+A step of a few hundred tokens reads the weights as long as it computes.
+"""
+
+BY_DEVICE = frozenset({"max_batched_tokens", "max_sequences", "kv_cache_memory"})
+"""Fields of which the default, given, is another value than none on an accelerator."""
 
 Argument = Annotated[Text, Field(max_length=MAX_ARGUMENT), AfterValidator(check_argument)]
 """A flag of a stock engine, or the value of one."""
@@ -103,12 +113,13 @@ class EngineSpec(Section):
     device:                what it computes on; auto = cuda where the pool has an accelerator, else
                            cpu
     block_size:            tokens of one KV block
-    max_batched_tokens:    token budget of one step
-    max_sequences:         most requests in one step
+    max_batched_tokens:    token budget of one step; on an accelerator 8192 unless it is given
+    max_sequences:         most requests in one step; on an accelerator 256 unless it is given
     max_model_len:         longest prompt + output in tokens; None = the model's own limit
     kv_cache_memory:       bytes for KV blocks (512Mi in YAML); ignored when num_blocks is given
     device_memory_share:   of a GPU's memory, for weights, KV blocks and steps together; takes the
-                           place of kv_cache_memory there
+                           place of kv_cache_memory there; None = 0.9 on an accelerator where
+                           neither kv_cache_memory nor num_blocks is given
     num_blocks:            KV blocks; None = as many as the memory for them holds
     threads:               CPU threads of the model; 0 = from the machine
     data_parallel_size:    engine processes of one worker, which share its threads, KV memory and
@@ -183,3 +194,26 @@ class EngineSpec(Section):
         return self.model_copy(
             update={name: getattr(role_engine, name) for name in role_engine.model_fields_set}
         )
+
+    def computes_on(self, gpu: str) -> bool:
+        """Return whether workers of a pool with this type of accelerator compute on it."""
+        return gpu != NO_ACCELERATOR and self.device != "cpu"
+
+    def sized_for(self, gpu: str) -> "EngineSpec":
+        """This engine as workers of a pool with this type of accelerator have it: ours with the
+        sizes of an accelerator where none are given.
+        """
+        if self.type != "pdcluster" or not self.computes_on(gpu):
+            return self
+        given = self.model_fields_set
+        sizes: dict[str, Any] = {}
+        if "max_batched_tokens" not in given:
+            least = self.max_sequences if "max_sequences" in given else 0
+            sizes["max_batched_tokens"] = max(ACCELERATOR_TOKENS, least)
+        if "max_sequences" not in given:
+            tokens = sizes.get("max_batched_tokens", self.max_batched_tokens)
+            sizes["max_sequences"] = min(ACCELERATOR_SEQUENCES, tokens)
+        memory = (self.device_memory_share, self.num_blocks)
+        if memory == (None, None) and "kv_cache_memory" not in given:
+            sizes["device_memory_share"] = ACCELERATOR_MEMORY_SHARE
+        return self.model_copy(update=sizes)

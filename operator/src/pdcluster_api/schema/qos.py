@@ -145,7 +145,8 @@ class QosSpec(Section):
 
     Takes effect without a restart.
     stall_seconds:         time beyond its longest step for which an engine may have work and
-                           make no step, or answer no ping
+                           make no step, or answer no ping; None = 20, and 120 where workers
+                           compute on an accelerator, whose kernels may be compiled for a step
     allow_client_priority: the `priority` of a request counts, lower first; else any other
                            than 0 is refused
     tenants:               by the key of service.apiKeySecret; tenant_defaults: of all others
@@ -162,5 +163,5 @@ class QosSpec(Section):
     tenants: Annotated[dict[str, TenantSpec], Field(max_length=MAX_TENANTS)] = Field(
         default_factory=dict
     )
-    stall_seconds: Annotated[int, Field(ge=1, le=3600)] = 20
+    stall_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
     allow_client_priority: bool = False

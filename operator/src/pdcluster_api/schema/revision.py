@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import Field
 
+from pdcluster_api.schema.engine import BY_DEVICE
 from pdcluster_api.schema.names import REVISION_LENGTH
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_api.schema.section import Section
@@ -119,12 +120,22 @@ def _shared(spec: PDClusterSpec) -> dict[str, Any]:
 def _roles(spec: PDClusterSpec, roles: Mapping[str, RoleSpec]) -> dict[str, Any]:
     return {
         name: {
-            "engine": _given(spec.engine_of(name)),
+            "engine": _given(spec.engine_of(name)) | _by_device(spec, name),
             "resources": _given(role.resources),
             "podTemplate": role.pod_template,
         }
         for name, role in roles.items()
     }
+
+
+def _by_device(spec: PDClusterSpec, role: str) -> dict[str, Any]:
+    """Given values that are a CPU's default, where some workers compute on an accelerator, which
+    has another.
+    """
+    engine, pools = spec.engine_of(role), spec.roles.present()[role].pools
+    if not any(engine.computes_on(pool.gpu) for pool in pools):
+        return {}
+    return engine.model_dump(include=BY_DEVICE & engine.model_fields_set)
 
 
 def _placement(placement: PlacementSpec | None) -> dict[str, Any] | None:

@@ -130,7 +130,8 @@ def _scene(spec: PDClusterSpec, speeds: Speeds) -> _Scene:
         for role, declared in spec.roles.present().items()
         for pool in declared.pools
     ]
-    decode = DecodePhase(speeds, spec.engine_of("decode").max_sequences)
+    first = spec.roles.present()["decode"].pools[0]
+    decode = DecodePhase(speeds, spec.engine_of("decode").sized_for(first.gpu).max_sequences)
     return _Scene(spec, pools, PrefillPhase(speeds), decode, speeds)
 
 
