@@ -10,7 +10,7 @@ ROUTERS := $(CACHE)/routers
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts run test clients check hooks gpu-check bench-peers bench-routers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts run test clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,8 +65,11 @@ bench-routers: setup model $(ROUTERS)/.ready ## what routing costs, ours beside 
 $(ROUTERS)/.ready: bench/peers/install_routers.sh | .venv/.ready
 	@bench/peers/install_routers.sh $(ROUTERS)
 
-gpu-check: setup model ## on a machine with a GPU: its operations against the reference, tokens, times beside the roofline
-	@$(PYTHON) scripts/gpu_check.py --model $(MODEL)
+gpu-run: setup ## on a machine with a GPU: its operations against the reference, times beside the roofline and other kernels; GPU='--parts steps'
+	@$(PYTHON) scripts/gpu_run.py $(GPU)
+
+gpu-pack: setup ## into .gpu: what gpu_run.py wants on a GPU machine that has no registries
+	@scripts/gpu_pack.sh .gpu
 
 bench-operator: setup kubernetes ## the operator with 100 PDClusters on a real API server, 10 minutes of it at rest; logged
 	@$(PYTHON) bench/operator_scale.py --objects 100 --rest-seconds 600 --log

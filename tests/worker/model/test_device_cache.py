@@ -24,7 +24,7 @@ from pdcluster_worker.model.step_plan import row_sizes
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="bfloat16")
 CPU = torch.device("cpu")
-# see `make gpu-check`
+# see `make gpu-run`
 DEVICE = torch.device("cuda" if os.environ.get("PDCLUSTER_GPU_CHECK") == "1" else "cpu")
 
 

@@ -1,5 +1,5 @@
 """Tests of Triton kernels in its interpreter, in a process of their own, or on a GPU
-(`make gpu-check`).
+(`make gpu-run`).
 
 Triton decides when it is imported which of the two it is, so the process of the
 other tests only starts the one that interprets.

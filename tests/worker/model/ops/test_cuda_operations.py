@@ -1,5 +1,5 @@
 """The cuda operations against `Reference`: in Triton's interpreter, in a process of its own, or on
-a GPU (`make gpu-check`).
+a GPU (`make gpu-run`).
 """
 
 from dataclasses import replace

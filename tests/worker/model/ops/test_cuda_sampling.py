@@ -1,5 +1,5 @@
 """The kernel that chooses tokens against `pick_tokens`, bit for bit: in the interpreter, or on a
-GPU (`make gpu-check`).
+GPU (`make gpu-run`).
 """
 
 import itertools

@@ -22,7 +22,7 @@ from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import Device
 
 NEVER_RUN = "not tested on a GPU by the project"
-"""Stands wherever a cuda device is named, until `make gpu-check` has passed on one and this line
+"""Stands wherever a cuda device is named, until `make gpu-run` has passed on one and this line
 goes.
 """
 

@@ -26,7 +26,7 @@ class AttentionSizes:
     split_keys:  keys of one split of a decode whose context is short; splits start at multiples.
     doublings:   how often that is doubled for the longest context.
     max_splits:  most splits of a context of any length.
-    warps:       of one program.
+    warps:       of one program.  stages: loads of keys under way.
     """
 
     decode_rows: int
@@ -37,6 +37,7 @@ class AttentionSizes:
     doublings: int
     max_splits: int
     warps: int
+    stages: int = 2
 
     @classmethod
     def of(cls, shape: AttentionShape, dtype: torch.dtype, longest: int) -> "AttentionSizes":

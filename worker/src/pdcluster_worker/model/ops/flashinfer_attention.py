@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.paged_attention import Attention, TritonAttention
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -23,7 +24,7 @@ WORKSPACE_BYTES = 128 << 20
 
 def make_attention(cache: Tensor, shape: AttentionShape, limits: StepLimits) -> Attention:
     """FlashInfer for chunks where it is installed and knows the heads; Triton for all else."""
-    own = TritonAttention(cache, shape, longest=limits.longest)
+    own = TritonAttention(cache, shape, AttentionSizes.of(shape, cache.dtype, limits.longest))
     if not cache.is_cuda or cache.dtype == torch.float32 or shape.head_dim not in (64, 128, 256):
         return own
     return (

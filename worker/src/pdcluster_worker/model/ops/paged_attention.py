@@ -33,15 +33,13 @@ class TritonAttention:
 
     name = "triton"
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, *, longest: int) -> None:
-        """cache: as in `CudaOperations`.  longest: tokens of the longest context that a plan may
-        have.
-        """
+    def __init__(self, cache: Tensor, shape: AttentionShape, sizes: AttentionSizes) -> None:
+        """cache: as in `CudaOperations`."""
         if not cache.is_contiguous():
             raise ValueError("the KV cache must be contiguous")
         self._cache = cache
         self._shape = shape
-        self._sizes = sizes = AttentionSizes.of(shape, cache.dtype, longest)
+        self._sizes = sizes
         self._splits = {
             "split_keys": sizes.split_keys,
             "max_splits": sizes.max_splits,
@@ -56,7 +54,7 @@ class TritonAttention:
             "key_block": sizes.key_block,
             "block_size": cache.shape[4],
             "num_warps": sizes.warps,
-            "num_stages": 2,
+            "num_stages": sizes.stages,
             "enable_fp_fusion": True,
         }
 

@@ -1,17 +1,20 @@
-"""Tokens chosen on this GPU beside the host's choice from the same logits, and the times of both
-ways: chosen where the logits are, and copied to the host before any choice.
+"""Tokens chosen on this device beside the host's choice from the same logits, and the times of
+both ways.
 """
+
+import sys
+from typing import Any
 
 import numpy as np
 import torch
-from gpu_figures import seconds
+from setting import DEVICE, REHEARSES, save, seconds
 
 from pdcluster_worker.model.ops.device_choosing import DEVICE_CHOOSING
 from pdcluster_worker.model.sampling.picking import pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
 
-VOCAB_SIZE = 151_936
-BATCHES = (1, 16, 128)
+VOCAB_SIZE = 500 if REHEARSES else 151_936
+BATCHES = (1, 2) if REHEARSES else (1, 16, 128)
 SETTINGS = {
     "greedy": (0.0, 0, 1.0, 0.0),
     "temperature 1": (1.0, 0, 1.0, 0.0),
@@ -34,23 +37,24 @@ def rows_of(count: int, temperature: float, top_k: int, top_p: float, min_p: flo
 
 
 @torch.inference_mode()
-def report() -> bool:
-    """Print a line for each batch and its settings; returns whether all tokens are the host's."""
-    agree = True
+def main() -> int:
+    """Exits 1 where a token is not the host's."""
+    figures: dict[str, Any] = {}
     for count in BATCHES:
-        generator = torch.Generator("cuda").manual_seed(count)
-        logits = torch.randn(count, VOCAB_SIZE, device="cuda", generator=generator) * 3
+        logits = torch.randn(count, VOCAB_SIZE, device=DEVICE) * 3
         copy = seconds(lambda logits=logits: logits.cpu())
-        print(f"logits of {count} x {VOCAB_SIZE} to the host: {copy * 1e3:.3f} ms", flush=True)
+        figures[f"{count} logits to the host"] = {"ms": copy * 1e3}
         for name, settings in SETTINGS.items():
             rows = rows_of(count, *settings)
-            found, wanted = DEVICE_CHOOSING.pick(logits, rows), pick_tokens(logits.cpu(), rows)
-            is_equal = found.token_ids.tolist() == wanted.token_ids.tolist()
-            agree &= is_equal
+            found, expected = DEVICE_CHOOSING.pick(logits, rows), pick_tokens(logits.cpu(), rows)
+            equal = found.token_ids.tolist() == expected.token_ids.tolist()
             took = seconds(lambda logits=logits, rows=rows: DEVICE_CHOOSING.pick(logits, rows))
-            print(
-                f"tokens of {count} x {VOCAB_SIZE}, {name}: {took * 1e3:.3f} ms, "
-                f"{'equal' if is_equal else 'NOT equal'} to the host's",
-                flush=True,
-            )
-    return agree
+            figures[f"{count}, {name}"] = {"ms": took * 1e3, "equal": equal}
+    for name, figure in figures.items():
+        print(name, figure, flush=True)
+    save(figures)
+    return 0 if all(figure.get("equal", True) for figure in figures.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Attention of one layer by other tile sizes and by other kernels, over the same paged cache.
+
+Peers: FlashAttention 3 with block tables, where the pack has it, and torch's own
+attention over contiguous keys for a prefill.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from setting import DEVICE, PACK, REHEARSES, save, seconds
+from stack import BLOCK_SIZE, DECODES, LARGE, PROMPTS, plan_of
+from torch import Tensor
+from torch.nn import functional
+
+from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
+from pdcluster_worker.model.ops.paged_attention import TritonAttention
+from pdcluster_worker.model.ops.plan_copy import PlanCopy
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.step_plan import StepPlan
+
+SHAPE = LARGE.shape
+LONGEST = 48 if REHEARSES else 131072
+LAYERS = 1 if REHEARSES else 8
+"""Enough that no layer's keys are still in the device's cache when its turn comes again."""
+
+DECODE_VARIANTS: dict[str, dict[str, int]] = {
+    f"keys {keys}, stages {stages}, warps {warps}": {
+        "split_keys": keys,
+        "stages": stages,
+        "warps": warps,
+    }
+    for keys, stages, warps in (
+        (256, 2, 4),
+        (128, 2, 4),
+        (64, 2, 4),
+        (512, 2, 4),
+        (256, 3, 4),
+        (256, 3, 2),
+        (256, 4, 1),
+        (128, 3, 2),
+    )
+}
+CHUNK_VARIANTS: dict[str, dict[str, int]] = {
+    f"rows {rows}, keys {keys}, stages {stages}, warps {warps}": {
+        "chunk_rows": rows,
+        "key_block": keys,
+        "stages": stages,
+        "warps": warps,
+    }
+    for rows, keys, stages, warps in (
+        (64, 64, 2, 4),
+        (64, 64, 3, 4),
+        (128, 64, 2, 4),
+        (128, 64, 2, 8),
+        (128, 64, 3, 8),
+        (128, 128, 2, 8),
+        (64, 128, 2, 4),
+    )
+}
+
+Attend = Callable[[Tensor, StepPlan, int], object]
+
+
+@torch.inference_mode()
+def main() -> int:
+    """Time each way; a size that does not compile is noted and passes."""
+    contexts = (*DECODES, *((1, prompt) for prompt in PROMPTS))
+    tokens = max(batch * context for batch, context in contexts)
+    size = (tokens // BLOCK_SIZE + 8, SHAPE.num_kv_heads, LAYERS, 2, BLOCK_SIZE, SHAPE.head_dim)
+    cache = torch.empty(size, dtype=torch.bfloat16, device=DEVICE).normal_()
+    limits = StepLimits(max(PROMPTS), max(batch for batch, _ in DECODES), LONGEST, BLOCK_SIZE)
+    copy = PlanCopy(cache.device, limits)
+    fa3 = _flash_attention_3(cache)
+    figures: dict[str, Any] = {}
+    for batch, context in DECODES:
+        ways = _variants(cache, DECODE_VARIANTS) | fa3
+        _measure(figures, f"decode {batch} x {context}", ways, copy, [context] * batch, 1)
+    for prompt in PROMPTS:
+        ways = _variants(cache, CHUNK_VARIANTS) | fa3 | {"torch sdpa": _sdpa()}
+        _measure(figures, f"prefill {prompt}", ways, copy, [prompt], prompt)
+    return 0
+
+
+def _variants(cache: Tensor, variants: dict[str, dict[str, int]]) -> dict[str, Attend]:
+    found: dict[str, Attend] = {}
+    for name, changes in variants.items():
+        sizes = AttentionSizes.of(SHAPE, cache.dtype, LONGEST)
+        if "split_keys" in changes:
+            more = (sizes.split_keys << sizes.doublings) // changes["split_keys"]
+            changes = {**changes, "doublings": more.bit_length() - 1, "max_splits": 32}
+        found[name] = TritonAttention(cache, SHAPE, replace(sizes, **changes)).attend
+    return found
+
+
+def _flash_attention_3(cache: Tensor) -> dict[str, Attend]:
+    """By its operator as a library; the cache's layout needs no copy."""
+    library = PACK / "fa3" / "_vllm_fa3_C.abi3.so"
+    if REHEARSES or not library.exists():
+        return {}
+    torch.ops.load_library(str(library))
+    heads, dim = SHAPE.num_heads, SHAPE.head_dim
+
+    def attend(qkv: Tensor, plan: StepPlan, layer: int) -> object:
+        query = qkv[:, : heads * dim].view(-1, heads, dim)
+        keys, values = (cache[:, :, layer, part].transpose(1, 2) for part in range(2))
+        count, rows = len(plan.firsts), len(qkv) // len(plan.firsts)
+        starts = torch.arange(count + 1, dtype=torch.int32, device=DEVICE) * rows
+        width = -(-plan.longest // BLOCK_SIZE)
+        table = plan.tables[plan.seats.long()][:, :width].contiguous()
+        none = None
+        return torch.ops._vllm_fa3_C.fwd(
+            *(query, keys, values, none, none, none, torch.empty_like(query), starts, none, none),
+            *(none, plan.contexts, rows, plan.longest, table, none, none, none, none, none),
+            *(none, none, none, SHAPE.scaling, True, -1, -1, 0.0, False, none, 0, none, 0),
+            *(none, 1, 0, none),
+        )
+
+    return {"FlashAttention 3": attend}
+
+
+def _sdpa() -> Attend:
+    heads, kv_heads, dim = SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.head_dim
+
+    def attend(qkv: Tensor, plan: StepPlan, layer: int) -> object:
+        parts = qkv.view(1, len(qkv), heads + 2 * kv_heads, dim).transpose(1, 2)
+        query, key, value = parts.split((heads, kv_heads, kv_heads), dim=1)
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
+
+    return attend
+
+
+def _measure(
+    figures: dict[str, Any],
+    name: str,
+    ways: dict[str, Attend],
+    copy: PlanCopy,
+    contexts: list[int],
+    rows: int,
+) -> None:
+    """Microseconds of one layer by each way."""
+    plan = copy.place(plan_of(contexts, rows))
+    width = (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim
+    qkv = torch.empty(len(contexts) * rows, width, dtype=torch.bfloat16, device=DEVICE).normal_()
+    figures[name] = {}
+    for way, attend in ways.items():
+        try:
+            took = seconds(lambda attend=attend: _layers(attend, qkv, plan), 7, 2) / LAYERS
+            figures[name][way] = round(took * 1e6, 1)
+        except Exception as e:  # a size that does not fit into shared memory, a missing operator
+            figures[name][way] = f"{type(e).__name__}: {e}"[:200]
+    print(name, figures[name], flush=True)
+    save(figures)
+
+
+def _layers(attend: Attend, qkv: Tensor, plan: StepPlan) -> None:
+    for layer in range(LAYERS):
+        attend(qkv, plan, layer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""An 8B llama of random weights on the device: transformers' module, our decoder and runner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from setting import DEVICE, REHEARSES
+
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.model.beginning import AtOnce
+from pdcluster_worker.model.decoder import Decoder
+from pdcluster_worker.model.device_cache import DeviceKVCache
+from pdcluster_worker.model.families import read_weights
+from pdcluster_worker.model.loading.loader import ModelInfo
+from pdcluster_worker.model.ops.cuda import CudaOperations
+from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.runner import Runner
+
+BLOCK_SIZE = 16
+SIZES: dict[str, Any] = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+if REHEARSES:
+    SIZES |= {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@dataclass
+class Large:
+    """module: transformers' own; None once it is dropped."""
+
+    module: Any
+    decoder: Decoder
+    runner: Runner
+    cache: DeviceKVCache
+
+
+def make_module(seed: int = 0) -> Any:
+    """Weights drawn so that a token's logits stand apart, in bfloat16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(**SIZES, attn_implementation="sdpa", pad_token_id=0)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with DEVICE:
+            module = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    return module.eval()
+
+
+def open_large(
+    *, num_blocks: int, max_batched_tokens: int, max_sequences: int, keep_module: bool = False
+) -> Large:
+    """The runner as a worker's engine has it, over a cache of so many blocks."""
+    module = make_module()
+    heads, kv_heads, head_dim = (
+        SIZES[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
+    layers, longest = SIZES["num_hidden_layers"], SIZES["max_position_embeddings"]
+    geometry = KVGeometry(kv_heads, head_dim, layers, BLOCK_SIZE, "bfloat16")
+    windows: Sequence[int | None] = (None,) * layers
+    info = ModelInfo(geometry, "random", "bfloat16", longest, SIZES["vocab_size"], tuple(windows))
+    cache = DeviceKVCache(geometry, num_blocks, DEVICE)
+    limits = StepLimits(max_batched_tokens, max_sequences, longest, BLOCK_SIZE, max_sequences)
+    shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5)
+    operations = CudaOperations(cache.tensor, shape, limits)
+    if REHEARSES:  # there are no graphs
+        operations.prepare = lambda forward: lambda plan: forward(operations._copy.place(plan))  # type: ignore[method-assign]
+    weights = read_weights(module, longest, operations, windows)
+    decoder = Decoder(operations, weights, heads * head_dim)
+    runner = Runner(info, decoder, cache, limits, AtOnce(depth=2))
+    return Large(module if keep_module else None, decoder, runner, cache)
