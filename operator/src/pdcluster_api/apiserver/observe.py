@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from pdcluster_api.apiserver.body import Body, Key
-from pdcluster_api.apiserver.pods import FOR_ETCD, pod_problem, pod_state
+from pdcluster_api.apiserver.pods import FOR_ETCD, ending_pod, pod_problem, pod_state
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
@@ -145,6 +145,11 @@ def managed_etcd(
         ready=body.get("status", {}).get("readyReplicas", 0),
         wanted=wanted,
         problem=worst_of(found),
+        ending=tuple(
+            ending_pod(pod)
+            for pod in live.children
+            if _is_of_etcd(pod) and "deletionTimestamp" in pod["metadata"]
+        ),
     )
 
 

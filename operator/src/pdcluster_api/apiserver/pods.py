@@ -13,7 +13,7 @@ from typing import Any
 from pdcluster_api.apiserver.crashes import BACK_OFF, keeps_crashing, latest_end
 from pdcluster_api.apiserver.last_words import first_error, last_words
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import PodState
+from pdcluster_api.plan.observed.state import EndingPod, PodState
 from pdcluster_api.schema import conditions, labels
 from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_api.text import shortened
@@ -100,6 +100,12 @@ def pod_state(body: Body) -> PodState:
         since=_since(body),
         loading=_loading(body),
     )
+
+
+def ending_pod(body: Body) -> EndingPod:
+    """A terminating pod."""
+    node = (body.get("spec") or {}).get("nodeName") or ""
+    return EndingPod(body["metadata"]["name"], node, _since(body))
 
 
 def _has_started(body: Body) -> bool:

@@ -69,7 +69,11 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
     """Plan everything.  now: RFC 3339 in UTC, for conditions that change in this reconcile."""
     scene = scene_of(cluster, observed, now)
     step = next_step(
-        cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=scene.is_target_ready
+        cluster.spec.rollout.strategy,
+        scene.target,
+        observed,
+        is_target_ready=scene.is_target_ready,
+        lost=scene.ending.lost,
     )
     kept, leaving = tuple(kept_workloads(scene, step)), leaving_pools(scene)
     drain = _drain(scene, (*of_target(scene, step), *kept, *leaving))
@@ -91,6 +95,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         verified.requeue_after_seconds,
         seconds_left(scene.rollout, now),
         next_loss(serving, observed.workloads, patience),
+        scene.ending.next_seconds,
     )
     looks = [seconds for seconds in found if seconds is not None]
     return ClusterPlan(
@@ -218,6 +223,7 @@ def _status(
         or scene.cluster.spec.ingress_role,
         num_answering=scene.there.num_answering(observed.service_revision, observed.service_role),
         has_prefill=scene.there.has_prefill(observed.service_revision),
+        lost=scene.ending.lost,
     )
     autoscale = scene.cluster.spec.autoscale
     together = _disaggregating(scene, step)

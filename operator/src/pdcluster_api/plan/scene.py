@@ -5,8 +5,9 @@ declared revision can take over is decided here, once, for all parts of the plan
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from pdcluster_api.plan.observed.ending import Ending, ending_of
 from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed, WorkloadState
@@ -36,6 +37,7 @@ class Scene:
     current: the revision that serves until this reconcile; None = none does
     is_target_ready: whether the declared revision can take over
     rollout: the one that is under way to it; None = none is
+    ending:  its terminating pods
     """
 
     cluster: PDCluster
@@ -46,6 +48,7 @@ class Scene:
     sizes: tuple[PoolSize, ...]
     is_target_ready: bool
     rollout: Rollout | None
+    ending: Ending = field(default_factory=Ending)
 
     @property
     def deadline(self) -> int:
@@ -111,6 +114,7 @@ def scene_of(cluster: PDCluster, observed: Observed, now: str | None = None) -> 
         sizes,
         is_target_ready,
         read_rollout(observed.status),
+        ending_of(observed, now),
     )
     if now is not None:
         scene = replace(
@@ -123,7 +127,7 @@ def _seen(scene: Scene, *, is_whole: bool) -> Seen:
     """Inputs of a roll out's clock."""
     observed, views = scene.observed, tuple(scene.views())
     is_recreated = scene.cluster.spec.rollout.strategy == "Recreate"
-    left = left_of(scene.target, observed) if is_recreated else None
+    left = left_of(scene.target, observed, scene.ending.lost) if is_recreated else None
     is_new = Previous(observed.status).text("revision") != scene.target
     return Seen(
         revision=scene.target,

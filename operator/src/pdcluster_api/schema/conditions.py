@@ -52,6 +52,7 @@ IMAGE_NOT_PULLED: Final = "ImageNotPulled"
 CONFIGURATION_REFUSED: Final = "ConfigurationRefused"
 ACCELERATOR_UNUSABLE: Final = "AcceleratorUnusable"
 CRASH_LOOPING: Final = "CrashLooping"
+NODE_LOST: Final = "NodeLost"
 UNSCHEDULABLE: Final = "Unschedulable"
 QUOTA_EXCEEDED: Final = "QuotaExceeded"
 PODS_REFUSED: Final = "PodsRefused"
@@ -123,6 +124,7 @@ NEEDS_ACTION = frozenset(
         CONFIGURATION_REFUSED,
         ACCELERATOR_UNUSABLE,
         CRASH_LOOPING,
+        NODE_LOST,
         QUOTA_EXCEEDED,
         PODS_REFUSED,
         MODEL_NOT_DOWNLOADED,

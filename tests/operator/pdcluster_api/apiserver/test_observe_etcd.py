@@ -6,6 +6,7 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live, managed_etcd
 from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import EndingPod
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.labels import cluster_labels
 from tests.operator import bodies as made
@@ -128,3 +129,13 @@ def test_what_keeps_members_from_being_made_is_reported_while_they_are_missing(
         Live(made.cluster(), [stateful_set(0, 1, current)]), NAME, 1, {NAME: fault}
     )
     assert state.problem == (fault if is_told else None)
+
+
+def test_members_that_end_are_known_with_their_node_and_the_end_of_their_time():
+    gone = "2026-01-02T03:04:05Z"
+    ending = member()
+    ending["metadata"]["deletionTimestamp"] = gone
+    ending["spec"] = {"nodeName": "n1"}
+    state = managed_etcd(Live(made.cluster(), [stateful_set(0), ending]), NAME, 1, {})
+    assert state.problem is None
+    assert state.ending == (EndingPod("chat-etcd-0", "n1", gone),)

@@ -15,17 +15,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pdcluster_api.plan.drain.shrink import ordinal_of
+from pdcluster_api.plan.observed.ending import ENDING_SECONDS
 from pdcluster_api.plan.observed.state import PodState, WorkloadState
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.workload import Workload, WorkloadId
 
 _PASSING = frozenset({conditions.STARTING, conditions.DOWNLOADING_MODEL})
 """Problems of a worker that will be ready when they have passed."""
-
-ENDING_SECONDS = 60.0
-"""Time beyond its grace period in which a pod ends, as it is killed then; that of a lost node
-never does.
-"""
 
 PROBLEM_SECONDS = 300.0
 """An autoscaler of nodes brings one in a few minutes, and an image or a first crash may pass in

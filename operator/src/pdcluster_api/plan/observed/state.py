@@ -40,6 +40,27 @@ class PodState:
     loading: str = ""
 
     def __str__(self) -> str:
+        return str(self.ending)
+
+    @property
+    def ending(self) -> "EndingPod":
+        """The part that counts while it ends."""
+        return EndingPod(self.name, self.node, self.since)
+
+
+@dataclass(frozen=True)
+class EndingPod:
+    """A terminating pod.
+
+    node:  that it is bound to; empty = none
+    since: RFC 3339, when it has to be gone, its grace period included; None = unknown
+    """
+
+    name: str
+    node: str = ""
+    since: str | None = None
+
+    def __str__(self) -> str:
         return f"pod {self.name} on node {self.node}" if self.node else f"pod {self.name}"
 
 
@@ -96,6 +117,7 @@ class DiscoveryState:
     problem: why a member that we run is not ready; None = it is just starting
     is_full: it takes no writes, since it has no room
     in_memory: it is run by us without storage
+    ending:  terminating pods of the one that we run
     """
 
     managed: bool
@@ -105,6 +127,7 @@ class DiscoveryState:
     problem: Problem | None = None
     is_full: bool = False
     in_memory: bool = False
+    ending: tuple[EndingPod, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,17 @@ stays -> the Service is seen to select B: A goes.  A goes only then, so that a
 Service that could not be written never leads to workers that are gone.
 Recreate: A goes -> nothing is left of A: B is made and the Service switches.
 A's StatefulSets are to be seen while they have pods: the pods alone would not
-do, since the watch may deliver them late.
+do, since the watch may deliver them late.  Pods that are lost with their node are not waited for.
 A third revision replaces an unfinished target; back to A drops the target.
 A selector that was turned to B by hand before B was ready is turned back.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import Observed, PodState
+from pdcluster_api.plan.observed.state import Observed, PodState, WorkloadState
 from pdcluster_api.schema.workload import WorkloadId
 
 Strategy = Literal["BlueGreen", "Recreate"]
@@ -94,14 +95,22 @@ def _was_edited(
 
 
 def next_step(
-    strategy: Strategy, target: str, observed: Observed, *, is_target_ready: bool
+    strategy: Strategy,
+    target: str,
+    observed: Observed,
+    *,
+    is_target_ready: bool,
+    lost: Collection[str] = (),
 ) -> Step:
-    """The next step towards the target.  is_target_ready: its workers can take over."""
+    """The next step towards the target.
+
+    is_target_ready: its workers can take over; lost: pods of lost nodes, which never end
+    """
     current = current_revision(observed, target, is_target_ready=is_target_ready)
     if current == target:
         return Step(serving=target)
     if strategy == "Recreate":
-        return _recreate(target, observed)
+        return _recreate(target, observed, lost)
     return _blue_green(target, current, observed, is_target_ready=is_target_ready)
 
 
@@ -117,8 +126,8 @@ def _blue_green(
     return Step(serving=target if is_target_ready else current, kept=tuple(sorted(kept)))
 
 
-def _recreate(target: str, observed: Observed) -> Step:
-    left = left_of(target, observed)
+def _recreate(target: str, observed: Observed, lost: Collection[str]) -> Step:
+    left = left_of(target, observed, lost)
     if left is None:
         return Step(serving=target)
     serves_already = any(
@@ -128,8 +137,17 @@ def _recreate(target: str, observed: Observed) -> Step:
     return Step(serving=target if serves_already else before, waits_for=left)
 
 
-def left_of(target: str, observed: Observed) -> Left | None:
-    """Rest of other revisions; None = nothing."""
-    states = [state for state in observed.workloads if state.id.revision != target]
+def left_of(target: str, observed: Observed, lost: Collection[str] = ()) -> Left | None:
+    """Rest of other revisions; None = nothing.  lost: pods of lost nodes, which never end"""
+    states = [
+        state
+        for state in observed.workloads
+        if state.id.revision != target and not _is_lost(state, lost)
+    ]
     pods = sorted((pod for state in states for pod in state.pods), key=lambda pod: pod.name)
     return Left(sum(state.num_pods for state in states), next(iter(pods), None)) if states else None
+
+
+def _is_lost(state: WorkloadState, lost: Collection[str]) -> bool:
+    """Return whether nothing is left of a deleted workload but pods of lost nodes."""
+    return state.gone and bool(state.pods) and all(pod.name in lost for pod in state.pods)

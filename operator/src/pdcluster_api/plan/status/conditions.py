@@ -6,9 +6,10 @@ worst below it; Serving = requests are answered.  Messages hold nothing that
 changes by itself, so that an unchanged cluster has an unchanged status.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pdcluster_api.plan.observed.ending import node_lost
 from pdcluster_api.plan.observed.pools import RoleView
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
@@ -16,7 +17,7 @@ from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed
 from pdcluster_api.plan.rollout.steps import Left
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.discovery import discovery_answers, discovery_condition
-from pdcluster_api.plan.status.problems import rank, still_loading, worst_problem
+from pdcluster_api.plan.status.problems import rank, still_loading, worst_of, worst_problem
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.sections import ROUTER
 from pdcluster_api.schema.workload import WorkloadId
@@ -38,6 +39,7 @@ class Facts:
     stalled:       why the declared revision has not come forward for too long; None = it has
     deadline:      seconds for which it need not
     is_given_up:   its workers are scaled to 0, as another revision answered at the deadline
+    lost:         terminating pods of lost nodes, by name
     """
 
     roles: tuple[RoleView, ...]
@@ -54,6 +56,7 @@ class Facts:
     stalled: str | None = None
     deadline: int = 0
     is_given_up: bool = False
+    lost: Collection[str] = ()
 
     @property
     def is_rolling(self) -> bool:
@@ -73,7 +76,7 @@ class Facts:
 def condition_tree(facts: Facts) -> tuple[Condition, ...]:
     """Every condition, in the order in which the status holds them."""
     below = (
-        discovery_condition(facts.observed.discovery),
+        discovery_condition(facts.observed.discovery, facts.lost),
         *(_role(view, facts) for view in facts.roles),
         _ingress(facts),
     )
@@ -98,7 +101,7 @@ def _role(view: RoleView, facts: Facts) -> Condition:
         return Condition(
             kind, is_true=True, reason=reason, message="; ".join([_numbers(view), *notes])
         )
-    problem = None if facts.is_given_up else worst_problem(view)
+    problem = None if facts.is_given_up else _problem(view, facts)
     reason, message = problem or _on_the_way(view, facts)
     return Condition(
         kind,
@@ -108,9 +111,16 @@ def _role(view: RoleView, facts: Facts) -> Condition:
     )
 
 
+def _problem(view: RoleView, facts: Facts) -> Problem | None:
+    """The worst problem of a role's pods: of those that are not ready, or do not end."""
+    lost = node_lost(pod.ending for pod in view.ending if pod.name in facts.lost)
+    return worst_of(each for each in (lost, worst_problem(view)) if each is not None)
+
+
 def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
     """Pods beyond the desired workers, and the reason for them."""
-    ending = sorted(view.ending, key=lambda pod: pod.name)
+    lost = () if facts.is_given_up else facts.lost
+    ending = sorted((pod for pod in view.ending if pod.name not in lost), key=lambda pod: pod.name)
     if ending:
         yield f"{ending[0]} is still ending" + (
             f" (and {len(ending) - 1} more)" if len(ending) > 1 else ""

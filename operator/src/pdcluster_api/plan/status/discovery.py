@@ -1,7 +1,12 @@
 """The condition DiscoveryReady: etcd answers, has room, and has its members.  Pure."""
 
+from collections.abc import Collection
+
+from pdcluster_api.plan.observed.ending import node_lost
+from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.status.condition import Condition
+from pdcluster_api.plan.status.problems import worst_of
 from pdcluster_api.schema import conditions as words
 
 
@@ -12,15 +17,18 @@ def discovery_answers(discovery: DiscoveryState) -> bool:
     )
 
 
-def discovery_condition(discovery: DiscoveryState) -> Condition:
-    """DiscoveryReady; an etcd that only just starts is not yet one that cannot be reached."""
+def discovery_condition(discovery: DiscoveryState, lost: Collection[str] = ()) -> Condition:
+    """DiscoveryReady; an etcd that only just starts is not yet one that cannot be reached.
+
+    lost: pods of lost nodes, by name
+    """
     members = f"{discovery.ready} of {discovery.wanted} etcd members are ready"
     if discovery.is_full and discovery_answers(discovery):
         return Condition(
             words.DISCOVERY_READY, is_true=False, reason=words.ETCD_FULL, message=_full(discovery)
         )
     if discovery.managed and discovery.ready < discovery.wanted:
-        reason, said = discovery.problem or (words.STARTING, discovery.error)
+        reason, said = _problem(discovery, lost) or (words.STARTING, discovery.error)
         answers = "it answers all the same" if discovery_answers(discovery) else None
         message = "; ".join(part for part in (members, said, answers) if part)
         return Condition(words.DISCOVERY_READY, is_true=False, reason=reason, message=message)
@@ -35,6 +43,18 @@ def discovery_condition(discovery: DiscoveryState) -> Condition:
     return Condition(
         words.DISCOVERY_READY, is_true=True, reason=words.ETCD_ANSWERS, message=message
     )
+
+
+def _problem(discovery: DiscoveryState, lost: Collection[str]) -> Problem | None:
+    """Cause for which a member that we run is not ready; None = it is just starting."""
+    found = (
+        discovery.problem,
+        node_lost(pod for pod in discovery.ending if pod.name in lost),
+    )
+    worst = worst_of(each for each in found if each is not None)
+    if worst is not None or not discovery.ending:
+        return worst
+    return Problem(words.STARTING, f"{min(map(str, discovery.ending))} is still ending")
 
 
 def _full(discovery: DiscoveryState) -> str:

@@ -26,6 +26,7 @@ _WORST_FIRST = (
     words.ETCD_FULL,
     words.QUOTA_EXCEEDED,
     words.PODS_REFUSED,
+    words.NODE_LOST,
     words.UNSCHEDULABLE,
     words.ETCD_UNREACHABLE,
     words.DOWNLOADING_MODEL,

@@ -8,13 +8,13 @@ import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.drain.disruption import (
-    ENDING_SECONDS,
     PROBLEM_SECONDS,
     UNREADY_SECONDS,
     Patience,
     min_available,
     plan_budgets,
 )
+from pdcluster_api.plan.observed.ending import ENDING_SECONDS
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import PodState, WorkloadState
 from pdcluster_api.schema import conditions as words
