@@ -6,7 +6,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from pdcluster_worker.machine import nvidia
-from pdcluster_worker.machine.nvidia import Gpus, GpuUse, count_gpus
+from pdcluster_worker.machine.native_dtype import dtype_of_device, slow_note
+from pdcluster_worker.machine.nvidia import Gpus, GpuUse, compute_capability, count_gpus
 from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.metrics import Metrics
 
@@ -37,6 +38,14 @@ class Driver:
     def cuDeviceGetPCIBusId(self, bus_id: Any, _: int, device: int) -> int:  # noqa: N802
         bus_id.value = b"%d" % device
         return int(device >= 3)
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
+        device._obj.value = index
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:  # noqa: N802
+        value._obj.value = {75: (10, 8, 9), 76: (0, 6, 0)}[attribute][device.value]
+        return 0
 
     def nvmlInit_v2(self) -> int:  # noqa: N802
         return 0
@@ -112,3 +121,35 @@ def test_cpu_exports_no_device_memory() -> None:
     metrics.watch_gpu(Device("cpu", "Xeon"), lambda: GpuUse(20, 80, 0.5))
 
     assert exported(metrics) == {}
+
+
+def test_dtype_follows_the_oldest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compute_capability(NONE) is None
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", Driver)
+
+    assert compute_capability() == (8, 6)
+    assert dtype_of_device("cuda") == "bfloat16"
+
+
+def test_gpu_that_does_not_multiply_bfloat16_proposes_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Turing(Driver):
+        def cuDeviceGetAttribute(  # noqa: N802
+            self, value: Any, attribute: int, device: Any
+        ) -> int:
+            value._obj.value = {75: 7, 76: 5}[attribute]
+            return 0
+
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", Turing)
+    assert dtype_of_device("cuda") == "float32"
+    assert "which this GPU does not multiply natively" in slow_note("bfloat16", "float32", "cuda")
+
+
+def test_driver_that_fails_says_no_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Driver):
+        def cuDeviceGetAttribute(self, *_: Any) -> int:  # noqa: N802
+            return 999
+
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", Failing)
+    assert compute_capability() is None

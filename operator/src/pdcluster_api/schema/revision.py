@@ -135,7 +135,7 @@ def _by_device(spec: PDClusterSpec, role: str) -> dict[str, Any]:
     engine, pools = spec.engine_of(role), spec.roles.present()[role].pools
     if not any(engine.computes_on(pool.gpu) for pool in pools):
         return {}
-    return engine.model_dump(include=BY_DEVICE & engine.model_fields_set)
+    return engine.model_dump(include=set(BY_DEVICE & engine.model_fields_set))
 
 
 def _placement(placement: PlacementSpec | None) -> dict[str, Any] | None:

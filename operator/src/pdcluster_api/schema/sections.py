@@ -73,7 +73,7 @@ class ModelSpec(Section):
     name:       what clients call it; `pdctl up` looks for its folder by this name in its cache
     path:       its folder as the workers see it, or below the volume's root; `~` and relative paths
                 without a volume are for `pdctl` only
-    dtype:      of weights and KV; auto = bfloat16 where the first worker's CPU computes it
+    dtype:      of weights and KV; auto = bfloat16 where the first worker's device computes it
                 natively, else float32
     chat_template: Jinja text in place of the model's own chat template, or `chatml-tools`, which is
                    for requests with tools

@@ -1,7 +1,9 @@
-"""The dtype that this CPU computes fastest in, as Linux says."""
+"""The dtype that a device computes fastest in: a CPU as Linux says, a GPU as its driver does."""
 
 from pathlib import Path
 from typing import Literal
+
+from pdcluster_worker.machine.nvidia import compute_capability
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -9,6 +11,8 @@ DType = Literal["float32", "bfloat16"]
 
 _NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_tile"})
 """CPU flags; `model.loading.loader` asks torch for the same."""
+
+_BFLOAT16_GPUS = (8, 0)
 
 
 def native_dtype(cpu_info: str) -> DType:
@@ -22,19 +26,39 @@ def native_dtype(cpu_info: str) -> DType:
     return "bfloat16" if _NATIVE_BFLOAT16.intersection(next(lines, "").split()) else "float32"
 
 
-def slow_note(dtype: str, native: DType) -> str:
-    """Say what a dtype costs that the CPU does not multiply natively, and the fix; empty = it does.
+def slow_note(dtype: str, native: DType, kind: str = "cpu") -> str:
+    """Say what a dtype costs that the device does not multiply natively, and the fix; empty = it
+    does.  kind: cpu or cuda
 
     >>> slow_note("float32", "bfloat16"), slow_note("bfloat16", "float32")[:22]
     ('', 'computes in bfloat16, ')
     """
     if dtype in (native, "float32"):
         return ""
-    return (
-        f"computes in {dtype}, which this CPU does not multiply natively: prompts take several "
-        "times as long as in float32; "
-        "set model.dtype to float32, or run on CPUs with AVX512-BF16 or AMX"
+    device, better = (
+        ("CPU", "CPUs with AVX512-BF16 or AMX")
+        if kind == "cpu"
+        else ("GPU", "GPUs of compute capability 8.0 or later")
     )
+    return (
+        f"computes in {dtype}, which this {device} does not multiply natively: prompts take "
+        f"several times as long as in float32; set model.dtype to float32, or run on {better}"
+    )
+
+
+def gpu_dtype(capability: tuple[int, int] | None) -> DType:
+    """bfloat16 where the tensor cores multiply it (Ampere, compute capability 8.0, and later), or
+    where the driver does not say; else float32, since float16 is none of an engine's dtypes.
+
+    >>> gpu_dtype((10, 0)), gpu_dtype((7, 5)), gpu_dtype(None)
+    ('bfloat16', 'float32', 'bfloat16')
+    """
+    return "bfloat16" if capability is None or capability >= _BFLOAT16_GPUS else "float32"
+
+
+def dtype_of_device(kind: str) -> DType:
+    """The dtype that `auto` proposes.  kind: cuda or cpu"""
+    return gpu_dtype(compute_capability()) if kind == "cuda" else read_native_dtype()
 
 
 def read_native_dtype(path: Path = CPU_INFO) -> DType:

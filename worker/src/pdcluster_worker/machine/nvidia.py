@@ -12,6 +12,8 @@ DRIVER = "libcuda.so.1"
 MANAGEMENT = "libnvidia-ml.so.1"
 
 _BUS_ID_BYTES = 32
+_CAPABILITY = (75, 76)
+"""Attributes of a device in CUDA's driver API: compute capability, major and minor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,26 @@ def count_gpus(driver: str = DRIVER) -> int:
     except (OSError, AttributeError):  # no such library, or one that is no driver
         return 0
     return number.value
+
+
+def compute_capability(driver: str = DRIVER) -> tuple[int, int] | None:
+    """The lowest of the GPUs that the driver shows this process; None where it does not say."""
+    lowest: tuple[int, int] | None = None
+    device, value = ctypes.c_int(0), ctypes.c_int(0)
+    try:
+        cuda = ctypes.CDLL(driver)
+        for index in range(count_gpus(driver)):
+            if cuda.cuDeviceGet(ctypes.byref(device), index):
+                return None
+            found = []
+            for attribute in _CAPABILITY:
+                if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+                    return None
+                found.append(value.value)
+            lowest = min(lowest or (found[0], found[1]), (found[0], found[1]))
+    except (OSError, AttributeError):
+        return None
+    return lowest
 
 
 def together(uses: Sequence[GpuUse]) -> GpuUse | None:

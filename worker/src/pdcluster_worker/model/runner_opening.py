@@ -16,7 +16,7 @@ from msgspec import structs
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.machine.native_dtype import read_native_dtype
+from pdcluster_worker.machine.native_dtype import dtype_of_device
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.beginning import AtOnce, InThread
 from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
@@ -101,7 +101,7 @@ def _open(
     drafts_for: EngineConfig | None = None,
 ) -> tuple[Runner, Cache, ModelInfo]:
     """Ranks divide a module of transformers' own: an answer is for an engine of one process."""
-    dtype = read_native_dtype() if model.dtype == "auto" else model.dtype
+    dtype = dtype_of_device(device) if model.dtype == "auto" else model.dtype
     threads = engine.threads if ranks is None else rank_threads(engine)
     question = Question(Path(model.path).expanduser(), dtype, engine.max_model_len, threads)
     loaded = (

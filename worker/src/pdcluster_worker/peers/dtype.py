@@ -61,11 +61,13 @@ def _parsed(key: str, value: bytes) -> DType:
     )
 
 
-def say_speed(dtype: DType, native: DType) -> None:
-    """Log what a dtype that is not this CPU's own costs."""
-    if note := slow_note(dtype, native):
+def say_speed(dtype: DType, native: DType, kind: str = "cpu") -> None:
+    """Log what a dtype that is not this device's own costs.  kind: cpu or cuda"""
+    if note := slow_note(dtype, native, kind):
         logger.warning(note)
     elif dtype != native:
+        device = "CPU" if kind == "cpu" else "GPU"
         logger.info(
-            "computes in float32; this CPU is faster in bfloat16, which model.dtype may ask for"
+            "computes in float32; this %s is faster in bfloat16, which model.dtype may ask for",
+            device,
         )

@@ -30,7 +30,7 @@ from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, P
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.head_line.mailbox import HeadMailbox
 from pdcluster_worker.head_line.wire import VERSION, HeadHello, LineError
-from pdcluster_worker.machine.native_dtype import DType, read_native_dtype, slow_note
+from pdcluster_worker.machine.native_dtype import DType, dtype_of_device, slow_note
 from pdcluster_worker.machine.shared_cores import open_cores
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
@@ -370,9 +370,8 @@ def _ready(
     device: Device,
 ) -> EngineReady:
     info, operations = runner.info, runner.forward.operations
-    notes = [device.note, operations.note]
-    if device.kind == "cpu":
-        notes.append(slow_note(info.dtype, read_native_dtype()))
+    native = dtype_of_device(device.kind)
+    notes = [device.note, operations.note, slow_note(info.dtype, native, device.kind)]
     return EngineReady(
         engine_id=engine_id,
         kv_ports=transport.ports,

@@ -39,7 +39,7 @@ from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, Devic
 from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.journeys.tracing import close_tracing, start_tracing
 from pdcluster_worker.machine.gpu_report import read_report
-from pdcluster_worker.machine.native_dtype import DType, read_native_dtype
+from pdcluster_worker.machine.native_dtype import DType, dtype_of_device
 from pdcluster_worker.machine.nvidia import Gpus, GpuUse
 from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.metrics import Metrics
@@ -181,8 +181,8 @@ class ServerProcess:
         config, loading = self._config, backend.waits_for
         if config.engine.type != "pdcluster":
             return "float32"  # its own command says it, and none of its loading asks
-        # Every GPU that CUDA still knows multiplies bfloat16 natively.
-        native: DType = "bfloat16" if asked_device(config).kind == "cuda" else read_native_dtype()
+        kind = asked_device(config).kind
+        native = dtype_of_device(kind)
         dtype = config.model.dtype
         if dtype == "auto":
             key = dtype_key(self._identity.namespace, config.cluster, config.revision)
@@ -192,7 +192,7 @@ class ServerProcess:
 
             dtype = await agreed_dtype(config.discovery, key, native, report)
             backend.waits_for = loading
-        say_speed(dtype, native)
+        say_speed(dtype, native, kind)
         is_native = dtype in (native, "float32")
         self._metrics.engine_dtype_info.labels(dtype, str(is_native).lower()).set(1)
         return dtype

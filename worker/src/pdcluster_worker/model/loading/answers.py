@@ -23,10 +23,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdcluster_worker.config.asked_device import asked_device
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import WRONG_SETTING, ModelError
 from pdcluster_worker.machine.fingerprint import fingerprint
-from pdcluster_worker.machine.native_dtype import DType, read_native_dtype
+from pdcluster_worker.machine.native_dtype import DType, dtype_of_device
 from pdcluster_worker.model.loading.family import FAMILIES
 from pdcluster_worker.model.loading.support import read_config
 
@@ -109,12 +110,12 @@ def ask_early(config: WorkerConfig) -> Asked | None:
 
     Raises nothing: loading it will.
 
-    For `auto` the CPU's own dtype is asked for, which most often is what the revision agrees on.
+    For `auto` the device's own dtype is asked for, which most often is what the revision agrees on.
     """
     model, engine = config.model, config.engine
     if engine.tensor_parallel_size * engine.pipeline_parallel_size > 1:
         return None
-    dtype = read_native_dtype() if model.dtype == "auto" else model.dtype
+    dtype = dtype_of_device(asked_device(config).kind) if model.dtype == "auto" else model.dtype
     try:
         return ask(
             Question(Path(model.path).expanduser(), dtype, engine.max_model_len, engine.threads)

@@ -1,0 +1,45 @@
+"""`model.dtype: auto` follows the device that an engine computes on, whatever the CPU beside it."""
+
+from pathlib import Path
+
+import pytest
+
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.machine import native_dtype
+from pdcluster_worker.machine.native_dtype import DType
+from pdcluster_worker.model import runner_opening
+from pdcluster_worker.model.loading.answers import Question
+from pdcluster_worker.model.runner_opening import open_runner
+
+
+class OpenedError(Exception):
+    """Says what was asked for in place of opening it."""
+
+
+def asked_dtype(device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    def stop(question: Question, *_: object) -> None:
+        raise OpenedError(question.dtype)
+
+    monkeypatch.setattr(runner_opening, "open_model", stop)
+    with pytest.raises(OpenedError) as raised:
+        open_runner(ModelConfig("m", str(folder)), EngineConfig(), device)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [((10, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")]
+)
+@pytest.mark.parametrize("cpu", ["float32", "bfloat16"])
+def test_auto_is_the_dtype_of_the_device(
+    capability: tuple[int, int],
+    dtype: str,
+    cpu: DType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native_dtype, "compute_capability", lambda: capability)
+    monkeypatch.setattr(native_dtype, "read_native_dtype", lambda: cpu)
+
+    assert asked_dtype("cuda", tmp_path, monkeypatch) == dtype
+    assert asked_dtype("cpu", tmp_path, monkeypatch) == cpu
