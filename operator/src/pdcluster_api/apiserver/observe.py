@@ -252,7 +252,7 @@ def _is_of_etcd(body: Body) -> bool:
 
 def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]:
     """Workloads of all StatefulSets, and of terminating pods whose StatefulSet is gone."""
-    pods, types = _pods_by_workload(live), _recorded_types(live)
+    pods, recorded = _pods_by_workload(live), _recorded_pools(live)
     sets = {
         identity: body
         for body in live.own("StatefulSet").values()
@@ -264,25 +264,28 @@ def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]
         else _remains(identity, pods[identity])
         for identity in sorted({*sets, *pods})
     ]
-    return [
-        replace(
-            state,
-            gpu=types.get(state.id.name) or next((pod.gpu for pod in state.pods if pod.gpu), ""),
-        )
-        for state in states
-    ]
+    return [_with_accelerators(state, recorded.get(state.id.name, {})) for state in states]
 
 
-def _recorded_types(live: Live) -> dict[str, str]:
-    """Accelerator type that a workload was made for, by its snapshot; etcd has none."""
+def _with_accelerators(state: WorkloadState, recorded: Mapping[str, Any]) -> WorkloadState:
+    """The workload with type and number of accelerators that it was made for."""
+    gpus, numbers = (pod.gpu for pod in state.pods), (pod.gpus_per_replica for pod in state.pods)
+    number = recorded.get("gpusPerReplica")
+    return replace(
+        state,
+        gpu=str(recorded.get("gpu", "")) or next(filter(None, gpus), ""),
+        gpus_per_replica=number if isinstance(number, int) else next(filter(None, numbers), 0),
+    )
+
+
+def _recorded_pools(live: Live) -> dict[str, Mapping[str, Any]]:
+    """Pool that a workload was made for, by its snapshot; etcd has none."""
     pools = {
         workload.name: (record.get("data") or {}).get("pool")
         for record in live.own("ControllerRevision").values()
         if (workload := workload_of(record))
     }
-    return {
-        name: str(pool.get("gpu", "")) for name, pool in pools.items() if isinstance(pool, Mapping)
-    }
+    return {name: pool for name, pool in pools.items() if isinstance(pool, Mapping)}
 
 
 def _remains(identity: WorkloadId, pods: Sequence[Body]) -> WorkloadState:

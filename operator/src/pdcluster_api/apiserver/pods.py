@@ -15,6 +15,7 @@ from pdcluster_api.apiserver.last_words import first_error, last_words
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import EndingPod, PodState
 from pdcluster_api.schema import conditions, labels
+from pdcluster_api.schema.ranks import MAX_RANKS
 from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_api.text import shortened
 
@@ -88,6 +89,7 @@ def pod_state(body: Body) -> PodState:
         pool=marks[labels.POOL],
         revision=marks[labels.REVISION],
     )
+    annotations = metadata.get("annotations") or {}
     return PodState(
         name=metadata["name"],
         workload=workload,
@@ -95,7 +97,8 @@ def pod_state(body: Body) -> PodState:
         terminating=bool(metadata.get("deletionTimestamp")),
         problem=pod_problem(body),
         node=(body.get("spec") or {}).get("nodeName") or "",
-        gpu=str((metadata.get("annotations") or {}).get(labels.GPU, "")),
+        gpu=str(annotations.get(labels.GPU, "")),
+        gpus_per_replica=_number(annotations.get(labels.GPUS_PER_REPLICA)),
         started=_has_started(body),
         since=_since(body),
         loading=_loading(body),
@@ -106,6 +109,11 @@ def ending_pod(body: Body) -> EndingPod:
     """A terminating pod."""
     node = (body.get("spec") or {}).get("nodeName") or ""
     return EndingPod(body["metadata"]["name"], node, _since(body))
+
+
+def _number(text: object) -> int:
+    """Accelerators in an annotation; 0 = none, or a number that no worker has."""
+    return next((each for each in range(1, MAX_RANKS + 1) if str(each) == text), 0)
 
 
 def _has_started(body: Body) -> bool:

@@ -57,7 +57,7 @@ def render_record(
     model_path = worker_model(cluster, workload.role, image).path
     data = {
         "image": image,
-        "pool": _pool(cluster, pool),
+        "pool": _pool(cluster, workload.role, pool),
         "statefulSet": {
             "metadata": {"labels": labels},
             "spec": _stateful_set(
@@ -133,11 +133,11 @@ def image_of_record(record: Mapping[str, Any]) -> str:
     return image
 
 
-def is_of_pool(record: Mapping[str, Any], cluster: PDCluster, pool: PoolSpec) -> bool:
+def is_of_pool(record: Mapping[str, Any], cluster: PDCluster, role: str, pool: PoolSpec) -> bool:
     """Return whether a snapshot was made for the pool as declared now; a missing value differs
     in nothing.
     """
-    declared = _pool(cluster, pool)
+    declared = _pool(cluster, role, pool)
     return all(
         declared.get(name, value) == value for name, value in record["data"].get("pool", {}).items()
     )
@@ -152,7 +152,7 @@ def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def _pool(cluster: PDCluster, pool: PoolSpec) -> dict[str, Any]:
+def _pool(cluster: PDCluster, role: str, pool: PoolSpec) -> dict[str, Any]:
     """Parts of a pool's declaration that its workers depend on, and that are not in the revision.
 
     Of the accelerator only the object's own definition: another one in a newer operator's table is
@@ -162,7 +162,8 @@ def _pool(cluster: PDCluster, pool: PoolSpec) -> dict[str, Any]:
     accelerator = (
         {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
     )
-    return {"gpu": pool.gpu, "accelerator": accelerator}
+    number = cluster.spec.gpus_per_replica(role, pool)
+    return {"gpu": pool.gpu, "gpusPerReplica": number, "accelerator": accelerator}
 
 
 def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:

@@ -29,9 +29,8 @@ from pdcluster_api.manifests.objects import GRPC_PORT, HTTP_PORT, KV_PORT, Manif
 from pdcluster_api.manifests.placement import placement_of, with_accelerator
 from pdcluster_api.manifests.pod_template import with_templates
 from pdcluster_api.manifests.security import container_security, pod_security
-from pdcluster_api.schema.labels import GPU
+from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.ranks import num_ranks
 from pdcluster_api.schema.sections import ROUTER, PoolSpec, RoleSpec
 from pdcluster_api.schema.stock_engine import VLLM
 from pdcluster_api.schema.workload import WorkloadId
@@ -66,7 +65,11 @@ def worker_pod(
     rendered = {
         "metadata": {
             "labels": labels,
-            "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER, GPU: pool.gpu},
+            "annotations": {
+                "kubectl.kubernetes.io/default-container": CONTAINER,
+                GPU: pool.gpu,
+                GPUS_PER_REPLICA: str(cluster.spec.gpus_per_replica(workload.role, pool)),
+            },
         },
         "spec": _spec(cluster, workload, pool, image, names or child_names(workload.cluster)),
     }
@@ -186,9 +189,8 @@ def _with_accelerators(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec)
     resources = _resources(cluster.spec.roles.present()[workload.role])
     resource = cluster.spec.accelerator_of(pool).resource
     if resource:
-        ranks = num_ranks(cluster.spec.engine_of(workload.role))
-        limits = {**resources.get("limits", {}), resource: str(pool.gpus_per_replica or ranks)}
-        resources["limits"] = limits
+        number = cluster.spec.gpus_per_replica(workload.role, pool)
+        resources["limits"] = {**resources.get("limits", {}), resource: str(number)}
     return resources
 
 

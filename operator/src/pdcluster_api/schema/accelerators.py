@@ -43,6 +43,15 @@ class Accelerator(BaseModel):
         return round(self.bf16_flops / self.bandwidth_bytes)
 
 
+def accelerators_text(gpu: str, number: int) -> str:
+    """The accelerators of one worker as text.
+
+    >>> accelerators_text("B200", 1), accelerators_text("B200", 8)
+    ('B200', '8 x B200')
+    """
+    return gpu if number == 1 else f"{number} x {gpu}"
+
+
 @cache
 def accelerators() -> dict[str, Accelerator]:
     """Every known accelerator by the name that `gpu` takes."""

@@ -85,7 +85,8 @@ class RatioSpec(Section):
 
 
 class BudgetSpec(Section):
-    """Most accelerators of all pools together, pods that still end included.
+    """Most accelerators of all pools together, pods that still end included; a worker counts with
+    all it has, and one without any as one.
 
     per_gpu: by type, as in pools[].gpu.
     """

@@ -25,6 +25,9 @@ before the last pod has ended.
 
 An annotation, since a type may have a name that no label takes."""
 
+GPUS_PER_REPLICA = f"{GROUP}/gpus-per-replica"
+"""Annotation of a worker pod: the number of its accelerators."""
+
 ROTATE_CA = f"{GROUP}/rotate-ca"
 """Annotation of a PDCluster: any new value asks for a new certificate authority."""
 

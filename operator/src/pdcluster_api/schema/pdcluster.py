@@ -15,7 +15,7 @@ from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_api.schema.qos import QosSpec
-from pdcluster_api.schema.ranks import misfit
+from pdcluster_api.schema.ranks import gpus_per_replica, misfit
 from pdcluster_api.schema.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
 from pdcluster_api.schema.rules import rule, spelled
 from pdcluster_api.schema.scheduling import scheduling_fault
@@ -321,6 +321,10 @@ class PDClusterSpec(Section):
                 update={"block_size": decode.block_size, "max_model_len": decode.max_model_len}
             )
         return self.engine.overridden_by(self.roles.present()[role].engine)
+
+    def gpus_per_replica(self, role: str, pool: PoolSpec) -> int:
+        """Accelerators of one worker of a pool, as its pods reserve them."""
+        return gpus_per_replica(self.engine_of(role), pool)
 
     def accelerator_of(self, pool: PoolSpec) -> AcceleratorSpec:
         """Demand of the pool's gpu on a node: the object's own definition, or that of

@@ -15,6 +15,13 @@ def num_ranks(engine: EngineSpec) -> int:
     return engine.tensor_parallel_size * engine.pipeline_parallel_size
 
 
+def gpus_per_replica(engine: EngineSpec, pool: PoolSpec) -> int:
+    """Accelerators of one worker; 1 on a pool without any, whose workers count as one each."""
+    if pool.gpu == NO_ACCELERATOR:
+        return 1
+    return pool.gpus_per_replica or num_ranks(engine)
+
+
 def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str] | None:
     """Misfit as (field below the role, reason, fix); None where all fits."""
     ranks = num_ranks(engine)

@@ -216,7 +216,7 @@ def trim(kind: str, body: Mapping[str, Any]) -> Body:
                 "annotations": {
                     key: value
                     for key, value in (metadata.get("annotations") or {}).items()
-                    if key == labels.GPU
+                    if key in (labels.GPU, labels.GPUS_PER_REPLICA)
                 },
             },
             "spec": {

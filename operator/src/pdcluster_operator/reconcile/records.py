@@ -54,7 +54,8 @@ class Snapshots:
         return frozenset(
             workload
             for workload, pool in self._declared().items()
-            if (record := self._known(workload)) and not is_of_pool(record, self.cluster, pool)
+            if (record := self._known(workload))
+            and not is_of_pool(record, self.cluster, workload.role, pool)
         )
 
     def _declared(self) -> Mapping[WorkloadId, PoolSpec]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdcluster_api.errors import StartError
+from pdcluster_api.schema.accelerators import accelerators_text
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdctl.cli.why import record_lines
 from pdctl.replay.plot import draw, require_matplotlib
@@ -57,7 +58,11 @@ def _speeds_remark(spec: PDClusterSpec, speeds: Speeds) -> list[str]:
         "prefill": speeds.prefill_tokens_per_second == defaults.prefill_tokens_per_second,
         "decode": decode == (defaults.step_seconds, defaults.stream_seconds, defaults.kv_tokens),
     }
-    firsts = {role: declared.pools[0].gpu for role, declared in spec.roles.present().items()}
+    pools = {role: declared.pools[0] for role, declared in spec.roles.present().items()}
+    firsts = {
+        role: accelerators_text(pool.gpu, spec.gpus_per_replica(role, pool))
+        for role, pool in pools.items()
+    }
     wrong = [
         f"{firsts[role]} as for {gpu}"
         for role, gpu in ESTIMATED.items()

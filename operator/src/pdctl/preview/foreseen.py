@@ -38,7 +38,15 @@ def foreseen(cluster: PDCluster, observed: Observed, now: str) -> Observed:
 def _settled(size: PoolSize) -> PoolFacts:
     """Facts of a pool at the size that is asked for, without numbers of its workers."""
     role, pool = size.key
-    return PoolFacts(role, pool, size.pool.gpu, replicas=size.wanted, current=size.wanted, ready=0)
+    return PoolFacts(
+        role,
+        pool,
+        size.pool.gpu,
+        replicas=size.wanted,
+        current=size.wanted,
+        ready=0,
+        gpus_per_replica=size.gpus_per_replica,
+    )
 
 
 def coming_conflicts(spec: PDClusterSpec, now: str) -> Iterator[Problem]:

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from pdcluster_api.errors import Fault
+from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.sections import PoolSpec
 
 _NEW_CLUSTER = "make a new PDCluster"
 
@@ -40,10 +42,20 @@ def _pools(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
     for role, declared in new.spec.roles.present().items():
         for index, pool in enumerate(declared.pools):
             before = known.get((role, pool.name))
-            if before is not None and before.gpu != pool.gpu:
-                reason = f"of the pool {pool.name} cannot change from {before.gpu} to {pool.gpu}"
-                fix = "add a pool under another name, and remove this one"
-                yield Fault(f"spec.roles.{role}.pools[{index}].gpu", reason, fix)
+            if before is not None:
+                yield from _pool(before, pool, f"spec.roles.{role}.pools[{index}]")
+
+
+def _pool(old: PoolSpec, new: PoolSpec, path: str) -> Iterator[Fault]:
+    values = {"gpu": (old.gpu, new.gpu)}
+    if new.gpu != NO_ACCELERATOR:
+        before, after = (str(each.gpus_per_replica or "unset") for each in (old, new))
+        values["gpusPerReplica"] = (before, after)
+    for field, (before, after) in values.items():
+        if before != after:
+            reason = f"of the pool {new.name} cannot change from {before} to {after}"
+            fix = "add a pool under another name, and remove this one"
+            yield Fault(f"{path}.{field}", reason, fix)
 
 
 def _accelerators(old: PDCluster, new: PDCluster) -> Iterator[Fault]:

@@ -7,20 +7,22 @@ values that are left out.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from pdcluster_api.errors import Fault
-from pdcluster_api.plan.cluster import plan_cluster, sizes_of
+from pdcluster_api.plan.cluster import asked_of, sizes_of
 from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
+from pdcluster_api.plan.sizes.pool_facts import Seen, held_by_type, pool_facts
 from pdcluster_api.plan.sizes.scalers import PoolSize
+from pdcluster_api.schema.accelerators import accelerators_text
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_api.schema.revision import at_revision, revision_of, template_hash
 from pdcluster_api.schema.sections import ROUTER, PoolSpec
-from pdcluster_api.schema.workload import PoolKey, Workload, WorkloadId
+from pdcluster_api.schema.workload import PoolKey, WorkloadId
 from pdctl.preview.fields import changed_fields
 from pdctl.preview.foreseen import coming_conflicts, foreseen, why_resized
 from pdctl.preview.immutable import immutable_faults
@@ -86,6 +88,7 @@ class Change:
 class PoolChange:
     """Workers of a pool before and after; None = there is no such pool.
 
+    gpu:  accelerators of each, as text
     note: remark on the size.
     """
 
@@ -170,11 +173,8 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     """
     if old is not None and template_hash(old.spec) == template_hash(new.spec):
         new = at_revision(new, revision_of(old.spec))
-    there = foreseen(
-        new,
-        observed or Observed(generation=0, status={}, discovery=DiscoveryState(managed=True)),
-        now,
-    )
+    nothing = Observed(generation=0, status={}, discovery=DiscoveryState(managed=True))
+    there = foreseen(new, _typed(observed or nothing, old), now)
     after = revision_of(new.spec)
     before = there.service_revision if old is None else revision_of(old.spec)
     running = _running(there, after)
@@ -187,9 +187,7 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
         mode=(None if old is None else old.spec.autoscale.mode, new.spec.autoscale.mode),
         changes=() if old is None else tuple(_changes(old, new, is_rollout=before != after)),
         pools=tuple(_pools(new.spec, sizes, running, known, there.decision)),
-        accelerators=tuple(
-            _accelerators(plan_cluster(new, there, now).workloads, there, sizes, known)
-        ),
+        accelerators=tuple(_accelerators(new, there)),
         problems=(
             *(() if there.decision is None else there.decision.problems),
             *coming_conflicts(new.spec, now),
@@ -260,7 +258,8 @@ def _pools(
     for size in sizes:
         found.add(size.key)
         note = why_resized(decided, size) or size.note or _unheeded(spec, size)
-        yield PoolChange(size.key, size.pool.gpu, running.get(size.key), size.wanted, note)
+        gpus = accelerators_text(size.pool.gpu, size.gpus_per_replica)
+        yield PoolChange(size.key, gpus, running.get(size.key), size.wanted, note)
     for key, workers in running.items():
         if key not in found:
             yield PoolChange(key, known[key].gpu if key in known else _UNKNOWN, workers, None)
@@ -277,36 +276,33 @@ def _unheeded(spec: PDClusterSpec, size: PoolSize) -> str | None:
     )
 
 
-def _accelerators(
-    planned: Iterable[Workload],
-    observed: Observed,
-    sizes: Iterable[PoolSize],
-    known: Mapping[PoolKey, PoolSpec],
-) -> Iterator[Accelerators]:
-    """Accelerators by type: now, after the next reconcile (terminating pods keep theirs), and
-    in the end.
+def _accelerators(cluster: PDCluster, there: Observed) -> Iterator[Accelerators]:
+    """Accelerators by type: now, at most until all is as declared, and in the end."""
+    now, after = Counter[str](), Counter[str]()
+    for state in there.workloads:
+        number = state.current if state.gone else max(state.current, state.desired)
+        now[state.gpu or _UNKNOWN] += number * (state.gpus_per_replica or 1)
+    for size in sizes_of(cluster, there):
+        after[size.pool.gpu] += size.wanted * size.gpus_per_replica
+    meanwhile = held_by_type(pool_facts(asked_of(cluster, there), there, Seen()))
+    meanwhile[_UNKNOWN] += meanwhile.pop("", 0)
+    for gpu in sorted({*now, *+meanwhile, *after}):
+        yield Accelerators(gpu, now[gpu], max(meanwhile[gpu], now[gpu], after[gpu]), after[gpu])
+
+
+def _typed(observed: Observed, old: PDCluster | None) -> Observed:
+    """With the accelerators of workers that do not have them written on them: as the object that
+    is there declares its pools.
     """
-    there = {
-        state.id: state.current if state.gone else max(state.current, state.desired)
-        for state in observed.workloads
-    }
-    wanted = {workload.id: workload.replicas for workload in planned}
-    beside = {each: max(there.get(each, 0), wanted.get(each, 0)) for each in {**there, **wanted}}
-    now, meanwhile = _by_gpu(_keyed(there), known), _by_gpu(_keyed(beside), known)
-    after = _by_gpu([(size.key, size.wanted) for size in sizes], known)
-    for gpu in sorted({*now, *meanwhile, *after}):
-        yield Accelerators(gpu, now[gpu], max(meanwhile[gpu], after[gpu]), after[gpu])
+    if old is None:
+        return observed
+    known = _declared(old.spec)
 
+    def typed(state: WorkloadState) -> WorkloadState:
+        pool = known.get((state.id.role, state.id.pool))
+        if pool is None or state.gpu not in ("", pool.gpu):
+            return state
+        number = state.gpus_per_replica or old.spec.gpus_per_replica(state.id.role, pool)
+        return replace(state, gpu=pool.gpu, gpus_per_replica=number)
 
-def _keyed(workers: Mapping[WorkloadId, int]) -> list[tuple[PoolKey, int]]:
-    return [((each.role, each.pool), number) for each, number in workers.items()]
-
-
-def _by_gpu(
-    workers: Iterable[tuple[PoolKey, int]], known: Mapping[PoolKey, PoolSpec]
-) -> Counter[str]:
-    sums = Counter[str]()
-    for key, number in workers:
-        pool = known.get(key)
-        sums[_UNKNOWN if pool is None else pool.gpu] += number
-    return sums
+    return replace(observed, workloads=[typed(state) for state in observed.workloads])

@@ -43,7 +43,8 @@ class Worker:
 class SimulatedPool:
     """One pool.
 
-    speed: of its workers, over one of the role's first pool; replicas: what was last decided
+    speed: of its workers, over one of the role's first pool; replicas: what was last decided;
+    gpus_per_replica: accelerators of each
     """
 
     role: str
@@ -51,6 +52,7 @@ class SimulatedPool:
     gpu: str
     speed: float
     replicas: int
+    gpus_per_replica: int = 1
     workers: list[Worker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,7 +75,14 @@ class SimulatedPool:
         """As the operator would see it."""
         ready, ending = len(self.ready()), len(self.having(State.DRAINING))
         return PoolFacts(
-            self.role, self.name, self.gpu, self.replicas, len(self.workers), ready, ending
+            self.role,
+            self.name,
+            self.gpu,
+            self.replicas,
+            len(self.workers),
+            ready,
+            ending,
+            gpus_per_replica=self.gpus_per_replica,
         )
 
     def scale(self, replicas: int, now: float) -> None:

@@ -30,14 +30,16 @@ MAX_INTERVALS = 500_000
 
 @dataclass(frozen=True)
 class PoolMoment:
-    """A pool after an interval.  replicas: asked for during it; ready, draining: workers"""
+    """A pool after an interval.  replicas: asked for during it; ready, draining: workers;
+    accelerators: that its workers hold
+    """
 
     role: str
     gpu: str
     replicas: int
     ready: int
     draining: int
-    current: int
+    accelerators: int
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,12 @@ def _moments(scene: _Scene, trace: Trace, interval: float) -> Iterator[Moment]:
 def _scene(spec: PDClusterSpec, speeds: Speeds) -> _Scene:
     pools = [
         SimulatedPool(
-            role, pool.name, pool.gpu, share_of_first(spec, role, pool.gpu), pool.replicas
+            role,
+            pool.name,
+            pool.gpu,
+            share_of_first(spec, role, pool),
+            pool.replicas,
+            spec.gpus_per_replica(role, pool),
         )
         for role, declared in spec.roles.present().items()
         for pool in declared.pools
@@ -168,7 +175,14 @@ def _moment(scene: _Scene, load: Load, interval: float) -> Moment:
 
 def _pool_moment(pool: SimulatedPool) -> PoolMoment:
     facts = pool.facts()
-    return PoolMoment(pool.role, pool.gpu, pool.replicas, facts.ready, facts.ending, facts.current)
+    return PoolMoment(
+        pool.role,
+        pool.gpu,
+        pool.replicas,
+        facts.ready,
+        facts.ending,
+        facts.current * pool.gpus_per_replica,
+    )
 
 
 def _decided(scene: _Scene, load: Load, interval: float) -> Outcome:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pdcluster_api.errors import Fault, InvalidTraceError
 from pdcluster_api.plan.autoscale.ratio import table_weight
 from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_api.schema.sections import PoolSpec
 
 ESTIMATED = {"prefill": "B200", "decode": "B300"}
 """Accelerator of each role that the defaults are estimates for."""
@@ -51,7 +52,10 @@ class Speeds:
                 )
 
 
-def share_of_first(spec: PDClusterSpec, role: str, gpu: str) -> float:
-    """Speed of a worker over one of the role's first pool, by accelerators.yaml."""
-    first = spec.roles.present()[role].pools[0].gpu
-    return table_weight(role, gpu) / table_weight(role, first)
+def share_of_first(spec: PDClusterSpec, role: str, pool: PoolSpec) -> float:
+    """Speed of a worker of a pool over one of the role's first pool, by accelerators.yaml."""
+    mine, first = (
+        table_weight(role, each.gpu) * spec.gpus_per_replica(role, each)
+        for each in (pool, spec.roles.present()[role].pools[0])
+    )
+    return mine / first

@@ -46,8 +46,8 @@ def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
     used, most = Counter[str](), dict[PoolKey, tuple[str, int]]()
     for moment in moments:
         for key, pool in moment.pools.items():
-            used[pool.gpu] += pool.current
-            most[key] = (pool.gpu, max(most.get(key, ("", 0))[1], pool.current))
+            used[pool.gpu] += pool.accelerators
+            most[key] = (pool.gpu, max(most.get(key, ("", 0))[1], pool.accelerators))
     fixed = Counter[str]()
     for gpu, number in most.values():
         fixed[gpu] += number

@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live, observe
 from pdcluster_api.plan.observed.state import DiscoveryState
-from pdcluster_api.schema.labels import GPU, workload_labels
+from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA, workload_labels
 from pdcluster_api.schema.workload import WorkloadId
 from tests.operator import bodies as made
 from tests.operator.pods import worker_body
@@ -44,3 +44,28 @@ def test_record_then_pods_say_it(children: list[made.Body], gpu: str):
         Live(made.cluster(), children), discovery=DiscoveryState(managed=True), faults={}
     ).workloads
     assert (state.id, state.gone, state.gpu) == (DECODE, True, gpu)
+
+
+def marked(number: str | None) -> made.Body:
+    marks = {} if number is None else {GPUS_PER_REPLICA: number}
+    return worker_body(DECODE, annotations={GPU: "H100", **marks})
+
+
+@pytest.mark.parametrize(
+    ("children", "number"),
+    [
+        ([marked("4"), record({"pool": {"gpu": "B200", "gpusPerReplica": 8}})], 8),
+        ([marked("4"), record({"pool": {"gpu": "B200"}})], 4),
+        ([marked("4"), record({"pool": {"gpusPerReplica": "eight"}})], 4),
+        ([marked("8")], 8),
+        # numbers that no worker has
+        *(([marked(text)], 0) for text in ("0", "9", "-1", "1e9", "", " 8", None)),
+    ],
+)
+def test_the_number_of_accelerators_is_known_in_the_same_way(
+    children: list[made.Body], number: int
+):
+    (state,) = observe(
+        Live(made.cluster(), children), discovery=DiscoveryState(managed=True), faults={}
+    ).workloads
+    assert state.gpus_per_replica == number

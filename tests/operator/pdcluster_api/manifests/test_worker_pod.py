@@ -241,10 +241,12 @@ def test_template_reaches_into_the_worker_container() -> None:
     assert "POD_IP" in by_name(worker["env"])
 
 
-def test_pods_tell_the_type_that_they_were_made_for() -> None:
-    assert (
-        pod_of(at("spec.roles.decode.pools.0.gpu", "H200"))["metadata"]["annotations"][
-            "pdcluster.io/gpu"
-        ]
-        == "H200"
+def test_pods_tell_type_and_number_of_the_accelerators_that_they_were_made_for() -> None:
+    gpu, ranks = (
+        at("spec.roles.decode.pools.0.gpu", "H200"),
+        at("spec.engine.tensorParallelSize", 4),
     )
+    marks = [pod_of(*changes)["metadata"]["annotations"] for changes in ((gpu,), (gpu, ranks))]
+
+    assert [each["pdcluster.io/gpu"] for each in marks] == ["H200", "H200"]
+    assert [each["pdcluster.io/gpus-per-replica"] for each in marks] == ["1", "4"]

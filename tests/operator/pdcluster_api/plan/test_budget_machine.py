@@ -96,9 +96,11 @@ class Kubernetes:
         for of, pods in self.pods.items():
             pods.update({ordinal: ENDING for ordinal in pods if ordinal >= self.sets.get(of, 0)})
 
-    def at_most(self, before: "Kubernetes", pools: set[tuple[str, str]]) -> int:
-        """Pods of these pools that there can be until the next plan: those that there are, and what
-        StatefulSets make or had to make.
+    def at_most(self, before: "Kubernetes", pools: dict[tuple[str, str], int]) -> int:
+        """Accelerators of these pools' pods that there can be until the next plan: those that there
+        are, and what StatefulSets make or had to make.
+
+        pools: accelerators of a worker
         """
         known = [
             each
@@ -106,7 +108,10 @@ class Kubernetes:
             if (each.role, each.pool) in pools
         ]
         sizes = {each: max(before.sets.get(each, 0), self.sets.get(each, 0)) for each in known}
-        return sum(len({*range(size), *self.pods.get(each, {})}) for each, size in sizes.items())
+        return sum(
+            len({*range(size), *self.pods.get(each, {})}) * pools[each.role, each.pool]
+            for each, size in sizes.items()
+        )
 
 
 class BudgetMachine(RuleBasedStateMachine):
@@ -124,9 +129,13 @@ class BudgetMachine(RuleBasedStateMachine):
             role: data.draw(st.sampled_from(sorted(LOADS))) for role in ("prefill", "decode")
         }
         sizes = data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3))
+        gpus = data.draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=2, max_size=2))
         self.pools = {
-            "prefill": [pool(max(1, sizes[0]), "a", gpu="H100")],
-            "decode": [pool(max(1, sizes[1]), "a", gpu="H100"), pool(sizes[2], "b", gpu="cpu")],
+            "prefill": [pool(max(1, sizes[0]), "a", gpu="H100", gpusPerReplica=gpus[0])],
+            "decode": [
+                pool(max(1, sizes[1]), "a", gpu="H100", gpusPerReplica=gpus[1]),
+                pool(sizes[2], "b", gpu="cpu"),
+            ],
         }
         self.change_the_budget(
             *data.draw(
@@ -173,26 +182,25 @@ class BudgetMachine(RuleBasedStateMachine):
         self.strategy = strategy
 
     @rule(
-        room=st.sampled_from([None, 0, 1, 3]),
+        room=st.sampled_from([None, 0, 1, 3, 9]),
         gpu=st.sampled_from(TYPES),
-        more=st.sampled_from([None, 0, 1, 3]),
+        more=st.sampled_from([None, 0, 1, 3, 9]),
         times=st.integers(1, 2),
     )
     def change_the_budget(self, room: int | None, gpu: str, more: int | None, times: int) -> None:
         """To what the pools began with, or to twice that, and some more; of one type, too."""
         declared = [each for pools in self.pools.values() for each in pools]
-        self.budget = (
-            {}
-            if room is None
-            else {"total": times * sum(each["replicas"] for each in declared) + room}
-        )
+        has = {
+            of: sum(
+                each["replicas"] * each.get("gpusPerReplica", 1)
+                for each in declared
+                if each["gpu"] == of
+            )
+            for of in TYPES
+        }
+        self.budget = {} if room is None else {"total": times * sum(has.values()) + room}
         if more is not None:
-            self.budget["perGpu"] = {
-                gpu: max(
-                    1,
-                    times * sum(each["replicas"] for each in declared if each["gpu"] == gpu) + more,
-                )
-            }
+            self.budget["perGpu"] = {gpu: max(1, times * has[gpu] + more)}
 
     @rule(index=st.integers(0, 2), low=st.integers(0, 3))
     def change_a_minimum(self, index: int, low: int) -> None:
@@ -298,13 +306,13 @@ class BudgetMachine(RuleBasedStateMachine):
         ).decision
 
     def check(self, without: Kubernetes, then: Kubernetes) -> None:
-        types = {
-            (role, each["name"]): each["gpu"]
-            for role, pools in self.pools.items()
-            for each in pools
-        }
+        declared = [(role, each) for role, pools in self.pools.items() for each in pools]
         for gpu, limit in {None: self.budget.get("total"), **self.budget.get("perGpu", {})}.items():
-            places = {place for place, each in types.items() if gpu in (None, each)}
+            places = {
+                (role, each["name"]): each.get("gpusPerReplica", 1)
+                for role, each in declared
+                if gpu in (None, each["gpu"])
+            }
             assert limit is None or then.at_most(self.there, places) <= max(
                 limit, without.at_most(self.there, places)
             ), (gpu, limit)

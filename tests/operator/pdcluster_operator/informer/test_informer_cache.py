@@ -5,7 +5,7 @@ unread is kept.
 import pytest
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_api.schema.labels import GPU
+from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_operator.informer.cache import (
     MAX_REMEMBERED,
     REMEMBER_SECONDS,
@@ -121,12 +121,15 @@ def test_of_a_pod_its_node_and_its_type_are_kept_and_no_managed_fields():
         "chat-0",
         spec={"containers": [], "nodeName": "n1"},
         status={"phase": "Running"},
-        metadata={"managedFields": [{}], "annotations": {"a": "b", GPU: "H100"}},
+        metadata={
+            "managedFields": [{}],
+            "annotations": {"a": "b", GPU: "H100", GPUS_PER_REPLICA: "8"},
+        },
     )
     kept = trim("Pod", body)
     assert kept["spec"] == {"nodeName": "n1"}
     assert "managedFields" not in kept["metadata"]
-    assert kept["metadata"]["annotations"] == {GPU: "H100"}
+    assert kept["metadata"]["annotations"] == {GPU: "H100", GPUS_PER_REPLICA: "8"}
     assert kept["status"] == {"phase": "Running"}
 
 

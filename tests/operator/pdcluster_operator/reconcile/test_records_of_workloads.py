@@ -119,6 +119,18 @@ def test_a_pool_that_came_back_with_another_gpu_makes_the_old_record_outdated():
     assert records(old, spec=again).outdated() == {workload("decode")}
 
 
+def test_a_pool_that_came_back_with_another_number_makes_the_old_record_outdated():
+    def of(**number: int) -> Any:
+        pools = [{"name": "cpu", "gpu": "B200", "replicas": 1, **number}]
+        return cluster(roles={"prefill": POOL, "decode": {"pools": pools}})
+
+    old = render_record(of(), workload("decode"), OWNER, "first:1")
+    assert records(old, spec=of(gpusPerReplica=1)).outdated() == frozenset()
+    assert records(old, spec=of(gpusPerReplica=8)).outdated() == {workload("decode")}
+    del old["data"]["pool"]["gpusPerReplica"]  # as an older operator made it
+    assert records(old, spec=of(gpusPerReplica=8)).outdated() == frozenset()
+
+
 def test_a_workload_that_lost_its_record_is_known_by_its_engine_file():
     running = render_workload(
         render_record(cluster(), workload("decode"), OWNER, "first:1"), 1, OWNER

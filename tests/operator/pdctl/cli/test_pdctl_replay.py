@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdctl.cli.main import app
-from tests.operator.object_cases import at, minimal
+from tests.operator.object_cases import at, both, minimal
 
 TRACE = "seconds,requests_per_second,input_tokens,output_tokens\n0,1,1000,100\n60,30,1000,100\n"
 
@@ -97,6 +97,8 @@ def test_estimates_of_another_accelerator_are_called_so(replayed: Callable[..., 
         in replayed().output
     )
     assert "estimated speeds     taken for cpu as for B300: " in replayed(spec=listed).output
+    eight = at("spec.roles.prefill.pools.0.gpusPerReplica", 8)
+    assert "taken for 8 x B200 as for B200 and" in replayed(spec=both(listed, eight)).output
     assert "estimated speeds" not in replayed(*own).output
 
 

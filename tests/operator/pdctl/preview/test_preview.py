@@ -163,6 +163,21 @@ def test_blue_green_needs_a_second_set_of_accelerators():
     assert [each.extra for each in found.accelerators] == [4, 8]
 
 
+def test_a_worker_counts_with_all_its_accelerators():
+    """Eight of a pool's own, or one for each rank, and in the old revision, which grows too, as
+    many as it had.
+    """
+    eight = {"gpu": "B200", "gpusPerReplica": 8}
+    old = make_cluster(prefill=[pool(2, **eight)], decode=[pool(1, gpu="B300")])
+    new = make_cluster(prefill=[pool(8, **eight)], decode=[pool(1, gpu="B300")])
+    ranks = new.spec.engine.model_copy(update={"tensor_parallel_size": 4})
+    other = new.model_copy(update={"spec": new.spec.model_copy(update={"engine": ranks})})
+
+    assert of_files(old, new).pools[0] == PoolChange(("prefill", "cpu"), "8 x B200", 2, 8)
+    assert accelerators(of_files(old, new)) == {"B200": (16, 64, 64), "B300": (1, 1, 1)}
+    assert accelerators(of_files(old, other)) == {"B200": (16, 128, 64), "B300": (1, 5, 4)}
+
+
 def test_recreate_needs_none_beside_them():
     old = make_cluster(prefill=[pool(4, **B200)], strategy="Recreate")
     new = make_cluster(prefill=[pool(5, **B200)], strategy="Recreate", engine=32)
@@ -371,6 +386,12 @@ REFUSED: dict[str, tuple[Change, Change, str]] = {
         at("spec.roles.decode.pools.0.gpu", "cpu"),
         at("spec.roles.decode.pools.0.gpu", "B300"),
         "spec.roles.decode.pools[0].gpu: of the pool cpu cannot change from cpu to B300; "
+        "add a pool under another name, and remove this one",
+    ),
+    "accelerators of a worker": (
+        both(at("spec.roles.decode.pools.0.gpu", "B200")),
+        at("spec.roles.decode.pools.0.gpusPerReplica", 8),
+        "spec.roles.decode.pools[0].gpusPerReplica: of the pool cpu cannot change from unset to 8; "
         "add a pool under another name, and remove this one",
     ),
     "etcd of one's own": (

@@ -11,7 +11,7 @@ import pytest
 from pdcluster_api.errors import InvalidObjectError, InvalidTraceError
 from pdcluster_api.schema.load import load
 from pdctl.replay.run import Moment, replay
-from pdctl.replay.speeds import Speeds
+from pdctl.replay.speeds import Speeds, share_of_first
 from pdctl.replay.summary import said, summarize
 from pdctl.replay.table import write_table
 from pdctl.replay.trace import Load, Trace, read_trace
@@ -69,7 +69,7 @@ def test_new_workers_serve_only_after_their_start():
 def test_budget_and_bounds_hold_at_every_moment():
     moments = list(replay(make_spec(budget={"total": 5}), steady(20.0, 600.0), SPEEDS))
 
-    assert max(sum(pool.current for pool in moment.pools.values()) for moment in moments) == 5
+    assert max(sum(pool.accelerators for pool in moment.pools.values()) for moment in moments) == 5
     assert "CapacityShort" not in {reason for moment in moments for reason in moment.problems}
 
 
@@ -144,7 +144,7 @@ def test_speeds_that_cannot_be_are_refused(field: str, value: float, message: st
 def test_figures_add_up():
     moments = list(replay(make_spec(), steady(6.0, 600.0, output_tokens=2.0), SPEEDS))
     found = summarize(moments, 5.0)
-    workers = sum(pool.current for moment in moments for pool in moment.pools.values())
+    workers = sum(pool.accelerators for moment in moments for pool in moment.pools.values())
 
     assert found.hours == pytest.approx(1 / 6)
     assert found.num_requests == pytest.approx(3600.0)
@@ -154,6 +154,20 @@ def test_figures_add_up():
     assert found.over_ratio["decode"] == 0.0
     assert found.changes_per_hour == pytest.approx(found.num_changes * 6)
     assert found.unserved == 0.0
+
+
+def test_workers_of_eight_accelerators_count_and_compute_as_eight():
+    one = {"name": "x", "gpu": "H100", "replicas": 1, "maxReplicas": 6}
+    eight = {**one, "name": "eight", "gpusPerReplica": 8}
+    roles = {"prefill": {"pools": [eight]}, "decode": {"pools": [eight]}}
+    spec = make_spec(roles, budget={"total": 24})
+    hours = summarize(list(replay(spec, steady(20.0, 600.0), SPEEDS)), 5.0).fixed_hours["H100"]
+
+    assert hours == pytest.approx(24 / 6)
+    both = make_spec({"prefill": {"pools": [one, eight]}, "decode": {"pools": [one]}})
+    pools = both.roles.present()["prefill"].pools
+    shares = [share_of_first(both, "prefill", each) for each in pools]
+    assert shares == [1.0, 8.0]
 
 
 def test_figures_are_said():

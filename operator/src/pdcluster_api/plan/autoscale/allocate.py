@@ -16,8 +16,9 @@ budget is shared.  No role becomes smaller than recommended, or than it was.
 from collections.abc import Mapping, Sequence
 
 from pdcluster_api.plan.autoscale.budget import Budget
-from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role
+from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role, unit_of
 from pdcluster_api.plan.autoscale.ratio import Band, capacity
+from pdcluster_api.plan.autoscale.values import Amounts
 
 _DUST = 1e-12
 
@@ -47,7 +48,10 @@ class Allocation:
         self._caps = self._base_counts = dict(self.counts)
         self.capacity = {role: capacity(role, pools, base) for role in ("prefill", "decode")}
         rooms = {gpu: list(room) for gpu, room in budget.room(pools, base).items()}
-        self._rooms = {pool.key: [rooms[gpu] for gpu in budget.limits_of(pool)] for pool in pools}
+        self._rooms = {
+            pool.key: [(unit_of(limit), rooms[limit]) for limit in budget.limits_of(pool)]
+            for pool in pools
+        }
 
     def approach(
         self, recommendations: Mapping[str, int], caps: Mapping[str, int] | None = None
@@ -122,14 +126,17 @@ class Allocation:
         return self._has_room(pool)
 
     def _has_room(self, pool: Pool) -> bool:
-        return all(asked > 0 for asked, _ in self._rooms[pool.key]) and self._can_hold(pool)
+        for unit, (asked, _) in self._rooms[pool.key]:
+            if asked < pool.one[unit]:
+                return False
+        return self._can_hold(pool)
 
     def _can_hold(self, pool: Pool) -> bool:
         rooms = self._rooms[pool.key]
         if not rooms:
             return True
-        cost = self._cost(pool, self.sizes[pool.key])
-        return all(held >= cost for _, held in rooms)
+        costs = self._costs(pool, self.sizes[pool.key])
+        return not any(held < costs[unit] for unit, (_, held) in rooms)
 
     def _next(self, recommendations: Mapping[str, int], stuck: set[str]) -> str | None:
         """The role that misses the greatest part of its recommendation; None = none can grow."""
@@ -181,10 +188,10 @@ class Allocation:
             self.capacity[pool.role] += pool.weight * by
         self.moves.append((pool, by))
         if rooms := self._rooms[pool.key]:
-            cost = by * self._cost(pool, min(size, size + by))
-            for room in rooms:
-                room[0] -= by
-                room[1] -= cost
+            costs = self._costs(pool, min(size, size + by))
+            for unit, room in rooms:
+                room[0] -= by * pool.one[unit]
+                room[1] -= by * costs[unit]
 
     def _undo(self, mark: int) -> None:
         """Take back every move from the one at `mark` on."""
@@ -193,6 +200,7 @@ class Allocation:
         del self.moves[mark:]
 
     @staticmethod
-    def _cost(pool: Pool, size: int) -> int:
-        """Accelerators that one worker more than `size` may hold."""
-        return pool.facts.held(size + 1) - pool.facts.held(size)
+    def _costs(pool: Pool, size: int) -> Amounts:
+        """Amounts that one worker more than `size` may hold."""
+        before, after = pool.facts.held(size), pool.facts.held(size + 1)
+        return Amounts(after.workers - before.workers, after.accelerators - before.accelerators)

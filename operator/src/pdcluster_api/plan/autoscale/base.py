@@ -13,7 +13,7 @@ from pdcluster_api.plan.autoscale.allocate import Allocation
 from pdcluster_api.plan.autoscale.budget import Budget
 from pdcluster_api.plan.autoscale.giving import given_up
 from pdcluster_api.plan.autoscale.notes import Notes
-from pdcluster_api.plan.autoscale.pools import ALL, Pool, Vector, by_role, num_ready_left
+from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role, num_ready_left
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.workload import PoolKey
@@ -39,8 +39,7 @@ def _within(budget: Budget, pools: Sequence[Pool], bounded: Vector) -> dict[Pool
     # All together last: what a type forbids takes no room there.
     for gpu, limit in sorted(budget.limits.items(), reverse=True):
         excess = budget.asked(pools, vector)[gpu] - limit
-        among = [pool for pool in pools if gpu in (ALL, pool.facts.gpu)]
-        vector = given_up(excess, among, pools, vector)
+        vector = given_up(excess, gpu, pools, vector)
     for mine in by_role(pools).values():
         last = max(mine, key=lambda pool: (pool.facts.ready, -pool.price, -pool.order))
         if last.facts.ready and not num_ready_left(mine, vector):

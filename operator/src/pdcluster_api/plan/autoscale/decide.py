@@ -28,6 +28,7 @@ from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolFact
 from pdcluster_api.plan.observed.decision import Decision, Input
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions
+from pdcluster_api.schema.accelerators import accelerators_text
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.workload import PoolKey
@@ -90,7 +91,8 @@ def _pools(
     for role, declared in spec.roles.computing().items():
         for order, each in enumerate(declared.pools):
             low, high, source = bounds_of(role, each, spec.autoscale.schedules, clock.wall)
-            new = PoolFacts(role, each.name, each.gpu, each.replicas, 0, 0)
+            gpus = spec.gpus_per_replica(role, each)
+            new = PoolFacts(role, each.name, each.gpu, each.replicas, 0, 0, gpus_per_replica=gpus)
             price = spec.autoscale.cost.get(each.gpu, 1.0)
             facts_of = known.get((role, each.name)) or new
             found.append(Pool(facts_of, order, price, low=min(low, high), high=high, source=source))
@@ -107,7 +109,7 @@ def _weighed(
     role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals], tolerance: float
 ) -> list[Pool]:
     mine = [pool for pool in pools if pool.role == role]
-    weights = [table_weight(role, pool.facts.gpu) for pool in mine]
+    weights = [table_weight(role, pool.facts.gpu) * pool.facts.gpus_per_replica for pool in mine]
     if role == "prefill":
         speeds = [totals.get(pool.key, Totals()).prefill_speed for pool in mine]
         weights = measured_weights(weights, speeds, tolerance)
@@ -200,7 +202,9 @@ def _recommend(
 
 
 def _choice(pool: Pool, before: int, after: int) -> str:
-    price = f"{pool.facts.gpu} at a price of {pool.price:g}"
+    number = pool.facts.gpus_per_replica
+    each = "" if number == 1 else " each"
+    price = f"{accelerators_text(pool.facts.gpu, number)} at a price of {pool.price:g}{each}"
     if after > before:
         return f"the cheapest pool that has capacity: {price}"
     if pool.facts.unschedulable_top:

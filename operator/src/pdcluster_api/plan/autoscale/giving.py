@@ -12,13 +12,12 @@ from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role, num_ready_
 from pdcluster_api.schema.workload import PoolKey
 
 
-def given_up(
-    excess: int, among: Sequence[Pool], pools: Sequence[Pool], vector: Vector
-) -> dict[PoolKey, int]:
-    """The vector without `excess` workers, or without as many as these pools may give.
+def given_up(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict[PoolKey, int]:
+    """The vector with at least so much less in a limit, or as much as its pools may give.
 
-    among: pools that may give; pools: all of the cluster
+    excess: as the limit counts; pools: all of the cluster
     """
+    among = [pool for pool in pools if limit in pool.limits]
     left, roles = dict(vector), by_role(pools)
     workers = {role: sum(left[pool.key] for pool in mine) for role, mine in roles.items()}
     ready = {role: num_ready_left(mine, left) for role, mine in roles.items()}
@@ -35,7 +34,7 @@ def given_up(
         left[pool.key] -= 1
         workers[role] -= 1
         ready[role] -= loses_ready
-        excess -= 1
+        excess -= pool.asked(limit, 1)
         heapreplace(donors, (_rank(pool, size - 1), number))
     return left
 

@@ -4,15 +4,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pdcluster_api.plan.autoscale.values import PoolFacts
+from pdcluster_api.plan.autoscale.values import Amounts, PoolFacts
 from pdcluster_api.schema.values import MAX_REPLICAS
 from pdcluster_api.schema.workload import PoolKey
 
 ALL = ""
 """The key of all types together, among accelerators by GPU type."""
 
+WORKERS = "workers of all pools together, whatever number of accelerators each has"
+"""The key of their number beside those of accelerators: longer than any name of a type."""
+
 Vector = Mapping[PoolKey, int]
 """Replicas by pool"""
+
+
+def unit_of(limit: str) -> int:
+    """The one of `Amounts` that a limit counts."""
+    return 0 if limit == WORKERS else 1
 
 
 @dataclass(frozen=True)
@@ -20,7 +28,7 @@ class Pool:
     """One declared pool beside what there is of it.
 
     order:      its place in the role
-    price:      of one worker, relative
+    price:      of one accelerator, relative
     weight:     capacity of one worker, relative; see `ratio`
     low, high:  bounds of its replicas now, low at most high
     source:     where the bounds come from, as text
@@ -62,6 +70,24 @@ class Pool:
     def size(self) -> int:
         """Workers that are asked for, less those that are given back."""
         return self.facts.replicas - self.given_back
+
+    @property
+    def limits(self) -> frozenset[str]:
+        """The keys of the limits that its workers count in."""
+        return frozenset((ALL, WORKERS, self.facts.gpu))
+
+    @cached_property
+    def one(self) -> Amounts:
+        """Amounts of one worker."""
+        return Amounts(1, self.facts.gpus_per_replica)
+
+    def asked(self, limit: str, replicas: int) -> int:
+        """Amount that so many workers count in a limit."""
+        return replicas * self.one[unit_of(limit)]
+
+    def held(self, limit: str, replicas: int) -> int:
+        """The most that its pods count in a limit while it moves to that size."""
+        return self.facts.held(replicas)[unit_of(limit)]
 
     def clamp(self, replicas: int) -> int:
         """The nearest size within the bounds."""

@@ -1,9 +1,9 @@
 """The ratio band: prefill capacity over decode capacity.
 
-Capacity is counted in H100s: a prefill worker weighs its dense FP8 rate (BF16
-where there is no FP8 unit), a decode worker its memory bandwidth, each over that
-of an H100; 1 where accelerators.yaml knows none.  Where the window shows how
-fast the workers of every pool of prefill really are, those speeds say how its
+Capacity is counted in H100s, over all accelerators of a worker: one of prefill weighs
+its dense FP8 rate (BF16 where there is no FP8 unit), one of decode its memory
+bandwidth, each over that of an H100; 1 where accelerators.yaml knows none.  Where the
+window shows how fast the workers of every pool of prefill really are, those speeds say how its
 pools compare; the unit stays the same, so that a band means the same before and
 after the first request.  What a decode worker does in a second says how many
 streams it has, not how fast it is, so that there only the table counts.

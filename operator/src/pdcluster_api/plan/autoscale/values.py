@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
+from typing import NamedTuple
 
 from pdcluster_api.plan.observed.decision import Decision
 from pdcluster_api.schema.workload import PoolKey
@@ -71,6 +73,13 @@ Windows = Mapping[PoolKey, Sequence[Sample]]
 """Rounds of the last seconds of every pool, the oldest first."""
 
 
+class Amounts(NamedTuple):
+    """Workers, and their accelerators."""
+
+    workers: int
+    accelerators: int
+
+
 @dataclass(frozen=True)
 class Holding:
     """The pods of one StatefulSet of a pool; in a roll out a pool has several.
@@ -79,12 +88,14 @@ class Holding:
     top:      below it a pod of every ordinal is there or may come
     ordinals: of those that are known, in their order
     grows:    whether the pool's size is its size, too
+    gpus_per_replica: accelerators of each; another revision may have had another number
     """
 
     current: int
     top: int
     ordinals: tuple[int, ...]
     grows: bool
+    gpus_per_replica: int = 1
 
     def held(self, replicas: int) -> int:
         """The most pods at a time while the pool moves to that size: a terminating pod keeps its
@@ -116,6 +127,7 @@ class PoolFacts:
                             queue counts
     holdings:               pods of each of its StatefulSets, of any revision; none = its pods have
                             no names, as simulated ones
+    gpus_per_replica:       accelerators of a worker that it gets, and of its pods without holdings
     """
 
     role: str
@@ -133,24 +145,32 @@ class PoolFacts:
     leaving: frozenset[str] = frozenset()
     unready_top: int = 0
     holdings: tuple[Holding, ...] = ()
+    gpus_per_replica: int = 1
 
     @property
     def key(self) -> PoolKey:
         """(role, pool)."""
         return self.role, self.pool
 
-    def held(self, replicas: int) -> int:
-        """The most pods at a time while the pool moves to that size.
+    def held(self, replicas: int) -> Amounts:
+        """The most at a time while the pool moves to that size.
 
         Each StatefulSet holds its own: pods of one make no room in another, and several may grow.
         Terminating pods without names stand on the ordinals that growth would use: growth takes
         them back, or waits for them.
         """
-        if self.holdings:
-            return sum(each.held(replicas) for each in self.holdings)
-        return Holding(
-            self.current, max(self.top, self.replicas + self.ending), (), grows=True
-        ).held(replicas)
+        workers = accelerators = 0
+        for each in self._holdings:
+            number = each.held(replicas)
+            workers += number
+            accelerators += number * each.gpus_per_replica
+        return Amounts(workers, accelerators)
+
+    @cached_property
+    def _holdings(self) -> tuple[Holding, ...]:
+        top = max(self.top, self.replicas + self.ending)
+        unnamed = Holding(self.current, top, (), grows=True, gpus_per_replica=self.gpus_per_replica)
+        return self.holdings or (unnamed,)
 
 
 @dataclass(frozen=True)

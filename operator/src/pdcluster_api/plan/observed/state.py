@@ -22,6 +22,7 @@ class PodState:
     started: its worker runs and has been ready since it began: one that drains is not ready any
              more, and still serves
     gpu:     type of accelerator that it was made for; empty = unknown
+    gpus_per_replica: number of its accelerators; 0 = unknown
     since:   RFC 3339; of a terminating one: when it has to be gone, its grace period included;
              of another: since when it is not ready; None = it is ready, or unknown
     loading: that its stock engine runs and has not served yet, and what shows why; empty = it has
@@ -38,6 +39,7 @@ class PodState:
     gpu: str = ""
     since: str | None = None
     loading: str = ""
+    gpus_per_replica: int = 0
 
     def __str__(self) -> str:
         return str(self.ending)
@@ -74,6 +76,7 @@ class WorkloadState:
     gone:    the StatefulSet is deleted or being deleted, and only its pods are left to end
     gpu:     type of accelerator, as the workload's snapshot or else its pods have it; empty =
              unknown
+    gpus_per_replica: accelerators of a worker, by the same; 0 = unknown
     """
 
     id: WorkloadId
@@ -85,6 +88,7 @@ class WorkloadState:
     fault: Problem | None = None
     pods: tuple[PodState, ...] = ()
     gpu: str = ""
+    gpus_per_replica: int = 0
 
     @property
     def num_pods(self) -> int:

@@ -8,6 +8,7 @@ the size at which it is kept, whatever is asked for meanwhile.  And more workers
 come to both, so that each StatefulSet is looked at by itself.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -89,36 +90,56 @@ def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
     return [*found, *_undeclared(holdings)]
 
 
+def held_by_type(facts: Iterable[PoolFacts]) -> Counter[str]:
+    """The most accelerators of each type at a time until every pool has its size."""
+    sums = Counter[str]()
+    for pool in facts:
+        sums[pool.gpu] += pool.held(pool.replicas).accelerators
+    return sums
+
+
 def _holdings(asked: Asked, observed: Observed) -> dict[Place, tuple[Holding, ...]]:
     """Pods of each StatefulSet, by pool and the type that it was made for, which may be an
     older one.
     """
     planned = {workload.id: workload.replicas for workload in asked.workloads}
     states = {state.id: state for state in observed.workloads}
-    declared = {size.key: size.pool.gpu for size in asked.sizes}
-    types = {key: gpu for key, (gpu, _) in Previous(observed.status).pools().items()} | declared
-    found: dict[Place, tuple[Holding, ...]] = {}
+    before = {key: (gpu, 1) for key, (gpu, _) in Previous(observed.status).pools().items()}
+    declared = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in asked.sizes}
+    found: defaultdict[Place, tuple[Holding, ...]] = defaultdict(tuple)
     for each in sorted({*planned, *states}):
         key, state, size = (each.role, each.pool), states.get(each), planned.get(each, 0)
+        of = (before | declared).get(key, ("", 1))
+        own = _accelerators(state, of)
         grows = (
             each in planned
             and key in declared
             and not (asked.is_given_up and each.revision == asked.revision)
         )
-        of, own = types.get(key, ""), (state.gpu if state else "") or types.get(key, "")
-        # one of the declared type comes in its place
+        # one as it is declared comes in its place
         if own != of and state is not None and state.gone:
-            found[key, of] = (*found.get((key, of), ()), _holding(None, size, grows=grows))
+            found[key, of[0]] += (_holding(None, size, of, grows=grows),)
             size, grows = 0, False
-        found[key, own] = (*found.get((key, own), ()), _holding(state, size, grows=grows))
+        found[key, own[0]] += (_holding(state, size, own, grows=grows),)
     return found
 
 
-def _holding(state: WorkloadState | None, planned: int, *, grows: bool) -> Holding:
+def _accelerators(state: WorkloadState | None, of: tuple[str, int]) -> tuple[str, int]:
+    """Type and number of a worker's accelerators.  of: those of its pool, where it says nothing"""
     if state is None:
-        return Holding(0, planned, (), grows)
+        return of
+    return state.gpu or of[0], state.gpus_per_replica or of[1]
+
+
+def _holding(
+    state: WorkloadState | None, planned: int, of: tuple[str, int], *, grows: bool
+) -> Holding:
+    _, gpus = of
+    if state is None:
+        return Holding(0, planned, (), grows, gpus)
     top = planned if state.gone else max(planned, state.desired)
-    return Holding(state.current, top, tuple(sorted(ordinal_of(pod) for pod in state.pods)), grows)
+    ordinals = tuple(sorted(ordinal_of(pod) for pod in state.pods))
+    return Holding(state.current, top, ordinals, grows, gpus)
 
 
 def _facts(
@@ -127,7 +148,16 @@ def _facts(
     """Facts of one pool.  serving: ordinals below it serve, `size.wanted` or more."""
     role, pool = size.key
     if state is None:
-        return PoolFacts(role, pool, size.pool.gpu, size.wanted, num_held, 0, ending=num_held)
+        return PoolFacts(
+            role,
+            pool,
+            size.pool.gpu,
+            size.wanted,
+            num_held,
+            0,
+            ending=num_held,
+            gpus_per_replica=size.gpus_per_replica,
+        )
     leaving = [pod for pod in state.pods if pod.terminating or ordinal_of(pod) >= serving]
     staying = [pod for pod in state.pods if pod not in leaving]
     waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal_of(pod) < size.wanted]
@@ -136,6 +166,7 @@ def _facts(
         role=role,
         pool=pool,
         gpu=size.pool.gpu,
+        gpus_per_replica=size.gpus_per_replica,
         replicas=size.wanted,
         current=num_held,
         ready=len(ready),
@@ -169,8 +200,9 @@ def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
 def _undeclared(holdings: Mapping[Place, Sequence[Holding]]) -> Iterable[PoolFacts]:
     """Holders of accelerators beside the declared pools, and of other types than these declare."""
     for ((role, pool), gpu), each in sorted(holdings.items()):
-        number = sum(holding.held(0) for holding in each)
-        if number:
-            yield PoolFacts(
-                role, f"{pool} of {gpu or 'an unknown type'}", gpu, 0, number, 0, ending=number
-            )
+        pods = Counter[int]()
+        for holding in each:
+            pods[holding.gpus_per_replica] += holding.held(0)
+        for gpus, number in sorted((+pods).items()):
+            name = f"{pool} of {gpu or 'an unknown type'}"
+            yield PoolFacts(role, name, gpu, 0, number, 0, ending=number, gpus_per_replica=gpus)

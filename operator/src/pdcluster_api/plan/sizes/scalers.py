@@ -28,6 +28,7 @@ class PoolSize:
     wanted:  workers that count, within min and max
     asked:   what the scaler asks for, or will after this plan
     request: replicas to write into the scaler now; None = its spec stays as it is
+    gpus_per_replica: accelerators of one worker
     """
 
     role: str
@@ -35,6 +36,7 @@ class PoolSize:
     wanted: int
     asked: int
     request: int | None
+    gpus_per_replica: int = 1
 
     @property
     def key(self) -> PoolKey:
@@ -72,7 +74,10 @@ def pool_sizes(
     ]
     return together(
         [
-            _size(role, pool, known.get((role, pool.name)), before.get((role, pool.name)))
+            replace(
+                _size(role, pool, known.get((role, pool.name)), before.get((role, pool.name))),
+                gpus_per_replica=spec.gpus_per_replica(role, pool),
+            )
             for role, pool in pools
         ]
     )

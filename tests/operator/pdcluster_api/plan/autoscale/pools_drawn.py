@@ -25,6 +25,7 @@ def drawn_pools(draw: st.DrawFn) -> list[Pool]:
                 ending=draw(st.integers(0, 2)),
                 unschedulable_top=min(tops[0], replicas - ready),
                 unready_top=min(tops[1], replicas - ready),
+                gpus_per_replica=draw(st.sampled_from([1, 2, 4, 8])),
             )
             price, is_open = draw(st.sampled_from([1.0, 2.0])), draw(st.integers(0, 3)) > 0
             found.append(Pool(facts, order, price, low=low, high=low + draw(FEW), is_open=is_open))

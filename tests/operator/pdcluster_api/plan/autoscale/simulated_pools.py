@@ -36,6 +36,7 @@ class SimulatedPool:
     name: str
     gpu: str
     replicas: int
+    gpus_per_replica: int = 1
     pods: dict[int, Pod] = field(default_factory=dict)
 
     @property
@@ -73,6 +74,7 @@ class SimulatedPool:
             role=self.role,
             pool=self.name,
             gpu=self.gpu,
+            gpus_per_replica=self.gpus_per_replica,
             replicas=self.replicas,
             current=len(self.pods),
             ready=len(ready),
@@ -162,8 +164,11 @@ class SimulatedCluster:
         for pool in self.pools:
             yield from pool.pods.values()
 
-    def num_pods(self, gpu: str | None = None) -> int:
-        return sum(len(pool.pods) for pool in self.pools if gpu in (None, pool.gpu))
+    def num_accelerators(self, gpu: str | None = None) -> int:
+        """That pods hold, of a type or of all."""
+        return sum(
+            len(pool.pods) * pool.gpus_per_replica for pool in self.pools if gpu in (None, pool.gpu)
+        )
 
     def ready_of(self, role: str) -> int:
         return sum(len(pool.having(READY)) for pool in self.pools if pool.role == role)

@@ -23,7 +23,9 @@ def pool(name: str, size: int, **fields: Any) -> Pool:
     """A pool by `role/name`, all of its workers ready.  fields: of Pool, or of its facts."""
     role, _, of = name.partition("/")
     facts = {
-        key: fields.pop(key) for key in ("gpu", "ending", "unschedulable_top") if key in fields
+        key: fields.pop(key)
+        for key in ("gpu", "ending", "unschedulable_top", "gpus_per_replica")
+        if key in fields
     }
     ready = size - facts.get("unschedulable_top", 0)
     number = size + facts.get("ending", 0)
@@ -271,10 +273,13 @@ def walked(
             and pool.is_open
             and pool.clamp(vector[pool.key] + 1) == vector[pool.key] + 1
         ):
-            more = pool.facts.held(vector[pool.key] + 1) - pool.facts.held(vector[pool.key])
+            more = (
+                pool.facts.held(vector[pool.key] + 1).accelerators
+                - pool.facts.held(vector[pool.key]).accelerators
+            )
             if more and more > left.get(pool.facts.gpu, more):
                 break
-            left[pool.facts.gpu] = left.get(pool.facts.gpu, 99) - more
+            left[pool.facts.gpu] = left.get(pool.facts.gpu, 999) - more
             vector = {**vector, pool.key: vector[pool.key] + 1}
             above.append(vector)
     return [*below, here, *above]

@@ -247,7 +247,7 @@ def test_one_pool_that_gives_leaves_the_dearest_last_in_line():
 def test_a_lost_pod_comes_again_beside_the_one_above_it_that_still_ends():
     left = PoolFacts("prefill", "x", "H100", replicas=1, current=1, ready=0, ending=1)
 
-    assert [left.held(size) for size in (1, 2, 3)] == [2, 2, 3]
+    assert [left.held(size).workers for size in (1, 2, 3)] == [2, 2, 3]
 
 
 def test_a_lost_pod_below_one_that_drains_is_counted_while_its_statefulset_asks_for_it():

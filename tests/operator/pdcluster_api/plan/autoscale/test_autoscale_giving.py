@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale.giving import given_up
-from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role, num_ready_left
+from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Pool, Vector, by_role, num_ready_left
 from tests.operator.pdcluster_api.plan.autoscale.pools_drawn import FEW, drawn_pools
 
 
 def one_by_one(
-    excess: int, among: Sequence[Pool], pools: Sequence[Pool], vector: Vector
+    excess: int, among: Sequence[Pool], pools: Sequence[Pool], vector: Vector, *, of_workers: bool
 ) -> dict[tuple[str, str], int]:
     """As `given_up`: among all that may give the first by the rule gives one, and so on."""
     left = dict(vector)
-    for _ in range(excess):
+    while excess > 0:
         able = set()
         for mine in by_role(pools).values():
             is_last, is_last_ready = (
@@ -34,7 +34,9 @@ def one_by_one(
         donors = [pool for pool in among if pool.key in able]
         if not donors:
             break
-        left[max(donors, key=lambda pool: order(pool, left)).key] -= 1
+        donor = max(donors, key=lambda pool: order(pool, left))
+        left[donor.key] -= 1
+        excess -= 1 if of_workers else donor.facts.gpus_per_replica
     return left
 
 
@@ -53,7 +55,10 @@ def test_what_is_given_up_is_what_is_given_one_by_one(
     pools: list[Pool], data: st.DataObject
 ) -> None:
     vector = {pool.key: data.draw(FEW) for pool in pools}
-    among = [pool for pool in pools if data.draw(st.booleans())]
+    limit = data.draw(st.sampled_from([ALL, WORKERS, "H100", "cpu"]))
+    among = [pool for pool in pools if limit in (ALL, WORKERS, pool.facts.gpu)]
     excess = data.draw(st.integers(-2, 40))
 
-    assert given_up(excess, among, pools, vector) == one_by_one(excess, among, pools, vector)
+    assert given_up(excess, limit, pools, vector) == one_by_one(
+        excess, among, pools, vector, of_workers=limit == WORKERS
+    )

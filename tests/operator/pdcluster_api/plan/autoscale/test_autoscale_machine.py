@@ -1,9 +1,9 @@
 """A random walk over load, limits, failing pods, capacity and workers that give no numbers, each
-decision carried out on simulated pools.
+decision carried out on simulated pools of 1, 2, 4 or 8 accelerators a worker.
 
 Checked on every decision, and again on the pods that exist as it is carried out
-in its worst order and as pods start and end: min and max; the budget, in all and
-by type; the band is kept once it is met, and met where growth within bounds,
+in its worst order and as pods start and end: min and max; the budget of accelerators,
+in all and by type; the band is kept once it is met, and met where growth within bounds,
 capacity and budget can; a role that has ready workers keeps one, and either both
 roles are asked for or none; nothing shrinks by numbers that are missing, before
 its window is over, or farther than a step; what changes and what is held is
@@ -38,7 +38,7 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     run,
 )
 
-GPUS = ("H100", "cpu")  # of equal weight, so that the model may count workers
+GPUS = ("H100", "cpu")  # of equal weight, so that the model may count accelerators
 ROLES = ("prefill", "decode")
 HIGH = 6
 INTERVAL = 15.0
@@ -50,6 +50,7 @@ def pools(draw: st.DrawFn) -> list[dict[str, Any]]:
     found = []
     for index in range(draw(st.integers(1, 2))):
         low = draw(st.integers(0, 1))
+        gpus = {"gpusPerReplica": draw(st.sampled_from([1, 1, 2, 4, 8]))} if index == 0 else {}
         found.append(
             pool(
                 draw(st.integers(1, 4)),
@@ -57,6 +58,7 @@ def pools(draw: st.DrawFn) -> list[dict[str, Any]]:
                 gpu=GPUS[index],
                 minReplicas=low,
                 maxReplicas=HIGH,
+                **gpus,
             )
         )
     return found
@@ -65,15 +67,19 @@ def pools(draw: st.DrawFn) -> list[dict[str, Any]]:
 @st.composite
 def budgets(draw: st.DrawFn, declared: list[dict[str, Any]]) -> dict[str, Any]:
     """None, or what the pools have and some more; of one type, too."""
-    room = draw(st.sampled_from([None, 0, 1, 4]))
-    found: dict[str, Any] = (
-        {} if room is None else {"total": sum(each["replicas"] for each in declared) + room}
-    )
-    gpu, more = draw(st.sampled_from(GPUS)), draw(st.sampled_from([None, 0, 2]))
+    has = {
+        gpu: sum(
+            each["replicas"] * each.get("gpusPerReplica", 1)
+            for each in declared
+            if each["gpu"] == gpu
+        )
+        for gpu in GPUS
+    }
+    room = draw(st.sampled_from([None, 0, 1, 4, 9]))
+    found: dict[str, Any] = {} if room is None else {"total": sum(has.values()) + room}
+    gpu, more = draw(st.sampled_from(GPUS)), draw(st.sampled_from([None, 0, 2, 8]))
     if more is not None:
-        found["perGpu"] = {
-            gpu: max(1, sum(each["replicas"] for each in declared if each["gpu"] == gpu) + more)
-        }
+        found["perGpu"] = {gpu: max(1, has[gpu] + more)}
     return found
 
 
@@ -134,7 +140,10 @@ class AutoscaleMachine(RuleBasedStateMachine):
         declared = [
             (role, each) for role, of_role in spec.roles.present().items() for each in of_role.pools
         ]
-        sets = [SimulatedPool(role, each.name, each.gpu, each.replicas) for role, each in declared]
+        sets = [
+            SimulatedPool(role, each.name, each.gpu, each.replicas, each.gpus_per_replica or 1)
+            for role, each in declared
+        ]
         self.there = SimulatedCluster(
             sets, dict.fromkeys(GPUS, PLENTY), {"prefill": 1.0, "decode": 1.0}
         )
@@ -162,12 +171,12 @@ class AutoscaleMachine(RuleBasedStateMachine):
     def change_the_nodes(self, gpu: str, nodes: int) -> None:
         self.there.nodes[gpu] = nodes
 
-    @rule(total=st.sampled_from([None, 2, 4, 7, 12]))
+    @rule(total=st.sampled_from([None, 2, 4, 7, 12, 25]))
     def change_the_budget(self, total: int | None) -> None:
         self.spec = with_budget(self.spec, total=total)
         self.allow_what_there_is()
 
-    @rule(gpu=st.sampled_from(GPUS), limit=st.sampled_from([None, 1, 3, 6]))
+    @rule(gpu=st.sampled_from(GPUS), limit=st.sampled_from([None, 1, 3, 6, 17]))
     def change_the_budget_of_a_type(self, gpu: str, limit: int | None) -> None:
         self.spec = with_budget(self.spec, per_gpu={} if limit is None else {gpu: limit})
         self.allow_what_there_is()
@@ -203,6 +212,7 @@ class AutoscaleMachine(RuleBasedStateMachine):
         pools = [each for each in self.there.pools if gpu in (None, each.gpu)]
         return sum(
             max(each.top, len(each.pods), each.replicas + each.facts(self.there.now).ending)
+            * each.gpus_per_replica
             for each in pools
         )
 
@@ -273,7 +283,7 @@ class AutoscaleMachine(RuleBasedStateMachine):
     def budget_is_kept(self) -> None:
         budget = self.spec.autoscale.budget
         for gpu, limit in {None: budget.total, **budget.per_gpu}.items():
-            assert limit is None or self.there.num_pods(gpu) <= max(
+            assert limit is None or self.there.num_accelerators(gpu) <= max(
                 limit, self.allowed.get(gpu, 0)
             ), (gpu, limit)
 
@@ -344,10 +354,11 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
     def check_ratio(self, outcome: Outcome, base: dict[PoolKey, int]) -> None:
         band = Band.of(self.spec.autoscale.ratio)
-        away = distance(band, outcome.decision.replicas)
+        away = self.distance(band, outcome.decision.replicas)
         assert (away > 0.0) == ("RatioConstraintViolated" in reasons(outcome))
-        assert away <= distance(band, base)
-        if away > 0.0:
+        assert away <= self.distance(band, base)
+        # unequal pools of a role grow in the order of their prices, which may pass a band by
+        if away > 0.0 and all(len(set(numbers)) == 1 for numbers in self.gpus_by_role().values()):
             assert not self.could_grow_into(band, base, outcome.memory)
 
     def could_grow_into(self, band: Band, base: dict[PoolKey, int], memory: Memory) -> bool:
@@ -365,9 +376,22 @@ class AutoscaleMachine(RuleBasedStateMachine):
         for sizes in product(
             *(range(base[key], top + 1) for key, top in zip(keys, tops, strict=True))
         ):
-            if distance(band, dict(zip(keys, sizes, strict=True))) == 0.0 and self.fits(sizes):
+            vector = dict(zip(keys, sizes, strict=True))
+            if self.distance(band, vector) == 0.0 and self.fits(sizes):
                 return True
         return False
+
+    def gpus_by_role(self) -> dict[str, list[int]]:
+        return {
+            role: [each.gpus_per_replica for each in self.there.pools if each.role == role]
+            for role in ROLES
+        }
+
+    def distance(self, band: Band, replicas: Any) -> float:
+        accelerators = dict.fromkeys(ROLES, 0.0)
+        for each in self.there.pools:
+            accelerators[each.role] += replicas[each.key] * each.gpus_per_replica
+        return band.distance(**accelerators)
 
     def low_of(self, key: PoolKey) -> int:
         role, name = key
@@ -389,10 +413,13 @@ class AutoscaleMachine(RuleBasedStateMachine):
                     each.replicas + each.facts(self.there.now).ending,
                     size,
                 )
+                * each.gpus_per_replica
                 for each, size in pairs
             )
             # what a raised minReplicas waits for is not free
-            held += sum(max(0, self.low_of(each.key) - size) for each, size in pairs)
+            held += sum(
+                max(0, self.low_of(each.key) - size) * each.gpus_per_replica for each, size in pairs
+            )
             if limit is not None and held > limit:
                 return False
         return True
@@ -427,10 +454,6 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
 def sum_of(sizes: Any, role: str) -> int:
     return sum(size for (each, _), size in sizes.items() if each == role)
-
-
-def distance(band: Band, replicas: Any) -> float:
-    return band.distance(*(float(sum_of(replicas, role)) for role in ROLES))
 
 
 def turns(sizes: list[int]) -> int:

@@ -92,6 +92,7 @@ def facts_of(spec: PDClusterSpec, **changes: Mapping[str, Any]) -> list[PoolFact
                         "role": role,
                         "pool": each.name,
                         "gpu": each.gpu,
+                        "gpus_per_replica": spec.gpus_per_replica(role, each),
                         "replicas": number,
                         "current": number,
                         "ready": number,

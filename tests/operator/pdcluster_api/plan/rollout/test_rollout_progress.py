@@ -393,9 +393,12 @@ def decode_facts(status: dict[str, object]) -> PoolFacts:
 def test_the_budget_counts_its_accelerators_as_given_back() -> None:
     story = Story()
     story.look(0)
-    assert decode_facts(story.status).held(2) == 4
+    assert decode_facts(story.status).held(2).workers == 4
     story.look(DEADLINE, green())
-    assert (decode_facts(story.status).held(2), decode_facts(story.status).held(5)) == (2, 5)
+    assert (
+        decode_facts(story.status).held(2).workers,
+        decode_facts(story.status).held(5).workers,
+    ) == (2, 5)
 
 
 def first(ready: int = 0) -> list[WorkloadState]:

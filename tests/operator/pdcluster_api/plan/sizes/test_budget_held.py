@@ -13,7 +13,7 @@ from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.values import Holding, Outcome
 from pdcluster_api.plan.cluster import asked_of, plan_cluster
 from pdcluster_api.plan.observed.state import Observed, WorkloadState
-from pdcluster_api.plan.sizes.pool_facts import Seen, pool_facts
+from pdcluster_api.plan.sizes.pool_facts import Seen, held_by_type, pool_facts
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -30,6 +30,7 @@ from tests.operator.pods import pod_states
 
 OLD = "0123abcd"
 PREFILL, DECODE = ("prefill", "cpu"), ("decode", "cpu")
+HUNGRY = replace(CALM, engine_busy_ratio=0.95)
 CROWDED = replace(CALM, num_requests_waiting=30.0)  # asks for twice the workers
 
 
@@ -339,3 +340,66 @@ def test_workers_of_three_revisions_count() -> None:
     facts = pool_facts(asked_of(cluster, observed), observed, Seen())
     grown = Counter(each.grows for pool in facts for each in pool.holdings)
     assert grown == {True: 4, False: 1}
+
+
+EIGHT, TWO = {"gpu": "B200", "gpusPerReplica": 8}, {"gpu": "B200", "gpusPerReplica": 2}
+
+
+def test_each_revision_holds_the_accelerators_that_its_workers_have() -> None:
+    """Eight each before, two each now."""
+    cluster = budgeted(decode=[pool(2, **TWO)], total=30)
+    old = replace(of_size(OLD, DECODE, 2), gpu="B200", gpus_per_replica=8)
+    new = replace(new_starts(cluster)[1], gpu="B200", gpus_per_replica=2)
+    prefill = [of_size(OLD, PREFILL, 1), new_starts(cluster)[0]]
+    observed = running(cluster, workloads=[*prefill, old, new], service_revision=OLD)
+    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+
+    assert held_by_type(facts) == {"cpu": 2, "B200": 16 + 4}
+    # another one of each revision: ten more, and only eight are free
+    assert outcome_of(cluster, observed).decision.replicas[DECODE] == 2
+    assert outcome_of(cluster, observed, prefill=HUNGRY).decision.replicas[PREFILL] == 2
+
+
+def test_pods_of_a_lost_node_hold_their_accelerators() -> None:
+    """Two of three are there; the third still ends, and comes again."""
+    cluster = budgeted(decode=[pool(3, **EIGHT)], total=33)
+    of = identity(revision_of(cluster.spec), *DECODE)
+    lost = pod_states(of, [2], ready=False, terminating=True, gpus_per_replica=8)
+    decode = workload(of, 3, 2, pods=(*pod_states(of, range(2)), *lost), gpus_per_replica=8)
+    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), decode])
+    outcome = outcome_of(cluster, observed)
+
+    assert outcome.decision.replicas[DECODE] == 4
+    tight = budgeted(decode=[pool(3, **EIGHT)], total=32)
+    assert outcome_of(tight, observed).decision.replicas[DECODE] == 3
+    gone = replace(decode, pods=decode.pods[:2], current=2)
+    left_behind = left(OLD, DECODE, 0)
+    beside = replace(observed, workloads=[observed.workloads[0], gone, left_behind])
+    assert outcome_of(cluster, beside).decision.replicas[DECODE] == 3
+
+
+def test_pods_of_a_pool_that_came_back_with_another_number_count_by_theirs() -> None:
+    cluster = budgeted(decode=[pool(1, **TWO)], total=20)
+    of = identity(revision_of(cluster.spec), *DECODE)
+    before = replace(of_size(of.revision, DECODE, 2), gone=True, gpu="B200", gpus_per_replica=8)
+    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), before])
+    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+
+    assert held_by_type(facts) == {"cpu": 1, "B200": 2 + 16}
+
+
+def test_workers_of_pools_that_are_gone_count_by_the_numbers_that_they_had() -> None:
+    cluster = budgeted(total=50)
+    target = revision_of(cluster.spec)
+    several = [
+        replace(of_size(revision, ("decode", "before"), 1), gpu="B200", gpus_per_replica=number)
+        for revision, number in ((OLD, 8), (target, 4), ("deadbeef", 8))
+    ]
+    observed = running(
+        cluster, workloads=[of_size(target, PREFILL, 1), of_size(target, DECODE, 2), *several]
+    )
+    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+
+    assert held_by_type(facts) == {"cpu": 3, "B200": 20}
+    numbers = [(each.current, each.gpus_per_replica) for each in facts if each.gpu == "B200"]
+    assert numbers == [(1, 4), (2, 8)]
