@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from pdcluster_worker.config.routing import KvAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
-from pdcluster_worker.routing.decode_score.kv_aware import Overlap, cost, credit, decay, kv_aware
+from pdcluster_worker.routing.decode_score.kv_aware import cost, decay, kv_aware
 from pdcluster_worker.routing.decode_score.selection import select
 
 TEN_BLOCKS = Asked(prompt_tokens=160, block_size=16)
@@ -37,12 +37,11 @@ def test_y8_overlap_weight_scales_the_prefill_part() -> None:
     }
 
 
-def test_y9_credit_counts_each_tier() -> None:
-    overlap = Overlap(device=8, host=4, disk=4, shared=2)
+def test_y9_credit_is_a_share_of_the_cached_blocks() -> None:
+    worker = DecodeCandidate("w", matched_blocks=8)
 
-    assert credit(KvAwarePolicy(), overlap) == 8 + 0.75 * 4 + 0.25 * 4 + 0.25 * 2
-    assert credit(KvAwarePolicy(overlap_credit=0.5), overlap, decay=0.5) == 2 + 3 + 1 + 0.5
-    assert credit(KvAwarePolicy(), Overlap()) == 0.0
+    assert kv_aware(KvAwarePolicy(overlap_credit=0.5), TEN_BLOCKS, [worker]) == {"w": 6 + 10}
+    assert kv_aware(KvAwarePolicy(overlap_credit=0.0), TEN_BLOCKS, [worker]) == {"w": 10 + 10}
 
 
 @pytest.mark.parametrize(

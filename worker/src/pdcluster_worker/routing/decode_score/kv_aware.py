@@ -6,42 +6,9 @@ blocks to prefill, those queued before it among them, plus blocks that decode.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pdcluster_worker.config.routing import KvAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
-
-HOST_CREDIT, DISK_CREDIT, SHARED_CREDIT = 0.75, 0.25, 0.25
-"""Credit of a block in the worker's host memory, on its disk and in a store of all workers, against
-one on its device.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Leading blocks of the prompt at a worker, by where they are; shared: in a store of all
-    workers.
-    """
-
-    device: int = 0
-    host: int = 0
-    disk: int = 0
-    shared: int = 0
-
-
-def credit(policy: KvAwarePolicy, overlap: Overlap, decay: float = 1.0) -> float:
-    """Blocks that need no prefill, each by how near it is.
-
-    >>> credit(KvAwarePolicy(overlap_credit=1.0), Overlap(device=4, host=4, disk=4), decay=0.5)
-    6.0
-    """
-    near = policy.overlap_credit * decay * overlap.device
-    return (
-        near
-        + HOST_CREDIT * overlap.host
-        + DISK_CREDIT * overlap.disk
-        + SHARED_CREDIT * overlap.shared
-    )
 
 
 def decay(
@@ -94,4 +61,4 @@ def _credit_at(
     if not candidate.matched_blocks:
         return 0.0
     lessened = decay(policy, asked, candidate.prefill_tokens, least_prefill_tokens)
-    return credit(policy, Overlap(device=candidate.matched_blocks), lessened)
+    return policy.overlap_credit * lessened * candidate.matched_blocks
