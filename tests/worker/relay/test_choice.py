@@ -121,7 +121,7 @@ def test_text_draws_no_more_than_a_share_to_one_worker() -> None:
         (b'{"pdcluster": {"session": 3}, "prompt": "p"}', b""),
         (b'{"prompt": "a \\"session\\" of \\"pdcluster\\""}', b""),
         (b'{"session": 1', b""),
-        (b'{"pdcluster": {"session": "\\ud800"}}', b"\xed\xa0\x80"),
+        (b'{"pdcluster": {"session": "\\ud800"}}', b""),
     ],
 )
 def test_a_session_goes_before_the_policy(body: bytes, affinity: bytes) -> None:

@@ -13,6 +13,7 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.http.body_route import BodyRoute
+from pdcluster_worker.server.http.off_loop import INLINE_BYTES
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 GOOD = {
@@ -22,6 +23,16 @@ GOOD = {
     "pdcluster": {"prefill": "local"},
 }
 JSON = "application/json"
+LONG = (
+    json.dumps(GOOD).encode(),
+    json.dumps({**GOOD, "n": "1"}).encode(),
+    b'{"model": NaN}',
+    b'{"model": "\\ud800"}',
+    b'{"model": "m",, }',
+    b"\xff\xfe\xfd",
+    b"{",
+)
+"""Beginnings of bodies that are read in a thread."""
 
 
 async def _echo(body: ChatRequest, request: Request) -> Response:
@@ -59,6 +70,7 @@ def _client() -> httpx.AsyncClient:
         (b"[" * 200_000, JSON),
         (b'{"model": ' + b"1" * 5000 + b"}", JSON),
         (b'{"model": "\\ud800"}', JSON),
+        *((start + b" " * INLINE_BYTES, JSON) for start in LONG),
     ],
 )
 async def test_body_is_taken_or_refused_as_by_fastapi(

@@ -2,7 +2,6 @@
 server process.
 """
 
-import asyncio
 import json
 import shutil
 import subprocess
@@ -79,15 +78,15 @@ def test_a_broken_file_is_named(folder, name, content):
         Tokenizer.load(folder)
 
 
-async def test_chat_without_a_template_is_a_clear_error(folder):
+def test_chat_without_a_template_is_a_clear_error(folder):
     (folder / "chat_template.jinja").unlink()
 
     with pytest.raises(RequestError, match="no chat template: use /v1/completions"):
-        await Tokenizer.load(folder).encode_chat(TemplateInput(HELLO))
+        Tokenizer.load(folder).encode_chat(TemplateInput(HELLO))
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-async def test_template_may_be_in_tokenizer_config(folder, as_list):
+def test_template_may_be_in_tokenizer_config(folder, as_list):
     (folder / "chat_template.jinja").unlink()
     source = (
         "{{ bos_token }}{% generation %}{{ messages[0].content }}{% endgeneration %}{{ messages | "
@@ -105,7 +104,7 @@ async def test_template_may_be_in_tokenizer_config(folder, as_list):
     expected = '<|im_start|>é[{"role": "user", "content": "é"}]%'
 
     assert (
-        await tokenizer.encode_chat(TemplateInput([{"role": "user", "content": "é"}]))
+        tokenizer.encode_chat(TemplateInput([{"role": "user", "content": "é"}]))
     ).token_ids == tokenizer._tokenizer.encode(expected).ids
 
 
@@ -118,11 +117,11 @@ async def test_template_may_be_in_tokenizer_config(folder, as_list):
         "{{ nothing.here }}",
     ],
 )
-async def test_a_template_that_refuses_is_a_400(folder, template):
+def test_a_template_that_refuses_is_a_400(folder, template):
     (folder / "chat_template.jinja").write_text(template)
 
     with pytest.raises(RequestError, match="chat template refuses these messages") as caught:
-        await Tokenizer.load(folder).encode_chat(TemplateInput(HELLO))
+        Tokenizer.load(folder).encode_chat(TemplateInput(HELLO))
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
@@ -133,30 +132,16 @@ def test_a_template_with_a_syntax_error_is_refused_at_load(folder):
         Tokenizer.load(folder)
 
 
-async def test_long_texts_encode_as_short_ones_do(folder):
+def test_long_texts_encode_as_short_ones_do(folder):
     tokenizer = Tokenizer.load(folder)
     text = "Hello é " * 2000
 
-    prompt = (
-        await tokenizer.encode_chat(TemplateInput([{"role": "user", "content": text}]))
-    ).token_ids
+    prompt = (tokenizer.encode_chat(TemplateInput([{"role": "user", "content": text}]))).token_ids
 
-    assert await tokenizer.encode(["a", text]) == [
+    assert tokenizer.encode(["a", text]) == [
         tokenizer._tokenizer.encode(item).ids for item in ("a", text)
     ]
     assert tokenizer._tokenizer.decode(prompt, skip_special_tokens=False).count(text) == 1
-
-
-async def test_a_long_text_leaves_the_event_loop_free(folder):
-    tokenizer = Tokenizer.load(folder)
-    encoding = asyncio.create_task(tokenizer.encode(["ab" * 1_000_000]))
-    ticks = 0
-    while not encoding.done():
-        await asyncio.sleep(0.001)
-        ticks += 1
-
-    assert len((await encoding)[0]) == 2_000_000
-    assert ticks > 5
 
 
 def test_ids_beyond_the_vocabulary_have_no_bytes(folder):
@@ -168,7 +153,7 @@ def test_ids_beyond_the_vocabulary_have_no_bytes(folder):
 
 
 @pytest.mark.model
-async def test_sample_model_renders_as_transformers_does():
+def test_sample_model_renders_as_transformers_does():
     transformers = pytest.importorskip("transformers")
     folder = chat_model()
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -178,10 +163,10 @@ async def test_sample_model_renders_as_transformers_does():
         {"role": "assistant", "content": "Paris."},
     ]
 
-    assert (
-        await ours.encode_chat(TemplateInput(messages))
-    ).token_ids == theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-    assert await ours.encode(["Hello  world"]) == [theirs("Hello  world")["input_ids"]]
+    assert (ours.encode_chat(TemplateInput(messages))).token_ids == theirs.apply_chat_template(
+        messages, add_generation_prompt=True
+    )["input_ids"]
+    assert ours.encode(["Hello  world"]) == [theirs("Hello  world")["input_ids"]]
     assert b"".join(map(ours.token_bytes, range(2000))).decode(errors="replace") == theirs.decode(
         range(2000)
     )

@@ -4,7 +4,7 @@ Pure.  Text of the prompt is found by the name of its field, so that a prefix is
 fields a client sends before it; JSON is parsed only of a body that has a session in it.
 """
 
-import json
+import msgspec
 
 from pdcluster_worker.config.relaying import RelayingPolicy
 from pdcluster_worker.config.routing import DecodeScorePolicy
@@ -34,7 +34,19 @@ def affinity_of(policy: RelayingPolicy, score: DecodeScorePolicy, body: bytes) -
 def _session(body: bytes) -> bytes:
     """`pdcluster.session` of a body; b"" where it has none, or is for the worker to refuse."""
     try:
-        session = json.loads(body)["pdcluster"]["session"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return _bodies.decode(body).pdcluster.session.encode()
+    except (ValueError, RecursionError):
         return b""
-    return session.encode(errors="surrogatepass") if isinstance(session, str) else b""
+
+
+class _Extension(msgspec.Struct):
+    session: str
+
+
+class _Body(msgspec.Struct):
+    """The part that is read: the decoder skips the rest."""
+
+    pdcluster: _Extension
+
+
+_bodies = msgspec.json.Decoder(_Body)

@@ -5,7 +5,7 @@ and metrics only, and answers a client that it came to the wrong worker.
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from pdcluster_worker.server.generation.model_parsers import ParserNames, model_
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.http.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.http.body_limit import BodyLimit, taken_by
-from pdcluster_worker.server.http.body_route import BodyRoute
+from pdcluster_worker.server.http.body_route import add_body_route
 from pdcluster_worker.server.http.cors import Cors
 from pdcluster_worker.server.http.crowd import Crowd
 from pdcluster_worker.server.http.farewell import DrainMiddleware
@@ -115,8 +115,8 @@ def create_app(
         return await completion.complete(serving, body, context_of(request))
 
     # The first routes: those after them are not looked at for a generation.
-    _add_generation(app, _CHAT, chat_completions, ChatReply)
-    _add_generation(app, _COMPLETIONS, completions, CompletionReply)
+    add_body_route(app, _CHAT, chat_completions, _documented(ChatReply))
+    add_body_route(app, _COMPLETIONS, completions, _documented(CompletionReply))
     add_tokenizing(app, serving)
     add_messages(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
     add_responses(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
@@ -124,18 +124,6 @@ def create_app(
     if verifying is not None:
         add_verification(app, verifying)
     return app
-
-
-def _add_generation(
-    app: FastAPI, path: str, endpoint: Callable[..., Awaitable[Response]], reply: type[BaseModel]
-) -> None:
-    app.router.add_api_route(
-        path,
-        endpoint,
-        methods=["POST"],
-        responses=_documented(reply),
-        route_class_override=BodyRoute,
-    )
 
 
 def create_prefill_app(

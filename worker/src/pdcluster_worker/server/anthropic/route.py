@@ -11,6 +11,8 @@ from pdcluster_worker.server.anthropic.writer import MessagesWriter
 from pdcluster_worker.server.errors.anthropic import PATH, MessagesError
 from pdcluster_worker.server.generation.generation import Serving
 from pdcluster_worker.server.generation.respond import check_servable, respond
+from pdcluster_worker.server.http.body_route import add_body_route
+from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.openai.chat import Prepared, prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest
@@ -33,19 +35,20 @@ def add_messages(app: FastAPI, serving: Serving, documented: Documented) -> None
         status: {"model": MessagesError} for status in documented if status != 200
     }
 
-    @app.post(PATH, responses={**documented, **errors})
     async def messages(body: MessagesRequest, request: Request) -> Response:
         return await _answer(serving, body, context_of(request))
 
-    @app.post(COUNT_PATH, responses=errors)
-    async def count_tokens(body: CountRequest) -> TokenCount:
-        chat = _chat(serving, body)
-        return TokenCount(input_tokens=len((await _prepared(serving, chat)).prompt))
+    async def count_tokens(body: CountRequest, request: Request) -> Response:
+        _, prepared = await _prepared(serving, body, context_of(request))
+        count = TokenCount(input_tokens=len(prepared.prompt))
+        return Response(count.model_dump_json(), media_type="application/json")
+
+    add_body_route(app, PATH, messages, {**documented, **errors})
+    add_body_route(app, COUNT_PATH, count_tokens, {**errors, 200: {"model": TokenCount}})
 
 
 async def _answer(serving: Serving, body: MessagesRequest, context: RequestContext) -> Response:
-    chat = _chat(serving, body)
-    prepared = await _prepared(serving, chat)
+    chat, prepared = await _prepared(serving, body, context)
     message_id = f"msg_{context.request_id}"
     writer = MessagesWriter(message_id, body.model, context.request_id)
     prompts, rules = [prepared.prompt], prepared.rules
@@ -62,11 +65,11 @@ async def _answer(serving: Serving, body: MessagesRequest, context: RequestConte
     )
 
 
-async def _prepared(serving: Serving, chat: ChatRequest) -> Prepared:
+async def _prepared(
+    serving: Serving, body: MessagesPrompt, context: RequestContext
+) -> tuple[ChatRequest, Prepared]:
+    num_bytes, reasons = context.num_body_bytes, serving.parsers.reasoning is not None
+    chat = await off_loop(num_bytes, chat_of, body, reasons=reasons)
     with NAMES.in_errors():
         check_servable(chat, 1, serving)
-        return await prepare(serving, chat)
-
-
-def _chat(serving: Serving, body: MessagesPrompt) -> ChatRequest:
-    return chat_of(body, reasons=serving.parsers.reasoning is not None)
+        return chat, await off_loop(num_bytes, prepare, serving, chat)

@@ -20,6 +20,7 @@ from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.http import unread
 from pdcluster_worker.server.http.limits import LimitsNow
+from pdcluster_worker.server.http.request_context import note_body
 
 
 class BodyLimit:
@@ -72,6 +73,7 @@ class BodyLimit:
         try:
             error = await self._read(body, receive)
             if error is None and body.is_whole:
+                note_body(scope, body.num_bytes)
                 await self._app(scope, _replay(body.join(), receive), send)
         finally:
             body.chunks.clear()

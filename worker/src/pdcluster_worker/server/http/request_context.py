@@ -63,6 +63,7 @@ class RequestContext:
     key_digest:      SHA-256 of the API key that it presented, b"" where no key is asked for.
     tenant:          the name of the file that holds that key, "" where no key is asked for.
     prefiller:       host:port of the prefill worker that it names, "" when it names none.
+    num_body_bytes:  of its body, which came whole.
     """
 
     request_id: str
@@ -71,6 +72,7 @@ class RequestContext:
     key_digest: bytes = b""
     tenant: str = ""
     prefiller: str = ""
+    num_body_bytes: int = 0
 
 
 def context_of(request: Request) -> RequestContext:
@@ -97,6 +99,11 @@ def note_key(scope: Scope, key: str, tenant: str) -> None:
     """Add the digest of an accepted API key, and whose it is, to the request's context."""
     digest = sha256(key.encode(errors="surrogateescape")).digest()
     scope[_KEY] = replace(scope[_KEY], key_digest=digest, tenant=tenant)
+
+
+def note_body(scope: Scope, num_bytes: int) -> None:
+    """Add the size of the body to the request's context."""
+    scope[_KEY] = replace(scope[_KEY], num_body_bytes=num_bytes)
 
 
 class RequestContextMiddleware:

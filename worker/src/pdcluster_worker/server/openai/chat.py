@@ -21,6 +21,7 @@ from pdcluster_worker.server.generation.sampling import Wanted
 from pdcluster_worker.server.generation.structured import constraint_of
 from pdcluster_worker.server.generation.tool_choice import tool_use
 from pdcluster_worker.server.generation.usage import Usage
+from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.openai import logprobs
 from pdcluster_worker.server.openai.chat_parts import added_by, message_of
@@ -47,7 +48,7 @@ async def complete(
 ) -> GenerationResponse:
     """The answer to one chat request.  Raises RequestError when it cannot be served."""
     check_servable(request, 1, serving)
-    prepared = await prepare(serving, request)
+    prepared = await off_loop(context.num_body_bytes, prepare, serving, request)
     response_id = f"chatcmpl-{context.request_id}"
     has_usage = bool(request.stream_options and request.stream_options.include_usage)
     shown = Shown(
@@ -85,14 +86,15 @@ class Prepared:
     rules: AnswerRules
 
 
-async def prepare(serving: Serving, request: ChatRequest) -> Prepared:
-    """Render and check a chat request; other APIs come this way too.  Raises RequestError."""
+def prepare(serving: Serving, request: ChatRequest) -> Prepared:
+    """Render and check a chat request; other APIs come this way too.  Raises RequestError.
+
+    Takes long for a large request: see `off_loop`.
+    """
     use, parsers = tool_use(request), serving.parsers
     check_tools(use, parsers)
     asked = constraint_of(request)
-    prompt = await serving.tokenizer.encode_chat(
-        template_input(request, shows_tools=use.mode != "none")
-    )
+    prompt = serving.tokenizer.encode_chat(template_input(request, shows_tools=use.mode != "none"))
     reasoning = reasoning_of(request, parsers, prompt.text)
     wanted = _wanted(request, answer_constraint(asked, use, parsers.tools, reasoning))
     # A stop string may cut a call off, whose text is shown then.

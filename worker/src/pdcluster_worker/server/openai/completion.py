@@ -13,6 +13,7 @@ from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import Wanted, check_token_ids
 from pdcluster_worker.server.generation.structured import constraint_of
 from pdcluster_worker.server.generation.usage import Usage
+from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.openai import logprobs
 from pdcluster_worker.server.openai.logprobs import TokenNames
@@ -40,8 +41,7 @@ async def complete(
 ) -> GenerationResponse:
     """The answer to one completions request.  Raises RequestError when it cannot be served."""
     check_servable(request, len(request.prompt), serving)
-    wanted = _wanted(request)
-    prompts = await _tokenized(serving, request.prompt)
+    wanted, prompts, texts = await off_loop(context.num_body_bytes, _prepared, serving, request)
     response_id = f"cmpl-{context.request_id}"
     has_usage = bool(request.stream_options and request.stream_options.include_usage)
     shown = Shown(
@@ -50,7 +50,7 @@ async def complete(
         request.n or 1,
         has_token_ids=bool(request.return_token_ids),
         prompt_logprobs=request.prompt_logprobs,
-        echo=[await _text(serving, prompt) for prompt in request.prompt] if request.echo else (),
+        echo=texts,
         echo_logprobs=request.logprobs or 0,
         hides_output=request.max_tokens == 0,
     )
@@ -61,6 +61,19 @@ async def complete(
     return respond(
         serving, request, wanted, prompts, writer, response_id=response_id, context=context
     )
+
+
+def _prepared(
+    serving: Serving, request: CompletionRequest
+) -> tuple[Wanted, list[list[int]], list[str]]:
+    """Wanted fields, the prompts' tokens, and the prompts' texts where they are to be echoed.
+
+    Takes long for a large request: see `off_loop`.
+    """
+    wanted = _wanted(request)
+    prompts = _tokenized(serving, request.prompt)
+    texts = [_text(serving, prompt) for prompt in request.prompt] if request.echo else []
+    return wanted, prompts, texts
 
 
 def _wanted(request: CompletionRequest) -> Wanted:
@@ -88,13 +101,13 @@ def _wanted(request: CompletionRequest) -> Wanted:
     )
 
 
-async def _text(serving: Serving, prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else await serving.tokenizer.decode(prompt)
+def _text(serving: Serving, prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else serving.tokenizer.decode(prompt)
 
 
-async def _tokenized(serving: Serving, prompts: list[Prompt]) -> list[list[int]]:
+def _tokenized(serving: Serving, prompts: list[Prompt]) -> list[list[int]]:
     encoded = iter(
-        await serving.tokenizer.encode([prompt for prompt in prompts if isinstance(prompt, str)])
+        serving.tokenizer.encode([prompt for prompt in prompts if isinstance(prompt, str)])
     )
     for prompt in prompts:
         if not isinstance(prompt, str):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.http.json_body import MAX_CONTAINERS, num_containers
 from pdcluster_worker.server.schemas.chat_fields import Conversation, Message, ToolCallField
 from pdcluster_worker.server.schemas.fields import is_sendable
 from pdcluster_worker.server.text.chat_template import TemplateInput
@@ -118,6 +119,12 @@ def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, A
 
 def _call(call: ToolCallField, path: str) -> dict[str, Any]:
     text = call.function.arguments
+    if num_containers(text) > MAX_CONTAINERS:
+        raise _wrong(
+            f"{path}.function.arguments",
+            f"have more than {MAX_CONTAINERS} objects and lists, the limit of this server: send "
+            "fewer",
+        )
     arguments = object_of(text) if text.strip() else {}
     if arguments is None or not is_sendable(arguments):
         raise _wrong(

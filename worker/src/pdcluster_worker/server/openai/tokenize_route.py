@@ -2,9 +2,12 @@
 conversation, and back.
 """
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
-from fastapi import FastAPI
+import msgspec
+from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from pdcluster_worker.errors import RequestError
@@ -12,9 +15,14 @@ from pdcluster_worker.server.errors.openai import ErrorReply
 from pdcluster_worker.server.generation.generation import Serving
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.generation.sampling import check_token_ids
+from pdcluster_worker.server.http.body_route import add_body_route
+from pdcluster_worker.server.http.off_loop import off_loop
+from pdcluster_worker.server.http.request_context import context_of
 from pdcluster_worker.server.openai.chat import prepare
 from pdcluster_worker.server.schemas.fields import Body, Text
 from pdcluster_worker.server.schemas.requests import ChatRequest
+
+_SLICE = 1 << 16
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
@@ -83,32 +91,53 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 def add_tokenizing(app: FastAPI, serving: Serving) -> None:
     """Serve both routes."""
 
-    @app.post(TOKENIZE, responses=_ERRORS)
-    async def tokenize(body: TokenizeRequest) -> Tokenized:
-        max_model_len = _check(body.model, serving)
-        tokens = await _tokens(body, serving)
-        spelled = (
-            [serving.tokenizer.token(token_id) for token_id in tokens]
-            if body.return_token_strs
-            else None
-        )
-        return Tokenized(
-            count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=spelled
-        )
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        num_bytes, max_model_len = context_of(request).num_body_bytes, _check(body.model, serving)
+        return _json(await off_loop(num_bytes, _tokenized, body, serving, max_model_len))
 
-    @app.post(DETOKENIZE, responses=_ERRORS)
-    async def detokenize(body: DetokenizeRequest) -> Detokenized:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         _check(body.model, serving)
-        check_token_ids("tokens", body.tokens, serving.limits)
-        return Detokenized(prompt=await serving.tokenizer.decode(body.tokens))
+        return _json(
+            await off_loop(context_of(request).num_body_bytes, _detokenized, body, serving)
+        )
+
+    add_body_route(app, TOKENIZE, tokenize, {**_ERRORS, 200: {"model": Tokenized}})
+    add_body_route(app, DETOKENIZE, detokenize, {**_ERRORS, 200: {"model": Detokenized}})
 
 
-async def _tokens(body: TokenizePrompt | TokenizeChat, serving: Serving) -> list[int]:
-    if isinstance(body, TokenizePrompt):
-        if body.add_special_tokens is False:
-            return await serving.tokenizer.encode_bare(body.prompt)
-        return (await serving.tokenizer.encode([body.prompt]))[0]
-    return (await prepare(serving, body)).prompt
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _tokenized(body: TokenizePrompt | TokenizeChat, serving: Serving, max_model_len: int) -> bytes:
+    tokens = _tokens(body, serving)
+    spelling = cache(serving.tokenizer.token)  # one text for all places of a token
+    spelled = [spelling(token_id) for token_id in tokens] if body.return_token_strs else None
+    answer = {
+        "count": len(tokens),
+        "max_model_len": max_model_len,
+        "tokens": _list(tokens),
+        "token_strs": None if spelled is None else _list(spelled),
+    }
+    return msgspec.json.encode(answer)
+
+
+def _list(values: Sequence[int] | Sequence[str]) -> msgspec.Raw:
+    """A list as JSON, made in slices: see `off_loop`."""
+    slices = (values[at : at + _SLICE] for at in range(0, len(values), _SLICE))
+    return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(part)[1:-1] for part in slices) + b"]")
+
+
+def _tokens(body: TokenizePrompt | TokenizeChat, serving: Serving) -> list[int]:
+    if isinstance(body, TokenizeChat):
+        return prepare(serving, body).prompt
+    special = body.add_special_tokens is not False
+    return serving.tokenizer.encode([body.prompt], add_special_tokens=special)[0]
+
+
+def _detokenized(body: DetokenizeRequest, serving: Serving) -> bytes:
+    check_token_ids("tokens", body.tokens, serving.limits)
+    return Detokenized(prompt=serving.tokenizer.decode(body.tokens)).model_dump_json().encode()
 
 
 def _check(model: str | None, serving: Serving) -> int:

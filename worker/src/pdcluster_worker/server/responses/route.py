@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,6 +13,8 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.generation import Serving
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.http.body_route import add_body_route
+from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.openai.chat import Prepared, prepare
 from pdcluster_worker.server.openai.logprobs import TokenNames
@@ -42,9 +45,10 @@ def add_responses(
     errors = {status: said for status, said in documented.items() if status != 200}
     store = ResponseStore(serving.clock)
 
-    @app.post(PATH, responses=documented)
     async def create(body: ResponsesRequest, request: Request) -> Response:
         return await _answer(serving, store, body, context_of(request))
+
+    add_body_route(app, PATH, create, documented)
 
     @app.get(f"{PATH}/{{response_id}}", responses=errors)
     async def retrieve(response_id: str, request: Request) -> Response:
@@ -97,28 +101,25 @@ async def _answer(
         previous = store.get(body.previous_response_id, context.key_digest, "previous_response_id")
         past, num_bytes = previous.conversation, previous.num_bytes
     conversation = (*past, *own)
-    chat = chat_of(body, conversation)
+    work = partial(off_loop, context.num_body_bytes + num_bytes)
+    chat = await work(chat_of, body, conversation)
     with NAMES.in_errors():
         check_servable(chat, 1, serving)
-        prepared = await _prepared(serving, body, chat, conversation)
+        prepared = await work(_prepared, serving, body, chat, conversation)
     response_id, request_id = store.new_id(context.request_id), context.request_id
+    shown, shown_bytes = await work(_shown, body, own, request_id)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store is False:
             return
         made = _ITEMS.validate_python([item for item in response["output"] if _is_whole(item)])
-        shown = replies.shown_items(own, request_id)
-        size = num_bytes + bytes_of(response, shown)
+        size = num_bytes + shown_bytes + bytes_of(response)
         store.put(
             response_id, context.key_digest, Kept(response, shown, (*conversation, *made), size)
         )
 
-    begun = Begun(
-        replies.response(body, response_id, int(time.time())),
-        request_id,
-        keep,
-        TokenNames(serving.tokenizer),
-    )
+    response = await work(replies.response, body, response_id, int(time.time()))
+    begun = Begun(response, request_id, keep, TokenNames(serving.tokenizer))
     prompts, rules, writer = [prepared.prompt], prepared.rules, ResponsesWriter(begun)
     wanted = replace(prepared.wanted, max_tokens_param="max_output_tokens", prompt_param="input")
     return respond(
@@ -134,6 +135,14 @@ async def _answer(
     )
 
 
+def _shown(
+    body: ResponsesRequest, own: Sequence[Item], request_id: str
+) -> tuple[list[dict[str, Any]], int]:
+    """The items of a request that is kept as they are listed, and the memory that they take."""
+    shown = [] if body.store is False else replies.shown_items(own, request_id)
+    return shown, bytes_of(shown)
+
+
 def _is_whole(item: dict[str, Any]) -> bool:
     """Return whether a conversation can continue after it: not after a call that was cut off in its
     arguments.
@@ -141,13 +150,13 @@ def _is_whole(item: dict[str, Any]) -> bool:
     return item["type"] != "function_call" or object_of(item["arguments"]) is not None
 
 
-async def _prepared(
+def _prepared(
     serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]
 ) -> Prepared:
     """The chat request with its tokens; with truncation auto, of as many of the last
     items as fit.
     """
-    prepared = await prepare(serving, chat)
+    prepared = prepare(serving, chat)
     room = serving.limits.max_model_len - (body.max_output_tokens or 1)
     if body.truncation != "auto" or len(prepared.prompt) <= room:
         return prepared
@@ -155,9 +164,9 @@ async def _prepared(
     fewest, most = 1, len(items) - 1
     while fewest < most:
         middle = (fewest + most) // 2
-        tried = await prepare(serving, chat_of(body, _last(items, middle)))
+        tried = prepare(serving, chat_of(body, _last(items, middle)))
         fewest, most = (fewest, middle) if len(tried.prompt) <= room else (middle + 1, most)
-    return await prepare(serving, chat_of(body, _last(items, most)))
+    return prepare(serving, chat_of(body, _last(items, most)))
 
 
 def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:

@@ -44,11 +44,11 @@ class Kept:
     num_bytes: int
 
 
-def bytes_of(body: dict[str, Any], shown: list[dict[str, Any]]) -> int:
-    """Memory that a response and its own items take, about: small items weigh more
-    than their JSON.
+def bytes_of(value: dict[str, Any] | list[dict[str, Any]]) -> int:
+    """Memory that a response, or a list of items, takes, about: small items weigh more than their
+    JSON.
     """
-    text = sse.to_json([body, shown])
+    text = sse.to_json(value)
     return len(text) + _OBJECT_BYTES * text.count(b'{"')
 
 

@@ -59,12 +59,6 @@ class TemplateInput:
             "tool_calls" in message or message["role"] == "tool" for message in self.messages
         )
 
-    @property
-    def num_characters(self) -> int:
-        """About as many as the rendered text has."""
-        tools = sum(len(str(tool)) for tool in self.tools or ())
-        return tools + sum(len(message["content"]) + 16 for message in self.messages)
-
 
 class _GenerationTag(Extension):
     """`{% generation %} ... {% endgeneration %}` marks assistant text for training; here it is its

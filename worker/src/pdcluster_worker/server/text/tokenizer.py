@@ -1,14 +1,12 @@
 """Text to tokens and back, from the tokenizer.json of a model folder.
 
 Uses the `tokenizers` library alone: the transformers package would load torch
-(0.5 GB) into the server process.  Long texts are encoded in a thread, so the
-event loop stays free.  Chat templates are `chat_template`'s business.
+(0.5 GB) into the server process.  Chat templates are `chat_template`'s business.
 """
 
-import asyncio
 import json
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ from pdcluster_worker import token_bytes
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.server.text.chat_template import ChatTemplate, TemplateInput
 from pdcluster_worker.server.text.detokenizer import Piece
-
-_INLINE_CHARACTERS = 4096  # about 1 ms of encoding; more goes to a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +71,26 @@ class Tokenizer:
         loaded.token_bytes(0)  # an unsupported decoder shows at start, not at the first answer
         return loaded
 
-    async def encode(self, texts: list[str]) -> list[list[int]]:
-        """Tokens of plain prompts, with the special tokens that the model puts around one."""
-        return await self._encode(texts, add_special_tokens=True)
+    # Of the library's calls the batch ones let go of the interpreter lock, without which a thread
+    # would not help.
 
-    async def encode_bare(self, text: str) -> list[int]:
-        """Tokens of a text alone, without any around it."""
-        return (await self._encode([text], add_special_tokens=False))[0]
+    def encode(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Tokens of plain prompts.
 
-    async def decode(self, token_ids: list[int]) -> str:
+        add_special_tokens: those that the model puts around one.
+        """
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: list[int]) -> str:
         """The text of tokens, control tokens among it."""
-        decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=False)
-        is_long = len(token_ids) > _INLINE_CHARACTERS // 4
-        return str(await asyncio.to_thread(decode) if is_long else decode())
+        return self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0]
 
     def token(self, token_id: int) -> str:
         """A token as its vocabulary spells it; "" for an id beyond it."""
         return self._tokenizer.id_to_token(token_id) or ""
 
-    async def encode_chat(self, given: TemplateInput) -> ChatPrompt:
+    def encode_chat(self, given: TemplateInput) -> ChatPrompt:
         """A conversation up to where the assistant answers.
 
         Raises RequestError when the model has no chat template or the template refuses the
@@ -105,21 +102,8 @@ class Tokenizer:
                 "this model has no chat template: use /v1/completions, or set model.chatTemplate",
                 param="messages",
             )
-        is_long = given.num_characters > _INLINE_CHARACTERS
-        text = (
-            await asyncio.to_thread(template.render, given) if is_long else template.render(given)
-        )
-        return ChatPrompt(text, (await self._encode([text], add_special_tokens=False))[0])
-
-    async def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
-        # Of the library's calls the batch ones let go of the GIL, without which a thread would not
-        # help.
-        encode = partial(
-            self._tokenizer.encode_batch_fast, texts, add_special_tokens=add_special_tokens
-        )
-        is_long = sum(map(len, texts)) > _INLINE_CHARACTERS
-        encodings = await asyncio.to_thread(encode) if is_long else encode()
-        return [list(encoding.ids) for encoding in encodings]
+        text = template.render(given)
+        return ChatPrompt(text, self.encode([text], add_special_tokens=False)[0])
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; none for an id beyond the vocabulary (padded
