@@ -140,6 +140,13 @@ def amount_rules(role: str) -> list[Rule]:
             amounts("requests", "lots"),
         ),
         Rule(f"{own}.resources.limits{{}}", AMOUNT, amounts("limits", 0), amounts("limits", -1)),
+        Rule(
+            f"{own}.resources.requests",
+            "each request must be at most the limit of the same resource: lower the request or "
+            "raise the limit",
+            both(amounts("requests", "1024Mi"), at(f"{own}.resources.limits", {"memory": "1Gi"})),
+            both(amounts("requests", "1025Mi"), at(f"{own}.resources.limits", {"memory": "1Gi"})),
+        ),
     ]
 
 
@@ -287,6 +294,13 @@ LOCAL_PATH = (
     " or give pvc and the folder's path on it"
 )
 MODEL_RULES = [
+    Rule(
+        "spec.model.chatTemplate",
+        "neither a template that comes with the worker (chatml-tools) nor Jinja text that names "
+        "messages: without them every prompt would be the same",
+        at("spec.model.chatTemplate", "{% for m in messages %}{{ m.content }}{% endfor %}"),
+        at("spec.model.chatTemplate", "chatml-tool"),
+    ),
     Rule(
         "spec.model",
         "give either path or huggingFace, the one that the model comes from",

@@ -20,6 +20,7 @@ from pdcluster_api.manifests.vllm import StockSite
 from pdcluster_api.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
 from pdcluster_api.plan.observed import state
 from pdcluster_api.plan.observed.state import Disaggregation
+from pdcluster_api.schema import values
 from pdcluster_api.schema.engine import MAX_ENGINES, EngineSpec
 from pdcluster_api.schema.load import load, parse
 from pdcluster_api.schema.ranks import MAX_RANKS
@@ -42,6 +43,7 @@ from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.peers import options, records
 from pdcluster_worker.server.http.api_keys import ApiKeys
+from pdcluster_worker.server.text import default_templates
 from pdcluster_worker.transfer import carriers
 from pdctl.local.certificates import WORKER_NAME
 from tests.operator.object_cases import minimal
@@ -101,7 +103,7 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
     document = minimal()
     document["spec"]["model"] |= {
         "dtype": "float32",
-        "chatTemplate": "x",
+        "chatTemplate": "{{ messages }}",
         "toolParser": "hermes",
         "reasoningParser": "none",
     }
@@ -349,3 +351,7 @@ def fields(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
             yield from fields(section, f"{prefix}{field.encode_name}.{entry}")
         else:
             yield f"{prefix}{field.encode_name}"
+
+
+def test_the_object_takes_the_templates_that_come_with_the_worker() -> None:
+    assert tuple(default_templates.TEMPLATES) == values.TEMPLATES

@@ -131,7 +131,7 @@ FULL: Change = both(
     at("spec.roles.prefill.pools.0.gpu", "MI355X"),
     at(
         "spec.roles.prefill.resources",
-        {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"cpu": "2500m", "memory": "0"}},
+        {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"cpu": "2500m", "memory": "2Gi"}},
     ),
     at(
         "spec.podTemplate",

@@ -14,12 +14,13 @@ from pydantic import Field, model_validator
 from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.quantity import Quantity
+from pdcluster_api.schema.resources import ResourcesSpec
 from pdcluster_api.schema.rules import rule, spelled
 from pdcluster_api.schema.section import Many, Section
 from pdcluster_api.schema.service import CorsSpec, EndpointPickerSpec, HttpLimitsSpec
 from pdcluster_api.schema.values import (
     MAX_WORKERS,
-    Amount,
+    ChatTemplate,
     Endpoint,
     Name,
     ObjectName,
@@ -34,8 +35,6 @@ from pdcluster_api.schema.values import (
 MAX_POOLS = 16
 ROUTER: Final = "router"  # the one role without an engine
 MAX_ENDPOINTS = 16
-MAX_TEMPLATE = 65_536
-"""Characters of a chat template."""
 MAX_ACCELERATORS = 64
 MAX_RESOURCE = 317
 """Characters of a resource: a domain of at most 253, `/`, and a name of at most 63."""
@@ -86,7 +85,7 @@ class ModelSpec(Section):
     name: Text
     path: Text | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    chat_template: Annotated[Text, Field(max_length=MAX_TEMPLATE)] | None = None
+    chat_template: ChatTemplate | None = None
     tool_parser: Literal[
         "auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"
     ] = "auto"
@@ -130,15 +129,6 @@ class ImageSpec(Section):
     name: Text | None = None
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     pull_secrets: Annotated[tuple[ObjectName, ...], Many] = ()
-
-
-class ResourcesSpec(Section):
-    """CPU, memory and the like of one worker, as in a container; accelerators are added from the
-    pool's gpu.
-    """
-
-    requests: dict[str, Amount] = Field(default_factory=dict)
-    limits: dict[str, Amount] = Field(default_factory=dict)
 
 
 class AcceleratorSpec(Section):

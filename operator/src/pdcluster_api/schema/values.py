@@ -1,15 +1,16 @@
-"""The kinds of values that fields hold: numbers with bounds, names, amounts, pod templates.
+"""The kinds of values that fields hold: numbers with bounds, names, pod and chat templates.
 
 Each refuses with a reason and a fix; units are the field's own.
 """
 
-import re
+from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Field
 
 from pdcluster_api.schema.names import dns_label
 from pdcluster_api.schema.rules import rule, spelled
+from pdcluster_api.text import shortened
 
 MAX_REPLICAS = 1024
 """Workers of one pool: eight times those of a whole cell."""
@@ -96,19 +97,24 @@ PodTemplate = Annotated[dict[str, Any], AfterValidator(_template)]
 things by their names.
 """
 
-_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
+TEMPLATES = ("chatml-tools",)
+"""Names of chat templates that come with the worker."""
+
+MAX_TEMPLATE = 65_536
+"""Characters of a chat template."""
 
 
-def _amount(value: object) -> int | str:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    if isinstance(value, str) and _AMOUNT.fullmatch(value):
-        return value
+def _chat_template(text: str) -> str:
+    """Refuse what would be every prompt: a misspelt name, or text without the messages."""
+    if text in TEMPLATES or ("messages" in text and ("{{" in text or "{%" in text)):
+        return text
+    close = get_close_matches(text, TEMPLATES, n=1)
     raise rule(
-        f"{value!r} is not an amount",
-        "write a whole number, or a quantity in quotes such as 500m, 1.5 or 16Gi",
+        f"{shortened(text, 60)!r} is neither {' or '.join(TEMPLATES)} nor Jinja text that names "
+        "messages",
+        f"did you mean {close[0]}?" if close else "write the model's template, or leave it out",
     )
 
 
-Amount = Annotated[int | str, PlainValidator(_amount)]
-"""Amount of a resource, as in a container."""
+ChatTemplate = Annotated[Text, Field(max_length=MAX_TEMPLATE), AfterValidator(_chat_template)]
+"""Jinja text, or the name of a template that comes with the worker."""

@@ -83,6 +83,20 @@ BAD = [
         "spec.model.chatTemplate",
     ),
     Wrong(
+        at("spec.model.chatTemplate", "chatml-tool"),
+        "spec.model.chatTemplate: 'chatml-tool' is neither chatml-tools nor Jinja text that names "
+        "messages; did you mean chatml-tools?",
+        "spec.model.chatTemplate",
+    ),
+    *(
+        Wrong(
+            at("spec.model.chatTemplate", template),
+            f"spec.model.chatTemplate: '{template}' is neither chatml-tools nor Jinja text",
+            "spec.model.chatTemplate",
+        )
+        for template in ("You answer messages.", "{{ prompt }}", "{% if tools %}{% endif %}")
+    ),
+    Wrong(
         without("spec.model.path"),
         "spec.model: needs either path or huggingFace, and not both; give the one that the model "
         "comes from",
@@ -354,6 +368,12 @@ BAD = [
         "spec.roles.decode.resources.limits.memory: '16GB' is not an amount; write a whole number, "
         "or a quantity",
         "spec.roles.decode.resources.limits[memory]",
+    ),
+    Wrong(
+        at("spec.roles.decode.resources", {"requests": {"cpu": 4}, "limits": {"cpu": "1500m"}}),
+        "spec.roles.decode.resources.requests.cpu: must be at most the limit of cpu (1500m), not "
+        "4; lower the request or raise the limit",
+        "spec.roles.decode.resources.requests",
     ),
     Wrong(
         at("spec.roles.decode.resources.requests", {"cpu": 0.5}),

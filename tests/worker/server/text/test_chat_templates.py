@@ -50,12 +50,29 @@ def test_a_template_of_ours_renders_everything_where_the_model_has_none(tmp_path
 
 def test_a_template_that_is_given_takes_the_place_of_the_models_own(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("own")
-    template = ChatTemplate.load(tmp_path, {"bos_token": "<s>"}, "{{ bos_token }}given")
+    template = ChatTemplate.load(
+        tmp_path, {"bos_token": "<s>"}, "{{ bos_token }}{{ messages[0].role }}"
+    )
 
-    assert template.render(TemplateInput([USER])) == "<s>given"
+    assert template.render(TemplateInput([USER])) == "<s>user"
     assert not template.takes_tools
     with pytest.raises(ModelError, match="chat template, line 1"):
         ChatTemplate.load(tmp_path, {}, "{% if %}")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("chatml-tool", "'chatml-tool' is neither chatml-tools .*: did you mean chatml-tools"),
+        ("{{ bos_token }}messages", "model.chatTemplate: .* nor Jinja text that names messages"),
+        ("{# {{ messages }} #}", "write the model's template, or leave it out"),
+    ],
+)
+def test_a_template_that_shows_no_messages_is_refused(
+    tmp_path: Path, given: str, words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        ChatTemplate.load(tmp_path, {}, given)
 
 
 def test_a_models_own_template_for_tools_is_used_for_them(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ sandbox, with the globals and tags that model folders use (`raise_exception`,
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.server.text.default_templates import TEMPLATES
+from pdcluster_worker.texts import quoted
 
 _JSON_OPTIONS = frozenset({"separators", "sort_keys"})
 _END_MARK = "END-OF-THE-LAST-MESSAGE\t \t"
@@ -85,9 +87,7 @@ class ChatTemplate:
         self.tool_source = source if tool_source is None else tool_source
         self._template = _compiled(source)
         self._with_tools = self._template if tool_source is None else _compiled(tool_source)
-        self.takes_tools = "tools" in meta.find_undeclared_variables(
-            _environment().parse(self.tool_source)
-        )
+        self.takes_tools = "tools" in _names_in(self.tool_source)
         self._special_tokens = special_tokens
 
     @classmethod
@@ -98,7 +98,7 @@ class ChatTemplate:
         None when there is none.
 
         given: Jinja text that takes its place, or the name of one of ours, for conversations with
-               tools.
+               tools.  Raises ModelError for one that would be every prompt.
         """
         tokens = {
             name: _content(tokenizer_config[name])
@@ -106,7 +106,9 @@ class ChatTemplate:
             if tokenizer_config.get(name)
         }
         if given is not None and given not in TEMPLATES:
-            return cls(given, tokens)
+            template = cls(given, tokens)
+            _check_given(given)
+            return template
         path, inline = folder / "chat_template.jinja", tokenizer_config.get("chat_template")
         source = path.read_text(encoding="utf-8") if path.is_file() else _named(inline, "default")
         tool_source = (
@@ -151,6 +153,18 @@ class ChatTemplate:
         return _cut_at_mark(text) if given.continues else text
 
 
+def _check_given(template: str) -> None:
+    """Raise ModelError for a misspelt name, or text that shows the model none of the messages."""
+    if "messages" in _names_in(template):
+        return
+    close = get_close_matches(template, TEMPLATES, n=1)
+    fix = f"did you mean {close[0]}?" if close else "write the model's template, or leave it out"
+    raise ModelError(
+        f"model.chatTemplate: {quoted(template)} is neither {' or '.join(TEMPLATES)} nor Jinja "
+        f"text that names messages: {fix}"
+    )
+
+
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with a mark at the end of the last one, which shows where the template puts that
     end.
@@ -169,6 +183,11 @@ def _cut_at_mark(text: str) -> str:
         )
     keeps_space = text.startswith(_END_MARK, end)
     return text[:end] if keeps_space else text[:end].rstrip()
+
+
+def _names_in(source: str) -> set[str]:
+    """Arguments that a template uses."""
+    return meta.find_undeclared_variables(_environment().parse(source))
 
 
 def _compiled(source: str) -> jinja2.Template:
