@@ -16,8 +16,14 @@ class OneLayer:
     """The smallest model: embeds (id, position), attends, returns the result as logits."""
 
     def __init__(
-        self, mix: float = 0.0, heed_position: bool = True, num_layers: int = 1, **options
+        self,
+        mix: float = 0.0,
+        heed_position: bool = True,
+        num_layers: int = 1,
+        zero_tokens: frozenset[int] = frozenset(),
+        **options,
     ) -> None:
+        self.zero_tokens = zero_tokens
         self.mix, self.heed_position, self.num_layers, self.options = (
             mix,
             heed_position,
@@ -28,6 +34,8 @@ class OneLayer:
     def __call__(self, input_ids, position_ids, attend, **_):
         place = position_ids if self.heed_position else torch.arange(2).unsqueeze(0)
         hidden = torch.sin(input_ids * 3.0 + place)[:, None, :, None].expand(1, 2, 2, 8)
+        is_zero = torch.isin(input_ids, torch.tensor(sorted(self.zero_tokens), dtype=torch.int64))
+        hidden = hidden * ~is_zero[:, None, :, None]
         hidden = hidden + self.mix * hidden.roll(1, dims=2)
         for layer in range(self.num_layers):
             out = attend(
@@ -53,6 +61,15 @@ def test_model_that_mixes_unrelated_tokens_is_refused():
 def test_model_that_ignores_positions_is_refused():
     with pytest.raises(ModelError, match="cannot be batched"):
         probe(OneLayer(heed_position=False), num_layers=1, max_model_len=10)
+
+
+@pytest.mark.parametrize("zero_tokens", [{2}, {1, 2, 3}, {2, 5}, range(100)])
+def test_a_token_without_an_embedding_proves_nothing(zero_tokens):
+    zero = frozenset(zero_tokens)
+    assert probe(OneLayer(zero_tokens=zero), num_layers=1, max_model_len=10).windows == (None,)
+    if len(zero) < 100:
+        with pytest.raises(ModelError, match="cannot be batched"):
+            probe(OneLayer(zero_tokens=zero, heed_position=False), num_layers=1, max_model_len=10)
 
 
 def test_layers_without_our_attention_are_refused():

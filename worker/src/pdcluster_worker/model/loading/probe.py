@@ -30,6 +30,8 @@ MAX_RELATIVE_DIFFERENCE = 0.01
 this.
 """
 
+_PROBED_TOKENS = (2, 5, 8)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -122,10 +124,16 @@ def probe(model: Any, num_layers: int, max_model_len: int) -> Probed:
     Returns the shape that all layers share and their windows; raises ModelError for what we cannot
     run.
     """
-    first = Probe(max_model_len)
-    # Token 2 at position 5, with another neighbour and in another place.
-    after = _forward(model, first, token_ids=[1, 2], positions=[0, 5])[1]
-    before = _forward(model, Probe(max_model_len), token_ids=[2, 3], positions=[5, 3])[0]
+    # One token at position 5, with another neighbour and in another place.  A padding token's
+    # embedding is zero, and so are its logits wherever it stands: then it is a later token.
+    for token in _PROBED_TOKENS:
+        first = Probe(max_model_len)
+        after = _forward(model, first, token_ids=[token - 1, token], positions=[0, 5])[1]
+        if after.any():
+            break
+    before = _forward(model, Probe(max_model_len), token_ids=[token, token + 1], positions=[5, 3])[
+        0
+    ]
     if set(first.layers) != set(range(num_layers)):
         raise ModelError(
             f"{len(first.layers)} of {num_layers} layers use our attention function: the others "
@@ -137,8 +145,7 @@ def probe(model: Any, num_layers: int, max_model_len: int) -> Probed:
             f"layers differ in heads, head size, scaling or dtype ({', '.join(map(str, shapes))}): "
             "one KV geometry is needed"
         )
-    difference = (after - before).norm() / after.norm()
-    if not difference <= MAX_RELATIVE_DIFFERENCE:
+    if not (after - before).norm() <= MAX_RELATIVE_DIFFERENCE * after.norm():
         raise ModelError(
             "the model cannot be batched: a token's result depends on unrelated tokens of its "
             "step, or not on its position"
