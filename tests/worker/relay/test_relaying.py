@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from pdcluster_worker.relay import front
+from pdcluster_worker.server.http.half_closed import INTERIM
 from pdcluster_worker.server.http.run import serve
 from tests.worker.relay.rig import CHAT, Client, Rig, post, whole
 
@@ -108,6 +109,21 @@ async def test_a_client_that_leaves_ends_its_request_at_the_worker(rig: Rig) -> 
     await asyncio.wait_for(worker.gone.wait(), 20)
     await rig.until(lambda: rig.value("relayed_requests_total", outcome="client_gone") == 1)
     assert rig.relay.num_open == 0
+
+
+async def test_a_client_that_only_ends_its_sending_side_is_answered(rig: Rig) -> None:
+    worker = rig.workers[1]
+    worker.script = lambda writer: None
+    client = await rig.connect()
+    client.writer.write(post())
+    client.writer.write_eof()
+    assert await client.reader.readexactly(len(INTERIM)) == INTERIM
+
+    await rig.until(lambda: bool(worker.requests))
+    worker.writer.write(whole(b"late"))
+    answer = await client.reader.read()
+    assert answer.replace(INTERIM, b"").startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"late")
 
 
 async def test_a_client_that_leaves_before_the_connection_is_there_is_forgotten(rig: Rig) -> None:

@@ -123,7 +123,7 @@ def nested(depth: int) -> Any:
         (
             {"structured_outputs": {"choice": ["a", ""]}},
             "structured_outputs.choice[1]",
-            "at least 1 item",
+            "must have at least 1 character",
         ),
         (
             {"structured_outputs": {"json": "{"}},
@@ -133,7 +133,7 @@ def nested(depth: int) -> Any:
         ({"structured_outputs": {"json": "3"}}, "structured_outputs.json", "must be a JSON schema"),
         ({"guided_json": "[" * 20_00}, "guided_json", "nested more than 64 deep"),
         ({"guided_json": nested(65)}, "guided_json", "nested more than 64 deep"),
-        ({"guided_regex": ""}, "guided_regex", "at least 1 item"),
+        ({"guided_regex": ""}, "guided_regex", "must have at least 1 character"),
         ({"guided_choice": "yes"}, "guided_choice", "must be a valid list"),
         (
             {"response_format": {"type": "json_object"}, "guided_regex": "a"},

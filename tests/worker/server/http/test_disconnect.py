@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from pdcluster_worker.server.http.connection import Connection
+from pdcluster_worker.server.http.half_closed import INTERIM
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -113,3 +114,37 @@ async def test_a_whole_answer_that_no_client_reads_holds_up_no_drain(
         )
         server.refuse()
         assert await server.has_finished(DEADLINE_SECONDS * 4)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_only_ends_its_sending_side_is_answered(rig, server, stream, version):
+    rig.backend.hold_after = 0
+    body = json.dumps({**BODY, "stream": stream})
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(
+        f"POST {CHAT} HTTP/{version}\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    writer.write_eof()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await rig.backend.holding.wait()
+        interim = await reader.readexactly(len(INTERIM)) if version == "1.1" else b""
+        rig.backend.gate.set()
+        answer = await reader.read()
+
+    head = answer.replace(INTERIM, b"").partition(b"\r\n\r\n")[0].lower()
+    assert interim in (INTERIM, b"")
+    assert head.startswith(b"http/1.1 200 ok")
+    assert b"connection: close" in head
+    assert b"Hello, world!" in answer or b"[DONE]" in answer
+    writer.close()
+
+
+async def test_a_client_that_ends_before_its_request_is_whole_gets_nothing(rig, server):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{{".encode())
+    writer.write_eof()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert await reader.read() == b""
+    writer.close()

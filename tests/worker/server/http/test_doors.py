@@ -234,6 +234,46 @@ def test_a_body_has_more_time_the_more_of_it_has_come():
     assert [limits.body_deadline(size) for size in (0, 500, 4000)] == [10, 10.5, 14]
 
 
+@pytest.mark.parametrize("hosts", ["", "host: x\r\nHost: y\r\n"])
+async def test_a_request_without_one_host_is_refused(door, connect, hosts):
+    client = await connect(await door())
+    client.writer.write(f"GET /health HTTP/1.1\r\n{hosts}\r\n".encode())
+    reply = await client.reply()
+
+    num = len(hosts.splitlines())
+    assert (reply.status, reply.code) == (400, "not_http")
+    assert f"the header has {num} fields Host: send one" in reply.body.decode()
+
+
+async def test_http_1_0_needs_no_host(door, connect):
+    client = await connect(await door())
+    client.writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+
+    assert (await client.reply()).status == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+@pytest.mark.parametrize("coding", ["gzip", "identity, br"])
+async def test_a_coded_body_is_415_and_not_read(rig, door, connect, path, coding):
+    client = await connect(await door())
+    client.send(f"POST {path}", f"content-encoding: {coding}\r\ncontent-length: 1000\r\n")
+    reply = await client.reply()
+
+    assert reply.status == 415
+    assert f"content-encoding: {coding} is not supported: send the body" in reply.body.decode()
+
+
+async def test_a_body_may_say_that_it_is_not_coded(door, connect):
+    client = await connect(await door())
+    client.send(
+        f"POST {CHAT}",
+        f"content-encoding: Identity\r\ncontent-length: {len(HELLO)}\r\n",
+        HELLO,
+    )
+
+    assert (await client.reply()).status == 200
+
+
 @pytest.mark.parametrize("begun", [b"GET /hea", b"\r\n", b"POST / HTTP/1.1\r\nhost: x\r\nx-a"])
 @pytest.mark.parametrize("num_before", [0, 1])
 async def test_a_header_that_does_not_come_whole_is_408(door, connect, begun, num_before):

@@ -48,6 +48,7 @@ def rejections(rig) -> dict[str, float]:
     ("fields", "param", "words"),
     [
         ({"messages": []}, "messages", "at least 1 item"),
+        ({"input_ids": [1, 2]}, "input_ids", "token ids are the prompt of /v1/completions"),
         ({"messages": None}, "messages", "valid list"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
         (

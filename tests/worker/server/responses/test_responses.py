@@ -481,6 +481,12 @@ async def test_what_is_too_long_is_named_as_this_api_names_it(rig, client, http,
         ({"input": 3}, "input", "valid string"),
         ({"input": []}, "input", "at least 1 item"),
         (
+            {"previous_response_id": ""},
+            "previous_response_id",
+            "previous_response_id: must have at least 1 character",
+        ),
+        ({"previous_response_id": "r" * 200}, "previous_response_id", "at most 128 characters"),
+        (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0]",
             "has type 'input_image'",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pdcluster_worker.relay.exchange import Exchange
 from pdcluster_worker.relay.head import BEGIN, RequestHead
 from pdcluster_worker.server.http import unsent
+from pdcluster_worker.server.http.half_closed import HalfClosed
 
 if TYPE_CHECKING:
     from pdcluster_worker.relay.relay import Relay
@@ -48,6 +49,7 @@ class Front(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._early = b""
         self._unsent = 0
+        self._half_closed: HalfClosed | None = None
         self.closes = False
         self.deadline = inf
         self._begin()
@@ -100,6 +102,19 @@ class Front(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.cancel()
+
+    def eof_received(self) -> bool:
+        """As `Incoming.eof_received`."""
+        if not self._waits_for_answer():
+            return False
+        self.closes = True
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.transport, self._waits_for_answer)
+        return True
+
+    def _waits_for_answer(self) -> bool:
+        """True until a part of the answer has gone out: the body is kept as long."""
+        return self._exchange is not None and bool(self._num_held)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request, or of a later one."""
@@ -254,6 +269,8 @@ class Front(asyncio.Protocol):
 
     def _forget(self) -> None:
         """Leave the connections that are watched, and give back what is held."""
+        if self._half_closed is not None:
+            self._half_closed.stop()
         self._connections.discard(self)
         self.relay.leave(self)
         self._end_request()

@@ -21,6 +21,7 @@ from pdcluster_worker.journeys.journey import note
 from pdcluster_worker.texts import cut
 
 _SHOULD = re.compile("^(Input|String|List) should")
+_ITEMS = re.compile("^Value should(.*) item(s?) after validation, not .*")
 _NOTED_CHARACTERS = 200
 _NOT_AN_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -179,8 +180,12 @@ def _inner(place: Any, part: int | str) -> Any:
 def _words(error: Any) -> str:
     if error["type"] in _NOT_AN_OBJECT:
         return "must be an object"
+    message = error["msg"]
+    if error["type"] in ("too_short", "too_long") and isinstance(error["input"], str):
+        # A length that pydantic checks after a function of ours: it says items of anything.
+        message = _ITEMS.sub(r"String should\1 character\2", message)
     return (
-        _SHOULD.sub("must", error["msg"])
+        _SHOULD.sub("must", message)
         .replace("Field required", "is required")
         .replace(" after validation", "")
     )

@@ -1,8 +1,8 @@
 """Pure ASGI: reads the request's body, within bounds, before the application sees the request.
 
 A body that no route takes is not read: its answer goes out at once.  One that
-is too large (413), too slow (408) or too much beside all others (503) is
-answered as soon as that is known, by its announced length where it has one.
+is coded (415), too large (413), too slow (408) or too much beside all others
+(503) is answered as soon as that is known, by its announced length where it has one.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.http import unread
 from pdcluster_worker.server.http.limits import LimitsNow
 from pdcluster_worker.server.http.request_context import note_body
+from pdcluster_worker.texts import cut
 
 
 class BodyLimit:
@@ -59,6 +60,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
         elif not self._takes_body(scope):
             await unread.answer(self._app, scope, receive, send, self._limits())
+        elif (coding := _coding(scope)) is not None:
+            await self._refuse(_coded(coding), scope, receive, send)
         elif announced is not None and announced > (limit := self._limit()):
             await self._refuse(_too_large(limit), scope, receive, send)
         else:
@@ -159,6 +162,22 @@ def taken_by(app: FastAPI) -> Callable[[Scope], bool]:
         )
 
     return takes_body
+
+
+def _coding(scope: Scope) -> str | None:
+    """The coding of the body; None where it comes as it is."""
+    coding = ", ".join(
+        value.decode("latin-1") for name, value in scope["headers"] if name == b"content-encoding"
+    )
+    return None if coding.strip().lower() in ("", "identity") else coding
+
+
+def _coded(coding: str) -> RequestError:
+    message = (
+        f"content-encoding: {cut(coding, 40)} is not supported: send the body as it is, without "
+        "this header"
+    )
+    return RequestError(message, status=415, code="unsupported_content_encoding")
 
 
 def _too_large(limit: int) -> RequestError:

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.http.crowd import CROWDED, OpenConnections
+from pdcluster_worker.server.http.half_closed import HalfClosed
 from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow
 from pdcluster_worker.server.http.unread import ANSWERED
 from pdcluster_worker.server.http.upgrade import without_offer
@@ -56,6 +57,7 @@ class Incoming(HttpToolsProtocol):
     _num_body_bytes = 0
     _num_header_bytes = 0
     _num_dropped_bytes: int | None = None  # None until the client is refused
+    _half_closed: HalfClosed | None = None
 
     @property
     def _max_framing_bytes(self) -> int:
@@ -80,9 +82,28 @@ class Incoming(HttpToolsProtocol):
         """Nothing is left to watch."""
         self._header_came()
         self._unset_keepalive_if_required()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         if self.crowd is not None:
             self.crowd.leave(self)
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's always closes
+        """The client sends no more; returns whether the connection stays open, for its answer.
+
+        A client that does so in the middle of an answer has gone.
+        """
+        is_asked = not self._waits_for_header and not self.cycle.more_body
+        if not is_asked or self.cycle.response_started or self._num_dropped_bytes is not None:
+            return False
+        self.cycle.keep_alive = False
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.transport, self._takes_interim)
+        return True
+
+    def _takes_interim(self) -> bool:
+        is_begun = bool(self.pipeline) or self.cycle.response_started
+        return not is_begun and self.scope["http_version"] == "1.1"
 
     def data_received(self, data: bytes) -> None:
         """Parse, then see whether it was too much, or the beginning of a header."""
@@ -114,13 +135,16 @@ class Incoming(HttpToolsProtocol):
         """A field of the header, or a trailer."""
         self._count_header(len(name) + len(value) + _FIELD_BYTES)
         if len(self.headers) >= self.limits.max_headers:
-            self._refuse(f"the header has more than {self.limits.max_headers} fields: send fewer")
+            self._refuse_large(
+                f"the header has more than {self.limits.max_headers} fields: send fewer"
+            )
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """A request, or one that will come again without its offer of another protocol."""
         if self.parser.should_upgrade():
             return
+        self._check_host()
         self._header_came()
         self.server_state.default_headers = [*_date(int(time.time())), *self.config.encoded_headers]
         if self.crowd is not None:
@@ -172,12 +196,22 @@ class Incoming(HttpToolsProtocol):
     def _count_header(self, num_bytes: int) -> None:
         self._num_header_bytes += num_bytes
         if self._num_header_bytes > self.limits.max_header_bytes:
-            self._refuse(self._too_long)
+            self._refuse_large(self._too_long)
 
-    def _refuse(self, message: str) -> None:
+    def _check_host(self) -> None:
+        """RFC 9112: one Host in each request of HTTP/1.1; of two, readers might take either."""
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            message = f"the header has {num_hosts} fields Host: send one"
+            self._refuse(RequestError(message, code="not_http"))
+
+    def _refuse_large(self, message: str) -> None:
+        self._refuse(RequestError(message, status=431, code="header_too_large"))
+
+    def _refuse(self, error: RequestError) -> None:
         """End the parsing, from within one of its callbacks: the parser wraps what they raise."""
-        self._refusal = RequestError(message, status=431, code="header_too_large")
-        raise self._refusal
+        self._refusal = error
+        raise error
 
     @property
     def _too_long(self) -> str:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -101,24 +100,23 @@ async def _answer(
         previous = store.get(body.previous_response_id, context.key_digest, "previous_response_id")
         past, num_bytes = previous.conversation, previous.num_bytes
     conversation = (*past, *own)
-    work = partial(off_loop, context.num_body_bytes + num_bytes)
-    chat = await work(chat_of, body, conversation)
+    size = context.num_body_bytes + num_bytes
+    chat = await off_loop(size, chat_of, body, conversation)
     with NAMES.in_errors():
         check_servable(chat, 1, serving)
-        prepared = await work(_prepared, serving, body, chat, conversation)
+        prepared = await off_loop(size, _prepared, serving, body, chat, conversation)
     response_id, request_id = store.new_id(context.request_id), context.request_id
-    shown, shown_bytes = await work(_shown, body, own, request_id)
+    shown, shown_bytes = await off_loop(size, _shown, body, own, request_id)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store is False:
             return
         made = _ITEMS.validate_python([item for item in response["output"] if _is_whole(item)])
-        size = num_bytes + shown_bytes + bytes_of(response)
-        store.put(
-            response_id, context.key_digest, Kept(response, shown, (*conversation, *made), size)
-        )
+        kept_bytes = num_bytes + shown_bytes + bytes_of(response)
+        kept = Kept(response, shown, (*conversation, *made), kept_bytes)
+        store.put(response_id, context.key_digest, kept)
 
-    response = await work(replies.response, body, response_id, int(time.time()))
+    response = await off_loop(size, replies.response, body, response_id, int(time.time()))
     begun = Begun(response, request_id, keep, TokenNames(serving.tokenizer))
     prompts, rules, writer = [prepared.prompt], prepared.rules, ResponsesWriter(begun)
     wanted = replace(prepared.wanted, max_tokens_param="max_output_tokens", prompt_param="input")

@@ -85,6 +85,14 @@ class KnownFields(BaseModel):
     bootstrap_room: Annotated[Any, Only(None, fix=_ROUTE)] = None
     data_parallel_rank: Annotated[Any, Only(None, fix=_ROUTE)] = None
     session_params: Annotated[Any, Only(None, {}, fix="use pdcluster.session")] = None
+    routed_dp_rank: Annotated[Any, Only(None, fix=_ROUTE)] = None
+    disagg_prefill_dp_rank: Annotated[Any, Only(None, fix=_ROUTE)] = None
+    input_ids: Annotated[
+        Any, Only(None, fix="token ids are the prompt of /v1/completions, not of a conversation")
+    ] = None
+    input_embeds: Annotated[Any, Only(None, fix="send text, or token ids to /v1/completions")] = (
+        None
+    )
     extra_key: Annotated[Any, Only(None, fix="use cache_salt")] = None
     lora_path: Annotated[Any, Only(None, [], fix=_LORA)] = None
     regex: Annotated[Any, Only(None, fix="use structured_outputs.regex")] = None
