@@ -428,21 +428,6 @@ def with_function(**fields) -> list[dict]:
             "properties.x: must be a schema",
         ),
         (
-            {"messages": with_call(arguments="{x}")},
-            "messages[1].tool_calls[0].function.arguments",
-            "must be a JSON object as text",
-        ),
-        (
-            {"messages": with_call(arguments='{"x": "\\ud800"}')},
-            "messages[1].tool_calls[0].function.arguments",
-            "must be a JSON object",
-        ),
-        (
-            {"messages": with_call(arguments="[1]")},
-            "messages[1].tool_calls[0].function.arguments",
-            "must be a JSON object as text",
-        ),
-        (
             {"messages": [*ASK, {"role": "tool", "content": "x"}]},
             "messages[1].tool_call_id",
             "is required for role tool",
@@ -461,11 +446,6 @@ def with_function(**fields) -> list[dict]:
             {"messages": [{**CALLED, "role": "user"}]},
             "messages[0].tool_calls",
             "are made by role assistant",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": None}]},
-            "messages[0].content",
-            "is required without tool_calls",
         ),
         (
             {"messages": [{"role": "user", "content": None}]},
@@ -520,11 +500,6 @@ def with_function(**fields) -> list[dict]:
             "greater than or equal to 0",
         ),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'xhigh'"),
-        (
-            {"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "tool_choice",
-            "give one of the two",
-        ),
     ],
 )
 async def test_what_does_not_fit_is_refused_by_name(client, fields, param, words):
@@ -767,3 +742,79 @@ async def test_arguments_take_the_types_of_a_referred_schema(rig, client, model_
 
     assert [call.function.arguments for call in reply.choices[0].message.tool_calls] == ['{"x": 1}']
     assert [call["arguments"] for call in calls] == ['{"x": 1}']
+
+
+@pytest.mark.parametrize("arguments", ['{"name": "', "{x}", '{"x": "\\ud800"}', "[1]", '"a"'])
+async def test_a_conversation_goes_on_after_a_call_that_was_cut_off(rig, client, arguments):
+    messages = [
+        *with_call(arguments=arguments),
+        {"role": "tool", "tool_call_id": "a", "content": "no such call"},
+    ]
+    await client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS)
+
+    assert f'"arguments": {json.dumps(arguments)}' in prompt(rig)
+
+
+ITEMS_ALONE = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{% for key, value in c.function.arguments|items %}<{{ key }}>{{ value }}{% endfor %}"
+    "{% endfor %}{% endfor %}{{ tools }}"
+)
+
+
+async def test_a_template_that_takes_objects_alone_is_given_one_for_a_call_that_was_cut_off(rig):
+    rig.backend.max_model_len = 4000
+    (called,) = with_call(arguments='{"name": "')[1:]
+    whole = {**called["tool_calls"][0], "id": "b"}
+    whole["function"] = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    messages = [*ASK, {**called, "tool_calls": [*called["tool_calls"], whole]}]
+    async with client_of(rig, ITEMS_ALONE) as client:
+        await client.chat.completions.create(model="tiny", messages=messages)
+        assert prompt(rig).count("<city>Rome") == 1
+        rig.tokenizer.chat_template = ChatTemplate("{{ raise_exception('no') }}", {})
+        with pytest.raises(openai.BadRequestError, match="template refuses these messages"):
+            await client.chat.completions.create(model="tiny", messages=messages)
+
+
+@pytest.mark.parametrize("message", [{}, {"content": None}, {"reasoning_content": "Hm"}])
+async def test_an_assistant_message_may_have_no_content(rig, client, message):
+    messages = [*ASK, {"role": "assistant", **message}, *ASK]
+    await client.chat.completions.create(model="tiny", messages=messages)
+
+    assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user" in prompt(rig)
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("required", '[{"name": "now", "parameters": {}}]'),
+        ({"type": "function", "function": {"name": "now"}}, "{}"),
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"required": ["b"]}}},
+    ],
+)
+async def test_a_format_of_the_text_changes_nothing_in_calls_that_are_forced(
+    rig, client, choice, said, form
+):
+    rig.say(said)
+    fields = {"tools": TOOLS, "tool_choice": choice}
+    await client.chat.completions.create(model="tiny", messages=ASK, **fields)
+    alone = constraint(rig)
+    reply = await client.chat.completions.create(
+        model="tiny", messages=ASK, response_format=form, **fields
+    )
+    calls, _ = await streamed(client, response_format=form, **fields)
+
+    assert constraint(rig) == alone
+    assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["now"]
+    assert [call["name"] for call in calls] == ["now"]
+    rig.backend.error = RequestError("cannot be compiled", param=CONSTRAINT_PARAM)
+    with pytest.raises(openai.BadRequestError, match="tools: cannot be compiled"):
+        await client.chat.completions.create(
+            model="tiny", messages=ASK, response_format=form, **fields
+        )

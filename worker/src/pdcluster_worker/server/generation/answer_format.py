@@ -36,16 +36,11 @@ class Reasoning:
 def answer_constraint(
     asked: Constraint | None, use: ToolUse, parser: ParserName | None, reasoning: Reasoning
 ) -> Constraint | None:
-    """Constraint of an answer.  asked: of its text, by `response_format` and the like.
+    """Constraint of an answer.  asked: of its text, by `response_format` and the like; calls that
+    are forced have none.
 
     Raises RequestError for what cannot be asked for together.
     """
-    if use.is_forced and asked is not None:
-        raise RequestError(
-            "tool_choice: the answer is calls alone, and a format of its text is asked for too: "
-            "give one of the two",
-            param="tool_choice",
-        )
     answer = _forced(use) if use.is_forced else _free(asked, use, parser)
     has_budget = reasoning.budget is not None and reasoning.start != "answer"
     if answer is None and not has_budget:

@@ -11,10 +11,12 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.answer_format import Reasoning
 from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer
 from pdcluster_worker.server.generation.model_parsers import ModelParsers
+from pdcluster_worker.server.generation.structured import constraint_param
 from pdcluster_worker.server.generation.tool_choice import ToolUse
 from pdcluster_worker.server.reasoning.registry import start_for
 from pdcluster_worker.server.reasoning.think import Start, ThinkTags, start_within
 from pdcluster_worker.server.schemas.chat_fields import Conversation
+from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.text.events import NewParser, PlainText
 from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser
@@ -31,8 +33,7 @@ class AnswerRules:
 
     new_parser:    splits a choice's text into parts.
     ends_by_calls: see `choice.TextRules`.
-    constraint_param: the field that constrains the answer, where that is not one of
-                      `structured_fields`.
+    constraint_param: the field that constrains the answer; None = as `structured` finds it.
     keeps_stops:   stop strings end the text; calls that the engine keeps well formed are not cut by
                    them.
     """
@@ -87,7 +88,7 @@ def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> R
 
 
 def rules_for(
-    request: Conversation,
+    request: ChatRequest,
     use: ToolUse,
     parsers: ModelParsers,
     reasoning: Reasoning,
@@ -110,7 +111,9 @@ def rules_for(
             thinking, calls, markers=markers, shows_reasoning=request.include_reasoning is not False
         )
 
-    param = None if use.mode == "none" else "tools"
+    param = None if use.is_forced else constraint_param(request)
+    if param is None and use.mode != "none":
+        param = "tools"
     return AnswerRules(
         new_parser,
         ends_by_calls=use.mode != "named",

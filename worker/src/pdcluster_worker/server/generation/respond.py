@@ -158,7 +158,7 @@ def respond(
     extension = request.pdcluster or Extension()
     hints = hints_of(extension.session, extension.route, policy.decode_score)
     arrival, tenant = context.arrival_seconds, context.tenant
-    constraint = constraint_param(request) or rules.constraint_param
+    constraint = rules.constraint_param or constraint_param(request)
     param = None if constraint is None else names.of(constraint)
     plan = Plan(
         specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param

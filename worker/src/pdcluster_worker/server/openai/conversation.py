@@ -1,7 +1,8 @@
 """From a chat request to what the model's chat template is given.
 
 Messages become plain dicts as transformers' templates expect them: `content`
-is always text, and the arguments of calls are objects.  Raises RequestError
+is always text, and the arguments of calls are objects, but for those that are no
+JSON object, as of a call that was cut off: they are text.  Raises RequestError
 naming the message that does not fit its place.
 """
 
@@ -89,11 +90,7 @@ def _check_shape(message: Message, path: str) -> None:
         raise _wrong(
             f"{path}.tool_calls", f"are made by role assistant, not {message.role}: leave them out"
         )
-    if message.content is None and not message.tool_calls:
-        if message.role == "assistant":
-            raise _wrong(
-                f"{path}.content", "is required without tool_calls: give a string, or text parts"
-            )
+    if message.content is None and message.role != "assistant":
         raise _wrong(
             f"{path}.content", f"is required for role {message.role}: give a string, or text parts"
         )
@@ -125,11 +122,9 @@ def _call(call: ToolCallField, path: str) -> dict[str, Any]:
             f"have more than {MAX_CONTAINERS} objects and lists, the limit of this server: send "
             "fewer",
         )
-    arguments = object_of(text) if text.strip() else {}
+    arguments: Any = object_of(text) if text.strip() else {}
     if arguments is None or not is_sendable(arguments):
-        raise _wrong(
-            f"{path}.function.arguments", f"must be a JSON object as text, not {quoted(text)}"
-        )
+        arguments = text
     return {
         "id": call.id,
         "type": "function",

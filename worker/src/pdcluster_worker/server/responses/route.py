@@ -28,7 +28,6 @@ from pdcluster_worker.server.responses.schemas import (
 from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
 from pdcluster_worker.server.schemas.requests import ChatRequest
-from pdcluster_worker.server.tools.calls import object_of
 
 PATH = "/v1/responses"
 
@@ -111,7 +110,7 @@ async def _answer(
     def keep(response: dict[str, Any]) -> None:
         if body.store is False:
             return
-        made = _ITEMS.validate_python([item for item in response["output"] if _is_whole(item)])
+        made = _ITEMS.validate_python(response["output"])
         kept_bytes = num_bytes + shown_bytes + bytes_of(response)
         kept = Kept(response, shown, (*conversation, *made), kept_bytes)
         store.put(response_id, context.key_digest, kept)
@@ -139,13 +138,6 @@ def _shown(
     """The items of a request that is kept as they are listed, and the memory that they take."""
     shown = [] if body.store is False else replies.shown_items(own, request_id)
     return shown, bytes_of(shown)
-
-
-def _is_whole(item: dict[str, Any]) -> bool:
-    """Return whether a conversation can continue after it: not after a call that was cut off in its
-    arguments.
-    """
-    return item["type"] != "function_call" or object_of(item["arguments"]) is not None
 
 
 def _prepared(

@@ -104,7 +104,7 @@ class MessageItem(Body):
 
 
 class FunctionCallItem(Body):
-    """A call that the model made; arguments: a JSON object as text."""
+    """A call that the model made; arguments: JSON of an object, or as much of it as was made."""
 
     type: Literal["function_call"]
     call_id: CallId

@@ -116,7 +116,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | None
 
 
 class CalledFunctionField(Body):
-    """A call in the history; arguments: a JSON object as text."""
+    """A call in the history; arguments: JSON of an object, or as much of it as was made."""
 
     name: Annotated[Text, Field(min_length=1, max_length=MAX_TOOL_NAME)]
     arguments: Text
@@ -139,7 +139,7 @@ MessageContent = Annotated[
 class Message(Body):
     """One message; `name` is ignored, `developer` is shown to the model as `system`.
 
-    content:      null only beside tool_calls.
+    content:      null only of role assistant.
     tool_call_id: of role tool, the call that this answers.
     reasoning, reasoning_content: of role assistant, what came before its answer; two names of one
                                   thing.

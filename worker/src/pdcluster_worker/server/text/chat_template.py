@@ -42,6 +42,7 @@ _SPECIAL_TOKENS = (
 class TemplateInput:
     """Input of a chat template.
 
+    messages: arguments of calls are objects, or text that is no object.
     tools:   as the client wrote them; None = none are shown.
     kwargs:  the template's own settings.
     opens:   ends with the opening of the assistant's turn.
@@ -126,8 +127,17 @@ class ChatTemplate:
 
         Raises RequestError when the template refuses the messages.
         """
-        template = self._with_tools if given.has_tools else self._template
         messages = _marked(given.messages) if given.continues else given.messages
+        try:
+            return self._rendered(given, messages)
+        except RequestError:
+            whole = _with_objects(messages)
+            if whole == messages:
+                raise
+            return self._rendered(given, whole)
+
+    def _rendered(self, given: TemplateInput, messages: list[dict[str, Any]]) -> str:
+        template = self._with_tools if given.has_tools else self._template
         names = {**self._special_tokens, **given.kwargs}
         try:
             text = template.render(
@@ -163,6 +173,22 @@ def _check_given(template: str) -> None:
         f"model.chatTemplate: {quoted(template)} is neither {' or '.join(TEMPLATES)} nor Jinja "
         f"text that names messages: {fix}"
     )
+
+
+def _with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages without arguments of calls that are text: many templates take objects alone."""
+    return [
+        {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    is_text = isinstance(function["arguments"], str)
+    return {**call, "function": {**function, "arguments": {}}} if is_text else call
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
