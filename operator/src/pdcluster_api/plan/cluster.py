@@ -33,6 +33,7 @@ from pdcluster_api.plan.status.autoscaled import (
     overridden,
 )
 from pdcluster_api.plan.status.conditions import (
+    Condition,
     Facts,
     condition_tree,
 )
@@ -47,6 +48,7 @@ from pdcluster_api.plan.status.fields import (
 )
 from pdcluster_api.plan.status.insync import InSync, in_sync
 from pdcluster_api.plan.status.invalid import plan_invalid
+from pdcluster_api.plan.status.over_budget import SideBySide, rollout_over_budget
 from pdcluster_api.plan.status.transfers import Asked as AskedTransfers
 from pdcluster_api.plan.status.transfers import Pairs, Transfers, transfers
 from pdcluster_api.plan.wanted import kept_workloads, leaving_pools, of_target, size_before
@@ -63,6 +65,7 @@ class Beside:
 
     registered: InSync
     verified: Transfers
+    over_budget: Condition | None
 
 
 def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPlan:
@@ -79,12 +82,14 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
     drain = _drain(scene, (*of_target(scene, step), *kept, *leaving))
     registered = in_sync(observed.worker_records, observed.workloads, Previous(observed.status))
     verified = _transfers(scene, step, now)
-    beside = Beside(registered, verified)
+    over = _over_budget(scene, (*of_target(scene, step), *kept))
+    beside = Beside(registered, verified, over)
     status = {
         **_status(scene, step, leaving, now, drain=drain, beside=beside),
         **kept_field([*kept, *leaving]),
     }
     is_decision = cluster.spec.autoscale.mode == ON and is_new(cluster.spec.autoscale, observed)
+    is_over = over is not None and not Previous(observed.status).is_true(over.type)
     # While the Service cannot be written, clients reach the revision that it still selects.
     reached = (step.serving, observed.service_revision)
     serving = [workload for workload in drain.workloads if workload.id.revision in reached]
@@ -105,7 +110,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         scalers=tuple(_scalers(scene)),
         status=status,
         events=(*events(observed.status, status), *_autoscale_events(scene, status)),
-        is_decision=is_decision,
+        reports_first=is_decision or is_over,
         ends_first=step.waits_for is not None,
         requeue_after_seconds=min(looks, default=None),
         commands=drain.commands,
@@ -190,6 +195,14 @@ def _drain(scene: Scene, wanted: tuple[Workload, ...]) -> Drain:
     return replace(drain, workloads=(*dropped, *drain.workloads))
 
 
+def _over_budget(scene: Scene, workloads: tuple[Workload, ...]) -> Condition | None:
+    """How far two revisions side by side exceed the budget; None with Recreate."""
+    if scene.cluster.spec.rollout.strategy == "Recreate":
+        return None
+    side_by_side = SideBySide(scene.target, workloads, scene.sizes, scene.observed.workloads)
+    return rollout_over_budget(scene.cluster.spec.autoscale, side_by_side)
+
+
 def _scalers(scene: Scene) -> Iterator[ScalerPlan]:
     for size in scene.sizes:
         yield plan_scaler(scene.cluster.metadata.name, size, scene.shown(size), scene.target)
@@ -233,6 +246,7 @@ def _status(
         in_use,
         together.condition,
         beside.verified.condition,
+        beside.over_budget,
     )
     found = (
         *condition_tree(facts),

@@ -69,8 +69,8 @@ class ClusterPlan:
     events:     changes against the status before
     requeue_after_seconds: until a change is expected without an event; None = no sooner than the
                 resync
-    is_decision: the status holds a new decision of the autoscaler, which must be written before it
-                is followed
+    reports_first: the status must be written before anything follows it: it holds a new decision
+                of the autoscaler, or how far a roll out will exceed the budget
     """
 
     serving: str
@@ -81,7 +81,7 @@ class ClusterPlan:
     events: tuple[Event, ...] = ()
     ends_first: bool = False
     requeue_after_seconds: float | None = None
-    is_decision: bool = False
+    reports_first: bool = False
     commands: frozenset[str] = frozenset()
     cut: tuple[str, ...] = ()
     budgets: Mapping[WorkloadId, int] = field(default_factory=dict)

@@ -101,7 +101,7 @@ class Reconciler:
         standing = session.etcd.standing
         plan = plan_cluster(cluster, found.observed, self._stamp())
         # recorded before anything follows it, so that the next reconcile knows it
-        if plan.is_decision:
+        if plan.reports_first:
             await self._report(live, session, plan.status, plan.events)
             return Done(requeue_after_seconds=0.0, wrote=True)
         if plan.needs_worker_records:

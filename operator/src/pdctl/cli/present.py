@@ -41,7 +41,9 @@ def _in_the_way(body: Mapping[str, Any]) -> list[str]:
     """
     conditions = Previous(_section(body, "status")).conditions()
     of_scaling = [
-        each for each in conditions if each.get("type") in words.AUTOSCALING and _is_true(each)
+        each
+        for each in conditions
+        if each.get("type") in (*words.AUTOSCALING, words.ROLLOUT_OVER_BUDGET) and _is_true(each)
     ]
     below = [
         each

@@ -12,12 +12,14 @@ from enum import Enum
 from typing import Any
 
 from pdcluster_api.errors import Fault
-from pdcluster_api.plan.cluster import asked_of, sizes_of
+from pdcluster_api.plan.cluster import asked_of, plan_cluster, sizes_of
 from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
 from pdcluster_api.plan.sizes.pool_facts import Seen, held_by_type, pool_facts
 from pdcluster_api.plan.sizes.scalers import PoolSize
+from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.accelerators import accelerators_text
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_api.schema.revision import at_revision, revision_of, template_hash
@@ -190,6 +192,7 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
         accelerators=tuple(_accelerators(new, there)),
         problems=(
             *(() if there.decision is None else there.decision.problems),
+            *_over_budget(plan_cluster(new, there, now).status),
             *coming_conflicts(new.spec, now),
         ),
         refused=() if old is None else immutable_faults(old, new),
@@ -288,6 +291,13 @@ def _accelerators(cluster: PDCluster, there: Observed) -> Iterator[Accelerators]
     meanwhile[_UNKNOWN] += meanwhile.pop("", 0)
     for gpu in sorted({*now, *+meanwhile, *after}):
         yield Accelerators(gpu, now[gpu], max(meanwhile[gpu], now[gpu], after[gpu]), after[gpu])
+
+
+def _over_budget(status: Mapping[str, Any]) -> Iterator[Problem]:
+    """Accelerators of a roll out that the budget does not have."""
+    condition = Previous(status).condition(words.ROLLOUT_OVER_BUDGET)
+    if condition:
+        yield Problem(words.ROLLOUT_OVER_BUDGET, str(condition["message"]))
 
 
 def _typed(observed: Observed, old: PDCluster | None) -> Observed:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.observed.state import Observed, ScalerState
+from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -176,6 +177,23 @@ def test_a_worker_counts_with_all_its_accelerators():
     assert of_files(old, new).pools[0] == PoolChange(("prefill", "cpu"), "8 x B200", 2, 8)
     assert accelerators(of_files(old, new)) == {"B200": (16, 64, 64), "B300": (1, 1, 1)}
     assert accelerators(of_files(old, other)) == {"B200": (16, 128, 64), "B300": (1, 5, 4)}
+
+
+def test_what_a_roll_out_needs_beyond_the_budget_is_told_before_it_begins():
+    eight = [pool(1, gpu="B200", gpusPerReplica=8)]
+
+    def scaled(strategy: str, sequences: int = 64) -> PDCluster:
+        cluster = make_cluster(prefill=eight, decode=eight, strategy=strategy, engine=sequences)
+        autoscale = AutoscaleSpec.model_validate({"mode": "On", "budget": {"total": 16}})
+        spec = cluster.spec.model_copy(update={"autoscale": autoscale})
+        return cluster.model_copy(update={"spec": spec})
+
+    for strategy, told in (("BlueGreen", ["RolloutOverBudget"]), ("Recreate", [])):
+        found = of_files(scaled(strategy), scaled(strategy, 32))
+        assert [reason for reason, _ in found.problems] == told
+    (problem,) = of_files(scaled("BlueGreen"), scaled("BlueGreen", 32)).problems
+    assert "needs 32 accelerators, 16 beyond budget.total 16" in problem.message
+    assert of_files(scaled("BlueGreen"), scaled("BlueGreen")).problems == ()
 
 
 def test_recreate_needs_none_beside_them():

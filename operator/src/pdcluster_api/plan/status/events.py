@@ -53,7 +53,9 @@ def _rollout(old: Previous, new: Previous) -> Iterator[Event]:
     )
     if old.text("revision") not in (None, target):
         if served not in (None, target):
-            yield Event(words.ROLLOUT_STARTED, f"revision {target} is to replace {served}")
+            over = new.condition(words.ROLLOUT_OVER_BUDGET).get("message")
+            text = f"revision {target} is to replace {served}" + (f": {over}" if over else "")
+            yield Event(words.ROLLOUT_STARTED, text, warning=over is not None)
         elif serving == served:
             yield Event(
                 words.ROLLOUT_DROPPED,

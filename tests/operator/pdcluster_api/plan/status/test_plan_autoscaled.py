@@ -71,7 +71,7 @@ def test_a_decision_is_in_the_status_and_has_to_be_written_first() -> None:
     cluster = scaled_cluster()
     plan = plan_of(cluster, running(cluster), decision(3))
 
-    assert plan.is_decision
+    assert plan.reports_first
     field = plan.status["autoscaling"]
     assert (field["mode"], recorded(plan.status, "On")) == ("On", {PREFILL: 1, DECODE: 3})
     assert [(entry["at"], entry["mode"]) for entry in field["lastDecisions"]] == [
@@ -86,7 +86,7 @@ def test_the_record_sizes_statefulsets_and_scalers_without_a_decision() -> None:
     cluster = scaled_cluster()
     plan = plan_of(cluster, recorded_at(cluster, 3), now=LATER)
 
-    assert not plan.is_decision
+    assert not plan.reports_first
     assert {size for key, size in sizes(plan).items() if key[0] == "decode"} == {3}
     assert [scaler.request for scaler in plan.scalers if scaler.role == "decode"] == [3]
     assert [scaler.request for scaler in plan.scalers if scaler.role == "prefill"] == [None]
@@ -107,14 +107,14 @@ def test_what_changes_nothing_leaves_the_status_as_it_is(decided: Decision | Non
     again = plan_of(cluster, replace(observed, status=first.status), decided, LATER)
 
     assert again.status == first.status
-    assert not again.is_decision
+    assert not again.reports_first
 
 
 def test_the_first_decision_is_recorded_even_if_it_changes_nothing() -> None:
     cluster = scaled_cluster()
     plan = plan_of(cluster, running(cluster), decision(2))
 
-    assert plan.is_decision
+    assert plan.reports_first
     assert recorded(plan.status, "On") == {PREFILL: 1, DECODE: 2}
     assert "Autoscaled" not in reasons(plan)
 
@@ -154,7 +154,7 @@ def test_advise_shows_and_changes_nothing() -> None:
     plan = plan_of(cluster, running(cluster), decision(3))
     after = plan_of(cluster, replace(running(cluster), status=plan.status), now=LATER)
 
-    assert not plan.is_decision
+    assert not plan.reports_first
     assert plan.status["autoscaling"]["mode"] == "Advise"
     assert [(each.reason, each.message) for each in plan.events if each.reason == "Advised"] == [
         ("Advised", "decode/cpu 2 to 3 is recommended; mode Advise changes nothing")
@@ -257,7 +257,7 @@ def test_problems_are_conditions_while_they_last() -> None:
     )
     assert condition_of(between.status, words.METRICS_MISSING) == shown
     assert condition_of(after.status, words.METRICS_MISSING) == {}
-    assert not after.is_decision
+    assert not after.reports_first
 
 
 @pytest.mark.parametrize(
