@@ -631,6 +631,16 @@ WORKERS = (
     "replicas of all pools must be at most 4096 together: lower some, or make another PDCluster"
 )
 
+POOLS = "pools of all roles must be at most 16 together: join some, or make another PDCluster"
+
+
+def pools_in_all(role: str, number: int) -> Change:
+    """So many pools, those of one role and what the others have."""
+    rest = number - {"mixed": 0, "router": 2}.get(role, 1)
+    return at(
+        f"spec.roles.{role}.pools", [{"name": f"p{each}", "replicas": 0} for each in range(rest)]
+    )
+
 
 def many(role: str, replicas: int) -> Change:
     """So many in all, five pools of one role and what the other has."""
@@ -762,6 +772,21 @@ RULES = [
             both(only(role), many(role, 4097)),
         )
         for role in (*ROLES, "router")
+    ),
+    *(
+        Rule(
+            "spec.roles",
+            POOLS,
+            both(only(role), pools_in_all(role, 16)),
+            both(only(role), pools_in_all(role, 17)),
+        )
+        for role in ("prefill", "decode", "router")
+    ),
+    Rule(
+        "spec.roles",
+        POOLS,
+        both(only("mixed"), pools_in_all("mixed", 16)),
+        both(only("mixed"), pools_in_all("mixed", 16), only("router")),
     ),
     *(
         Rule(

@@ -234,8 +234,9 @@ GOOD: dict[str, Change] = {
     ),
     "no prefill worker": at("spec.roles.prefill.pools", [{"name": "cpu", "replicas": 0}]),
     "most pools": at(
-        "spec.roles.prefill.pools", [{"name": f"p{number}", "replicas": 0} for number in range(16)]
+        "spec.roles.prefill.pools", [{"name": f"p{number}", "replicas": 0} for number in range(15)]
     ),
+    "largest pod template": at("spec.podTemplate", {"spec": {"hostname": "a" * (32 * 1024 - 24)}}),
     "quantity": at("spec.engine", {"kvCacheMemory": "1.5Gi"}),
     "bytes": at("spec.engine", {"kvCacheMemory": 1073741824}),
     "less than a byte is one": at("spec.engine", {"kvCacheMemory": "0.50"}),

@@ -33,6 +33,7 @@ from pdcluster_api.schema.values import (
 )
 
 MAX_POOLS = 16
+"""Pools of all roles together."""
 ROUTER: Final = "router"  # the one role without an engine
 MAX_ENDPOINTS = 16
 MAX_ACCELERATORS = 64
@@ -237,6 +238,10 @@ class RolesSpec(Section):
         if asked > MAX_WORKERS:
             reason = f"replicas of all pools must be at most {MAX_WORKERS} together, not {asked}"
             raise rule(reason, "lower some, or make another PDCluster")
+        pools = sum(len(role.pools) for role in self.present().values())
+        if pools > MAX_POOLS:
+            reason = f"pools of all roles must be at most {MAX_POOLS} together, not {pools}"
+            raise rule(reason, "join some, or make another PDCluster")
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from pdcluster_api.schema.names import dns_label
-from pdcluster_api.schema.rules import rule, spelled
+from pdcluster_api.schema.rules import check_size, rule, spelled
 from pdcluster_api.text import shortened
 
 MAX_REPLICAS = 1024
@@ -61,7 +61,21 @@ Endpoint = Annotated[
 ]
 
 
+MAX_TEMPLATE_BYTES = 32 * 1024
+"""Bytes of a pod template as JSON.  Each pool's StatefulSet and snapshot hold a copy, and most of
+what is in etcd of a PDCluster is that.
+"""
+
+MAX_LEVELS = 100
+"""Maps and lists within each other in a pod template; a pod needs a dozen."""
+
+
 def _template(value: dict[str, Any]) -> dict[str, Any]:
+    check_size(
+        value,
+        MAX_TEMPLATE_BYTES,
+        "take out what it can do without, or put it into a ConfigMap that it mounts",
+    )
     unknown = sorted(set(value) - {"metadata", "spec"})
     if unknown:
         raise rule(
@@ -74,20 +88,28 @@ def _template(value: dict[str, Any]) -> dict[str, Any]:
                 "write `field: value` lines below it",
                 at=name,
             )
-        _check_plain(part, name)
+        _check_plain(part, name, MAX_LEVELS)
     return value
 
 
-def _check_plain(value: object, path: str) -> None:
-    """Refuse what YAML can say and JSON cannot: dates, and keys that are not text."""
+def _check_plain(value: object, path: str, levels: int) -> None:
+    """Refuse what YAML can say and JSON cannot, dates and keys that are not text, and more levels
+    than so many.
+    """
+    if not levels:
+        raise rule(
+            f"has more than {MAX_LEVELS} levels of maps and lists",
+            "no field of a pod is that deep: remove it",
+            at=".".join(path.split(".")[:3]),
+        )
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise rule(f"the key {key!r} is not text", "put it in quotes", at=path)
-            _check_plain(item, f"{path}.{key}")
+            _check_plain(item, f"{path}.{key}", levels - 1)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            _check_plain(item, f"{path}[{index}]")
+            _check_plain(item, f"{path}[{index}]", levels - 1)
     elif not isinstance(value, str | int | float | None):
         raise rule(f"must be text, not {value!r}", "put it in quotes", at=path)
 

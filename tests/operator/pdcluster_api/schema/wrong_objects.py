@@ -23,6 +23,14 @@ class Wrong:
     field: str | None
 
 
+def nested(levels: int) -> object:
+    """So many maps within each other."""
+    value: object = "end"
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
 BAD = [
     Wrong(
         at("apiVersion", "pdcluster.io/v2"),
@@ -265,6 +273,34 @@ BAD = [
         "spec.roles: replicas of all pools must be at most 4096 together, not 4097; lower some, or "
         "make another PDCluster",
         "spec.roles",
+    ),
+    Wrong(
+        at(
+            "spec.roles.decode.pools",
+            [{"name": f"p{number}", "replicas": 0} for number in range(16)],
+        ),
+        "spec.roles: pools of all roles must be at most 16 together, not 17; join some, or make "
+        "another PDCluster",
+        "spec.roles",
+    ),
+    *(
+        # {"spec":{"hostname":""}} has 24 bytes
+        Wrong(
+            at(f"{place}podTemplate", {"spec": {"hostname": "a" * (32 * 1024 - 23)}}),
+            f"{place}podTemplate: has 32769 bytes as JSON, and may have 32768 at most; take out",
+            None,
+        )
+        for place in ("spec.", "spec.roles.prefill.")
+    ),
+    Wrong(
+        at("spec.service.annotations", {"notes": "a" * 128 * 1024}),
+        "spec: has 131267 bytes as JSON, and may have 131072 at most; shorten the longest",
+        None,
+    ),
+    Wrong(
+        at("spec.podTemplate", {"spec": nested(100)}),
+        "spec.podTemplate.spec.a.a: has more than 100 levels of maps and lists; no field of a pod",
+        None,
     ),
     Wrong(
         at(f"{POOL}.gpusPerNode", 1),
