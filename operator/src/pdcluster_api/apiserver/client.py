@@ -43,6 +43,14 @@ JSON = "application/json"
 CONNECT_SECONDS = 5.0
 """Until the connection of a watch stands; it has no time limit as a whole."""
 
+FIRST_PAGE = 10
+"""Objects of the first page of a list; the later ones follow from its bytes."""
+
+PAGE_BYTES = 4 * 2**20
+"""Bytes of a page of a list, about: parsed it takes some times as much memory, and an object may
+have 1.5 MiB.
+"""
+
 OK = 200
 
 _WRITE = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
@@ -59,7 +67,7 @@ class Limits:
     tries:               in all
     first_delay_seconds: before the second try, doubled before each further one
     max_delay_seconds:   the longest wait, the server's Retry-After included
-    page:                objects per answer of a list
+    page:                objects per answer of a list, at most; fewer of large ones
     """
 
     timeout_seconds: float = 15.0
@@ -160,14 +168,16 @@ class ApiClient:
         A list that lasted so long that its version is no longer kept starts again, and may repeat
         objects.
         """
-        query = {"limit": str(self._limits.page), "labelSelector": labels, "fieldSelector": fields}
+        query = {"labelSelector": labels, "fieldSelector": fields}
         query = {key: value for key, value in query.items() if value}
+        limit = min(FIRST_PAGE, self._limits.page)
         position: dict[str, str] = {}
         restarts = 0
         while True:
+            asked = {"limit": str(limit), **query, **position}
             try:
-                page = await self._send(
-                    Request("list", kind.name, "GET", kind.path(namespace), {**query, **position})
+                page, num_bytes = await self._send_sized(
+                    Request("list", kind.name, "GET", kind.path(namespace), asked)
                 )
             except GoneError:
                 restarts += 1
@@ -182,6 +192,7 @@ class ApiClient:
             if not following:
                 return
             position = {"continue": following}
+            limit = max(1, min(self._limits.page, max(1, len(items)) * PAGE_BYTES // num_bytes))
 
     async def lines(
         self, kind: Kind, namespace: str | None, query: Mapping[str, str], silence_seconds: float
@@ -291,6 +302,11 @@ class ApiClient:
         return answer if foreground and "deletionTimestamp" in answer["metadata"] else None
 
     async def _send(self, request: Request) -> Body:
+        body, _ = await self._send_sized(request)
+        return body
+
+    async def _send_sized(self, request: Request) -> tuple[Body, int]:
+        """Returns the answer and its bytes."""
         num_tries = 0
         while True:
             num_tries += 1
@@ -309,7 +325,7 @@ class ApiClient:
         if not isinstance(error, NotFoundError | ConflictError | GoneError):  # these are answers
             self._metrics.errors.labels(request.verb, request.kind, type(error).__name__).inc()
 
-    async def _try(self, request: Request) -> Body:
+    async def _try(self, request: Request) -> tuple[Body, int]:
         code = 0
         started = time.monotonic()
         try:
@@ -322,7 +338,7 @@ class ApiClient:
             self._metrics.seconds.labels(request.verb).observe(time.monotonic() - started)
         if not 200 <= code <= 299:
             raise error_of(code, content, response.headers)
-        return _object(content)
+        return _object(content), len(content)
 
     async def _exchange(
         self, request: Request, timeout: aiohttp.ClientTimeout

@@ -5,7 +5,7 @@ checks again.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -14,10 +14,11 @@ from pdcluster_api.schema.accelerators import NO_ACCELERATOR, accelerators
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+from pdcluster_api.schema.placement import PlacementSpec
 from pdcluster_api.schema.qos import QosSpec
 from pdcluster_api.schema.ranks import gpus_per_replica, misfit
 from pdcluster_api.schema.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
-from pdcluster_api.schema.rules import check_size, rule, spelled
+from pdcluster_api.schema.rules import rule, spelled
 from pdcluster_api.schema.scheduling import scheduling_fault
 from pdcluster_api.schema.section import Section
 from pdcluster_api.schema.sections import (
@@ -28,19 +29,15 @@ from pdcluster_api.schema.sections import (
     ImageSpec,
     ModelSpec,
     NetworkPolicySpec,
-    PlacementSpec,
     PoolSpec,
     RolesSpec,
     RolloutSpec,
     ServiceSpec,
 )
 from pdcluster_api.schema.stock_engine import engine_faults
-from pdcluster_api.schema.values import Name, PodTemplate
+from pdcluster_api.schema.values import Name, PodTemplate, SizeOfSpec
 
 KIND = "PDCluster"
-
-MAX_SPEC_BYTES = 128 * 1024
-"""Bytes of a spec as JSON: of all that is rendered for each pool, templates and texts together."""
 
 
 class Metadata(Section):
@@ -80,13 +77,6 @@ class PDClusterSpec(Section):
     rollout: RolloutSpec = RolloutSpec()
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     pod_template: PodTemplate = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_a_size(cls, value: Any) -> Any:
-        """Before anything is made of it: of what is longer no field is looked at."""
-        check_size(value, MAX_SPEC_BYTES, "shorten the longest of its templates and texts")
-        return value
 
     @model_validator(mode="after")
     def _gpu_known(self) -> Self:
@@ -388,7 +378,7 @@ class PDCluster(Section):
     api_version: Literal["pdcluster.io/v1alpha1"]
     kind: Literal["PDCluster"]
     metadata: Metadata
-    spec: PDClusterSpec
+    spec: Annotated[PDClusterSpec, SizeOfSpec]
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:

@@ -24,8 +24,9 @@ from pydantic import Field
 from pdcluster_api.schema.engine import BY_DEVICE
 from pdcluster_api.schema.names import REVISION_LENGTH
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
+from pdcluster_api.schema.placement import PlacementSpec
 from pdcluster_api.schema.section import Section
-from pdcluster_api.schema.sections import ROUTER, PlacementSpec, RoleSpec
+from pdcluster_api.schema.sections import ROUTER, RoleSpec
 from pdcluster_api.schema.spelling import in_order, one_spelling
 
 

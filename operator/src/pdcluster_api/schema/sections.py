@@ -350,25 +350,6 @@ class ServiceSpec(Section):
     endpoint_picker: EndpointPickerSpec | None = None
 
 
-class PlacementSpec(Section):
-    """Keep all workers of a revision on nodes with one value of a label, such as a rack.
-
-    min_transfer_gbps: 10**9 bytes per second, below which KVTransferVerified is False
-    """
-
-    domain_label: Text | None = None
-    mode: Literal["Required", "Preferred"] = "Preferred"
-    min_transfer_gbps: Annotated[float, Field(gt=0.0, le=10000.0)] | None = Field(
-        default=None, alias="minTransferGBps"
-    )
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.domain_label is None and self.min_transfer_gbps is None:
-            raise rule("says nothing", "give domainLabel, minTransferGBps or both, or remove it")
-        return self
-
-
 class RolloutSpec(Section):
     """Replacement of the old revision by a new one.
 

@@ -6,7 +6,7 @@ Each refuses with a reason and a fix; units are the field's own.
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from pdcluster_api.schema.names import dns_label
 from pdcluster_api.schema.rules import check_size, rule, spelled
@@ -118,6 +118,18 @@ PodTemplate = Annotated[dict[str, Any], AfterValidator(_template)]
 """Metadata and spec of a pod, merged strategically over what the operator renders: lists of named
 things by their names.
 """
+
+MAX_SPEC_BYTES = 128 * 1024
+"""Bytes of a spec as JSON: of all that is rendered for each pool, templates and texts together."""
+
+
+def _sized(value: object) -> object:
+    check_size(value, MAX_SPEC_BYTES, "shorten the longest of its templates and texts")
+    return value
+
+
+SizeOfSpec = BeforeValidator(_sized)
+"""Before anything is made of it: of what is longer no field is looked at."""
 
 TEMPLATES = ("chatml-tools",)
 """Names of chat templates that come with the worker."""

@@ -17,7 +17,8 @@ from pdcluster_api.schema import labels
 from pdcluster_operator.handlers.kopf_private import NoMemories
 from pdcluster_operator.handlers.watch import Watch, register
 
-LIST_CHUNK = 100
+LIST_CHUNK = 20
+"""PDClusters of a page: kopf parses a page as a whole, and one may have 1.5 MiB."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,11 @@ objects, which as dictionaries would take most of the operator's memory.  An
 older version never replaces a newer one, so answers to our own writes can be
 put in at once and the watch may repeat them late; and an answer that comes
 after the watch delivered a deletion brings nothing back.  The meaning of the objects
-is not known here, except for the label that names their PDCluster.
+is not known here, except for the label and the owner that name their PDCluster.
+
+Whatever a user makes can have our label and an owner of our kind.  So of an object whose owner is
+not the very PDCluster that is here only the identity is kept: that its name is taken, and until
+when.
 """
 
 import sys
@@ -25,16 +29,21 @@ REMEMBER_SECONDS = 60.0
 
 MAX_REMEMBERED = 10_000
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_POD_METADATA = (
+_IDENTITY = (
     "name",
     "namespace",
     "uid",
     "resourceVersion",
-    "labels",
-    "ownerReferences",
     "deletionTimestamp",
     "creationTimestamp",
 )
+_POD_LABELS = frozenset(
+    {labels.CLUSTER, labels.ROLE, labels.POOL, labels.REVISION, labels.COMPONENT}
+)
+MAX_UID = 64
+"""Characters of a uid that is believed; one of Kubernetes has 36."""
+MAX_OWNERS = 4
+"""Owners that are kept of an object that is not ours: a real one has one."""
 # managers of their fields are not needed
 _NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})
 
@@ -56,9 +65,12 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """foreign: uids of its owners, of an object of which the identity alone is kept"""
+
     version: Version
     owner: Key
     packed: Packed
+    foreign: tuple[str, ...] = ()
 
 
 @dataclass
@@ -88,8 +100,10 @@ class Cache:
             return None
         if owner is None:  # its label or its owner was taken away
             return self.forget(name)
+        foreign = () if kind in (KIND, "Pod") else self._foreign(owner, body)
+        kept = identity_of(kind, body, owner) if foreign else trim(kind, body)
         self._drop(name)
-        self._entries[name] = _Entry(version, owner, self._packing.pack(kind, trim(kind, body)))
+        self._entries[name] = _Entry(version, owner, self._packing.pack(kind, kept), foreign)
         self._children[owner].add(name)
         self._note_change(owner)
         return owner
@@ -119,6 +133,11 @@ class Cache:
             if name.kind != KIND
         ]
 
+    def unread(self, key: Key) -> list[Name]:
+        """Objects of a PDCluster of which the identity alone is kept: they came before it did."""
+        uid = self._uid(key)
+        return [name for name in self._children.get(key, ()) if uid in self._entries[name].foreign]
+
     def change(self, key: Key) -> int:
         """Number of the last change of a PDCluster or its objects; no two changes have the same."""
         return self._changes.get(key, 0)
@@ -144,6 +163,15 @@ class Cache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def _uid(self, key: Key) -> str | None:
+        cluster = self._entries.get(Name(KIND, *key))
+        return None if cluster is None else cluster.version.uid
+
+    def _foreign(self, owner: Key, body: Mapping[str, Any]) -> tuple[str, ...]:
+        """Uids of the PDClusters that own an object; empty when the one that is here does."""
+        uids = [reference["uid"] for reference in _references(owner.name, body)]
+        return () if self._uid(owner) in uids else tuple(uids[:MAX_OWNERS])
 
     def _remember_removed(self, version: Version) -> None:
         now = self.clock()
@@ -193,11 +221,32 @@ def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
     """
     metadata = body["metadata"]
     name = metadata["name"] if kind == KIND else metadata.get("labels", {}).get(labels.CLUSTER)
-    is_child = any(reference["kind"] == KIND for reference in metadata.get("ownerReferences", ()))
-    if not name or not (is_child or kind in (KIND, "Pod")):
+    if not name or not (kind in (KIND, "Pod") or _references(name, body)):
         return None
     # the same for every child: kept once
     return Key(sys.intern(metadata["namespace"]), sys.intern(name))
+
+
+def _references(name: str, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Owner references to a PDCluster of a name."""
+    return [
+        each
+        for each in body["metadata"].get("ownerReferences", ())
+        if (each["kind"], each.get("name")) == (KIND, name) and len(each["uid"]) <= MAX_UID
+    ]
+
+
+def identity_of(kind: str, body: Mapping[str, Any], owner: Key) -> Body:
+    """The parts of a body that say which object it is, and whose."""
+    metadata = body["metadata"]
+    return {
+        "apiVersion": body["apiVersion"],
+        "kind": kind,
+        "metadata": {
+            **{key: metadata[key] for key in _IDENTITY if key in metadata},
+            "ownerReferences": _references(owner.name, body)[:MAX_OWNERS],
+        },
+    }
 
 
 def trim(kind: str, body: Mapping[str, Any]) -> Body:
@@ -212,7 +261,13 @@ def trim(kind: str, body: Mapping[str, Any]) -> Body:
             "apiVersion": "v1",
             "kind": kind,
             "metadata": {
-                **{key: metadata[key] for key in _POD_METADATA if key in metadata},
+                **{key: metadata[key] for key in _IDENTITY if key in metadata},
+                "labels": {
+                    key: value
+                    for key, value in metadata.get("labels", {}).items()
+                    if key in _POD_LABELS
+                },
+                "ownerReferences": metadata.get("ownerReferences", []),
                 "annotations": {
                     key: value
                     for key, value in (metadata.get("annotations") or {}).items()

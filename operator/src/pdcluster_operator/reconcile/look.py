@@ -7,12 +7,16 @@ known of the etcd.  Nothing is written.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME
 from pdcluster_api.apiserver.observe import Live, managed_etcd, observe
 from pdcluster_api.manifests.render import Owner
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.key_secret import KEY_SECRET_POLL_SECONDS, KeySecret
 from pdcluster_operator.reconcile.records import Snapshots
@@ -34,6 +38,19 @@ class Look:
     target: EtcdTarget
     requeue_after_seconds: float | None
     faults: Mapping[str, Problem] = field(default_factory=dict)
+
+
+async def read_unread(client: ApiClient, cache: Cache, key: Key) -> None:
+    """Read the children that came into the cache before their PDCluster, which kept no more than
+    their identity.  Raises UnavailableError.
+    """
+    for name in cache.unread(key):
+        version = cache.version(name)
+        body = await client.find(CHILD_OF_NAME[name.kind], name.namespace, name.name)
+        if cache.version(name) == version:  # no watch has delivered it meanwhile
+            cache.forget(name)
+            if body is not None:
+                cache.put(name.kind, body)
 
 
 async def look(live: Live, cluster: PDCluster, session: Session, key_secret: KeySecret) -> Look:

@@ -26,7 +26,7 @@ from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.act import Acted, Actor
 from pdcluster_operator.reconcile.at_rest import AtRest
 from pdcluster_operator.reconcile.key_secret import KeySecret
-from pdcluster_operator.reconcile.look import Look, look, look_closer
+from pdcluster_operator.reconcile.look import Look, look, look_closer, read_unread
 from pdcluster_operator.reconcile.metrics import LoopMetrics
 from pdcluster_operator.reconcile.parsed import ParsedClusters
 from pdcluster_operator.reconcile.session import Session, Sessions
@@ -71,6 +71,7 @@ class Reconciler:
         return Done(requeue_after_seconds=left if seconds is None else min(seconds, left))
 
     async def _reconcile(self, key: Key) -> Done:
+        await read_unread(self.actor.client, self.actor.cache, key)
         live = self._live(key)
         if live is None or live.is_going:
             self._forget(key)

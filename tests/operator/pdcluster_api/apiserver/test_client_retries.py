@@ -2,6 +2,8 @@
 or in failure.
 """
 
+from urllib.parse import parse_qsl, urlsplit
+
 import pytest
 
 from pdcluster_api.apiserver.client import Limits
@@ -109,6 +111,16 @@ async def test_list_reads_pages_and_names_each_item_s_kind():
             "/api/v1/namespaces/x/configmaps?limit=1&labelSelector=a%3Db&fieldSelector=c%3Dd",
             "/api/v1/namespaces/x/configmaps?limit=1&labelSelector=a%3Db&fieldSelector=c%3Dd&continue=more",
         ]
+
+
+@pytest.mark.parametrize(("num_bytes", "limit"), [(10, 500), (2**19, 8), (2**23, 1)])
+async def test_pages_of_large_objects_are_shorter(num_bytes: int, limit: int):
+    body = {"metadata": {"continue": "more"}, "items": [{"a": "b" * num_bytes}]}
+    answers = [says(200, body), says(200, {"metadata": {}, "items": []})]
+    async with AnsweringServer(answers) as server:
+        [body async for body in server.client.list(CONFIG_MAP, "x")]
+        first, second = [dict(parse_qsl(urlsplit(path).query)) for _, path, _ in server.seen]
+        assert (first["limit"], int(second["limit"])) == ("10", pytest.approx(limit, abs=1))
 
 
 async def test_list_starts_again_when_its_version_is_gone():

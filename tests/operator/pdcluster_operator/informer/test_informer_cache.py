@@ -2,6 +2,8 @@
 unread is kept.
 """
 
+import random
+
 import pytest
 
 from pdcluster_api.apiserver.body import Key
@@ -33,6 +35,7 @@ def test_a_body_comes_back_as_it_was_and_belongs_to_its_cluster():
 @pytest.mark.parametrize("late", [4, 5])
 def test_an_older_or_equal_version_teaches_nothing(late: int):
     cache = Cache()
+    cache.put("PDCluster", bodies.cluster())
     cache.put("Service", bodies.child("Service", "chat", 5, spec={"new": True}))
     assert cache.put("Service", bodies.child("Service", "chat", late, spec={})) is None
     assert cache.children(KEY)[0]["spec"] == {"new": True}
@@ -96,6 +99,61 @@ def test_what_has_no_owner_is_not_kept():
     assert cache.put("ControllerRevision", of_the_controller) is None
     assert cache.put("Pod", pod_body("chat-0")) == KEY  # pods belong by their label
     assert len(cache) == 2
+
+
+FORGED = {
+    "of another uid": [{"kind": "PDCluster", "name": "chat", "uid": "another"}],
+    "of another name": [{"kind": "PDCluster", "name": "n" * 500_000, "uid": bodies.UID}],
+    "of a uid that is none": [{"kind": "PDCluster", "name": "chat", "uid": "u" * 500_000}],
+    "of very many": [
+        {"kind": "PDCluster", "name": "chat", "uid": f"{number}"} for number in range(9000)
+    ],
+}
+
+
+@pytest.mark.parametrize("has_cluster", [True, False])
+@pytest.mark.parametrize("owners", FORGED.values(), ids=FORGED.keys())
+def test_of_a_forged_child_no_content_stays(owners: list[dict[str, str]], has_cluster: bool):
+    cache, text = Cache(), random.Random(0).randbytes(500_000).hex()
+    if has_cluster:
+        cache.put("PDCluster", bodies.cluster())
+    forged = bodies.child("ConfigMap", "forged", data={"a": text})
+    forged["metadata"] |= {"ownerReferences": owners, "annotations": {"b": text}}
+    cache.put("ConfigMap", forged)
+    assert sum(len(entry.packed.content) for entry in cache._entries.values()) < 2000
+
+
+def test_of_a_forged_pod_only_what_is_read_stays():
+    labels = {**pod_body("chat-0")["metadata"]["labels"], **{f"l{n}": "x" * 63 for n in range(999)}}
+    kept = trim("Pod", pod_body("chat-0", metadata={"labels": labels}))
+    assert set(kept["metadata"]["labels"]) <= {
+        "pdcluster.io/cluster",
+        "pdcluster.io/role",
+        "pdcluster.io/pool",
+        "pdcluster.io/revision",
+        "app.kubernetes.io/component",
+    }
+
+
+def test_a_child_of_an_earlier_cluster_of_that_name_holds_its_name_until_it_is_gone():
+    cache = Cache()
+    cache.put("PDCluster", bodies.cluster())
+    old = bodies.child("Service", "chat", 3, owner="earlier", spec={"ports": []})
+    assert cache.put("Service", old) == KEY
+    (kept,) = cache.children(KEY)
+    assert (kept["metadata"]["uid"], "spec" in kept) == (old["metadata"]["uid"], False)
+    assert cache.remove("Service", old) == KEY
+
+
+def test_a_child_that_came_before_its_cluster_is_to_be_read():
+    cache, service = Cache(), bodies.child("Service", "chat", 3, spec={"ports": []})
+    cache.put("Service", service)
+    assert cache.unread(KEY) == []
+    cache.put("PDCluster", bodies.cluster())
+    (name,) = cache.unread(KEY)
+    cache.forget(name)
+    cache.put("Service", service)
+    assert (cache.unread(KEY), cache.children(KEY)) == ([], [service])
 
 
 @pytest.mark.parametrize("taken_away", [{"labels": {}}, {"ownerReferences": []}])

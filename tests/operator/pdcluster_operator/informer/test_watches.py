@@ -47,6 +47,7 @@ class Followed:
 
     def __init__(self, server: AnsweringServer, silence_seconds: float) -> None:
         self.server, self.cache, self.keys = server, Cache(), list[Key]()
+        self.cache.put("PDCluster", bodies.cluster())
         listing, self.pauses = Listing(server.client), list[float]()
         self.watches = Watches(
             server.client, listing, self.cache, self.keys.append, silence_seconds, self._sleep
@@ -113,7 +114,7 @@ async def test_events_reach_the_cache_and_enqueue_their_pdcluster_once_each():
 async def test_what_belongs_to_no_pdcluster_enqueues_nothing():
     foreign = service(5, metadata={"ownerReferences": []})
     async with followed(says_events(("ADDED", foreign))) as found:
-        assert (found.keys, len(found.cache)) == ([], 0)
+        assert (found.keys, found.cache.children(KEY)) == ([], [])
 
 
 async def test_a_watch_goes_on_from_the_list_then_from_its_last_event_or_bookmark():

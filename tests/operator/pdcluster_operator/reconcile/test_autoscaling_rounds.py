@@ -307,15 +307,10 @@ async def test_one_cluster_whose_round_fails_takes_no_other_with_it(
     scene.cache.put(
         "PDCluster", {**broken, "metadata": {**broken["metadata"], "name": "broken", "uid": "b"}}
     )
-    service = child("Service", "broken", owner="b")
+    labels = {"pdcluster.io/cluster": "broken"}
+    owners = [{"kind": "PDCluster", "name": "broken", "uid": "b"}]
     scene.put(
-        {
-            **service,
-            "metadata": {
-                **service["metadata"],
-                "labels": {**service["metadata"]["labels"], "pdcluster.io/cluster": "broken"},
-            },
-        }
+        child("Service", "broken", metadata={"labels": labels, "ownerReferences": owners}),
     )
     broken_one = scene.of(Key(NAMESPACE, "broken"))
     broken_one.follow(WORKED, scene.observed())  # its Service has no spec

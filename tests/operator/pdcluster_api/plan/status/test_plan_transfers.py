@@ -10,8 +10,8 @@ from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.verification import Verification, Verifications
 from pdcluster_api.plan.result import ClusterPlan, DueVerification
 from pdcluster_api.schema import conditions as words
+from pdcluster_api.schema.placement import PlacementSpec
 from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.sections import PlacementSpec
 from pdcluster_api.schema.workload import PoolPair
 from tests.operator.pdcluster_api.plan.clusters import (
     LATER,
