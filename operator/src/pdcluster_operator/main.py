@@ -14,8 +14,9 @@ import secrets
 import signal
 import sys
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from aiohttp import web
@@ -30,7 +31,7 @@ from pdcluster_api.manifests.render import Site
 from pdcluster_operator.handlers.framework import WatchSettings, run_watches
 from pdcluster_operator.handlers.probes import make_app, serve
 from pdcluster_operator.handlers.watch import Watch
-from pdcluster_operator.lease import Leadership
+from pdcluster_operator.lease_thread import LeaseThread
 from pdcluster_operator.loop import Loop, LoopSettings
 from pdcluster_operator.settings import Settings
 
@@ -82,7 +83,6 @@ async def _run(settings: Settings) -> int:
     async with (
         ApiClient(await _connect(settings), metrics, LIMITS) as client,
         ApiClient(await _connect(settings, WATCH_CONNECTIONS), metrics) as watching,
-        ApiClient(await _connect(settings), metrics, LEASE_LIMITS) as lease_client,
     ):
         loop = Loop(client, watching, _loop_settings(settings), registry)
         process = Process(settings, loop, stop)
@@ -91,7 +91,7 @@ async def _run(settings: Settings) -> int:
         )
         logger.info("started identity=%s http_port=%d", settings.identity, port)
         try:
-            return await process.run(lease_client)
+            return await process.run(partial(_lease_client, settings, metrics))
         finally:
             await runner.cleanup()
 
@@ -99,6 +99,10 @@ async def _run(settings: Settings) -> int:
 async def _connect(settings: Settings, connections: int = MAX_CONNECTIONS) -> Connection:
     """Connect without proxies: kopf's watch uses none either."""
     return await connect(settings.kubeconfig, proxies=False, connections=connections)
+
+
+async def _lease_client(settings: Settings, metrics: ApiMetrics) -> ApiClient:
+    return ApiClient(await _connect(settings), metrics, LEASE_LIMITS)
 
 
 async def _serve(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
@@ -131,19 +135,22 @@ class Process:
             return [] if self.loop.is_filled else ["the cache is being filled"]
         return [] if self.state == "standing by" else ["starting"]
 
-    async def run(self, client: ApiClient) -> int:
-        """Returns the exit code.  client: for the Lease, with short time limits."""
+    async def run(self, connect: Callable[[], Coroutine[Any, Any, ApiClient]]) -> int:
+        """Returns the exit code.  connect: makes the client for the Lease, with short time
+        limits.
+        """
         if not self.settings.leader_election:
             return await self._lead(asyncio.Event().wait())
         identity = f"{self.settings.identity}-{secrets.token_hex(4)}"
-        leadership = Leadership(client, self.settings.namespace, self.settings.lease_name, identity)
-        self.state = "standing by"
-        if not await self._before_stop(leadership.acquire()):
-            return 0
-        try:
-            return await self._lead(leadership.hold())
-        finally:
-            await leadership.release()
+        names = self.settings.namespace, self.settings.lease_name, identity
+        async with LeaseThread(connect, *names) as leadership:
+            self.state = "standing by"
+            if not await self._before_stop(leadership.acquire()):
+                return 0
+            try:
+                return await self._lead(leadership.hold())
+            finally:
+                await leadership.release()
 
     async def _lead(self, lost: Coroutine[Any, Any, Any]) -> int:
         """Work until a stop signal (0), or until leadership or a part that must not end is lost

@@ -7,9 +7,12 @@ a pod is refused by the API server, which names the field.
 """
 
 import copy
+from collections.abc import Hashable
 from typing import Any
 
 _PATCH = "$patch"
+_DELETED = object()
+_Identity = tuple[Hashable, ...]
 _KEYS = {
     "containers": ("name",),
     "initContainers": ("name",),
@@ -64,42 +67,45 @@ def _merge_lists(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
     An item of nothing but `$patch: replace` drops all of `base`.
     """
     merged = [] if {_PATCH: "replace"} in patch else base
+    places = {
+        identity: place
+        for place, item in enumerate(merged)
+        if (identity := _identity(field, item)) is not None
+    }
     for item in patch:
         if not isinstance(item, dict):
             merged.append(item)
         elif item != {_PATCH: "replace"}:
-            _merge_item(field, merged, item)
-    return merged
+            _merge_item(field, merged, places, item)
+    return [item for item in merged if item is not _DELETED]
 
 
-def _merge_item(field: str, merged: list[Any], item: dict[str, Any]) -> None:
+def _merge_item(
+    field: str, merged: list[Any], places: dict[_Identity, int], item: dict[str, Any]
+) -> None:
     identity = _identity(field, item)
-    index = next(
-        (
-            index
-            for index, other in enumerate(merged)
-            if identity is not None and _identity(field, other) == identity
-        ),
-        None,
-    )
+    place = None if identity is None else places.get(identity)
     if item.get(_PATCH) == "delete":
-        if index is not None:
-            del merged[index]
+        if identity is not None and place is not None:
+            merged[place] = _DELETED
+            del places[identity]
         return
-    if index is None:
+    if place is None:
+        if identity is not None:
+            places[identity] = len(merged)
         merged.append(_merge_maps({}, item))
         return
-    base = merged[index]
+    base = merged[place]
     if field == "volumes" and len(item) > 1:  # a volume has one source: another one takes its place
         base = {key: value for key, value in base.items() if key in item}
-    merged[index] = _merge_maps(base, item)
+    merged[place] = _merge_maps(base, item)
 
 
-def _identity(field: str, item: Any) -> tuple[Any, ...] | None:
+def _identity(field: str, item: Any) -> _Identity | None:
     """Values of the item's merge keys; None when it lacks one."""
     keys = _KEYS[field]
     return (
-        tuple(item[key] for key in keys)
+        tuple(value if isinstance(value := item[key], Hashable) else repr(value) for key in keys)
         if isinstance(item, dict) and all(key in item for key in keys)
         else None
     )

@@ -15,7 +15,7 @@ when.
 import sys
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -123,15 +123,17 @@ class Cache:
         entry = self._entries.get(Name(kind, namespace, name))
         return None if entry is None else entry.packed.body()
 
-    def children(self, key: Key) -> list[Body]:
+    def children(self, key: Key, kinds: Collection[str] = ()) -> Iterator[Body]:
         """Bodies of a PDCluster's objects, in the order of kind and name; not the PDCluster
         itself.
+
+        kinds: none = all
+        Each is as it is when it is asked for; what is deleted meanwhile is left out.
         """
-        return [
-            self._entries[name].packed.body()
-            for name in sorted(self._children.get(key, ()))
-            if name.kind != KIND
-        ]
+        for name in sorted(self._children.get(key, ())):
+            entry = self._entries.get(name)
+            if entry is not None and name.kind != KIND and (not kinds or name.kind in kinds):
+                yield entry.packed.body()
 
     def unread(self, key: Key) -> list[Name]:
         """Objects of a PDCluster of which the identity alone is kept: they came before it did."""

@@ -63,6 +63,8 @@ class Watches:
                 async for event in watch(self.client, what, version, self.silence_seconds):
                     self._learn(what, event)
                     version, num_failures = event.version, 0
+                    # what has arrived by then comes without a turn of the others
+                    await asyncio.sleep(0)
             except GoneError:
                 logger.info("watch too old, listed again kind=%s", what.kind)
                 version, num_failures = None, num_failures + 1

@@ -28,6 +28,7 @@ from pdcluster_operator.reconcile.look import Look, owner_of
 from pdcluster_operator.reconcile.records import Records, Snapshots
 from pdcluster_operator.reconcile.session import Session
 from pdcluster_operator.reconcile.settled import Inputs, settled
+from pdcluster_operator.reconcile.slices import in_slices
 from pdcluster_operator.reconcile.statuses import Statuses
 from pdcluster_operator.reconcile.tls import tls_step
 from pdcluster_operator.writes.actions import Action
@@ -128,7 +129,8 @@ class Actor:
         tls = tls_step(live, owner, now)
         ending, records = still_ending(live, now), await self._records(found, plan)
         rendering = Rendering(cluster, owner, self.site, records, frozenset(ending))
-        manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
+        manifests = [*tls.manifests, *await in_slices(rendering.manifests(plan))]
+        stranded = rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
         foreground = worker_sets(live) if plan.ends_first else ()
         wanted = diff(
@@ -139,7 +141,7 @@ class Actor:
             leave=leave,
             foreground=foreground,
         )
-        actions, fought = session.contested.sift(wanted, live.children)
+        actions, fought = session.contested.sift(await in_slices(wanted), live.children)
         refused, conflict = await self._write(live, session, actions)
         events = (
             (Event(CERTIFICATES, tls.reason),)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.kinds import PDCLUSTER
+from pdcluster_api.apiserver.kinds import PDCLUSTER, POD, SERVICE
 from pdcluster_api.apiserver.observe import Live, ready_workers
 from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.plan.autoscale.decide import decide
@@ -180,7 +180,7 @@ class Autoscaling:
         body = cache.get(PDCLUSTER.name, *self.key)
         if body is None:
             return ()
-        live = Live(body, cache.children(self.key))
+        live = Live(body, list(cache.children(self.key, (POD.name, SERVICE.name))))
         service = live.own("Service").get(self.key.name)
         revision = (
             None if service is None else service["spec"].get("selector", {}).get(labels.REVISION)

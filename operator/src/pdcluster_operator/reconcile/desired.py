@@ -1,6 +1,6 @@
 """From a plan to manifests: everything of a cluster that should exist.  Pure."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from pdcluster_api.apiserver.observe import Live, workload_of
@@ -36,9 +36,9 @@ class Rendering:
     records: Records
     ending: Collection[WorkloadId] = ()
 
-    def manifests(self, plan: ClusterPlan) -> list[Manifest]:
-        """Everything but the Secrets."""
-        shared = render_shared(
+    def manifests(self, plan: ClusterPlan) -> Iterator[Manifest]:
+        """Everything but the Secrets, each rendered when it is asked for."""
+        yield from render_shared(
             self.cluster,
             self.owner,
             self.site,
@@ -48,11 +48,9 @@ class Rendering:
             budgets=plan.budgets,
             service_accounts=service_accounts_in_use(self.records.live),
         )
-        return [
-            *shared,
-            *self._workloads(plan),
-            *(render_scaler_of(self.owner, scaler) for scaler in plan.scalers),
-        ]
+        yield from self._workloads(plan)
+        for scaler in plan.scalers:
+            yield render_scaler_of(self.owner, scaler)
 
     def stranded(self, plan: ClusterPlan) -> list[WorkloadId]:
         """Running workloads that lack too much for their manifests: nothing of them may be
@@ -66,7 +64,7 @@ class Rendering:
         ]
         return [workload for workload in found if self.records.of(workload) is None]
 
-    def _workloads(self, plan: ClusterPlan) -> Iterable[Manifest]:
+    def _workloads(self, plan: ClusterPlan) -> Iterator[Manifest]:
         outdated = self.records.outdated()
         for workload in plan.workloads:
             record = None if workload.id in outdated else self.records.of(workload.id)

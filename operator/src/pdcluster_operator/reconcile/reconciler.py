@@ -30,6 +30,7 @@ from pdcluster_operator.reconcile.look import Look, look, look_closer, read_unre
 from pdcluster_operator.reconcile.metrics import LoopMetrics
 from pdcluster_operator.reconcile.parsed import ParsedClusters
 from pdcluster_operator.reconcile.session import Session, Sessions
+from pdcluster_operator.reconcile.slices import in_slices
 
 logger = logging.getLogger(__name__)
 
@@ -72,20 +73,22 @@ class Reconciler:
 
     async def _reconcile(self, key: Key) -> Done:
         await read_unread(self.actor.client, self.actor.cache, key)
-        live = self._live(key)
+        # before the look: what changes during it is seen by the next reconcile
+        change = self.actor.cache.change(key)
+        live = await self._live(key)
         if live is None or live.is_going:
             self._forget(key)
             return Done()
         session = self._session(live)
         session.has_learnt, session.rest = False, None
-        done = await self._reconcile_live(live, session)
+        done = await self._reconcile_live(live, session, change)
         return (
             replace(done, requeue_after_seconds=0.0, try_again=False)
             if session.has_learnt
             else done
         )
 
-    async def _reconcile_live(self, live: Live, session: Session) -> Done:
+    async def _reconcile_live(self, live: Live, session: Session, change: int) -> Done:
         try:
             cluster = as_it_runs(self.parsed.of(live), live)
         except InvalidObjectError as e:
@@ -94,10 +97,11 @@ class Reconciler:
             observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
             plan = plan_invalid(e.faults, observed, self._stamp())
             return Done(wrote=await self._report(live, session, plan.status, plan.events))
-        return await self._reconcile_valid(live, cluster, session)
+        return await self._reconcile_valid(live, cluster, session, change)
 
-    async def _reconcile_valid(self, live: Live, cluster: PDCluster, session: Session) -> Done:
-        change = self.actor.cache.change(live.key)
+    async def _reconcile_valid(
+        self, live: Live, cluster: PDCluster, session: Session, change: int
+    ) -> Done:
         found = await look(live, cluster, session, self.key_secret)
         standing = session.etcd.standing
         plan = plan_cluster(cluster, found.observed, self._stamp())
@@ -153,10 +157,10 @@ class Reconciler:
         session.ready = ready
         return await self.actor.report(live, session, status, events)
 
-    def _live(self, key: Key) -> Live | None:
+    async def _live(self, key: Key) -> Live | None:
         cache = self.actor.cache
         body = cache.get(PDCLUSTER.name, *key)
-        return None if body is None else Live(body, cache.children(key))
+        return None if body is None else Live(body, await in_slices(cache.children(key)))
 
     def _session(self, live: Live) -> Session:
         """The session of the object, and not that of an earlier one of its name."""

@@ -7,7 +7,7 @@ says what of it need not wait for the rest.  When nothing is to be done there
 is no action: a steady state writes nothing.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, STATEFUL_SET, Kind, Manner
@@ -23,8 +23,9 @@ def diff(
     rewrite: Collection[ObjectName] = (),
     leave: Collection[ObjectName] = (),
     foreground: Collection[ObjectName] = (),
-) -> list[Action]:
-    """Actions that turn the live children of a PDCluster into the desired ones.
+) -> Iterator[Action]:
+    """Actions that turn the live children of a PDCluster into the desired ones; each is found when
+    it is asked for.
 
     owner_uid: of the PDCluster; every desired manifest names it in its controller reference
     live:      bodies with apiVersion, kind and managedFields; also of other owners and kinds
@@ -33,7 +34,7 @@ def diff(
     foreground: objects to delete in the foreground, if they are deleted
     Raises ValueError for a desired manifest of a kind that `kinds.CHILDREN` does not have.
     """
-    wanted = {_name_of(manifest): prepared(manifest) for manifest in desired}
+    wanted = {_name_of(manifest): manifest for manifest in desired}
     unknown = sorted({name.kind for name in wanted} - CHILD_OF_NAME.keys())
     if unknown:
         raise ValueError(
@@ -45,18 +46,13 @@ def diff(
         for name, body in sorted(found.items(), key=_for_deletion)
         if name not in wanted and name not in leave
     ]
-    making = (
-        decide(_marked(manifest), found.get(name), asked=name in rewrite)
-        for name, manifest in sorted(wanted.items(), key=_by_kind)
-    )
-    return [
-        *(action for action in making if action is not None),
-        *(
-            _deletion(body, foreground=_name_of(body) in foreground)
-            for body in unwanted
-            if _may_go(body, owner_uid)
-        ),
-    ]
+    for name, manifest in sorted(wanted.items(), key=_by_kind):
+        made = decide(_marked(prepared(manifest)), found.get(name), asked=name in rewrite)
+        if made is not None:
+            yield made
+    for body in unwanted:
+        if _may_go(body, owner_uid):
+            yield _deletion(body, foreground=_name_of(body) in foreground)
 
 
 def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> Action | None:

@@ -14,7 +14,8 @@ Fields that others add and we do not set are theirs, as server-side apply has it
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +26,8 @@ Fields = Mapping[str, Any]
 """A set of fields as managedFields writes it: `f:name`, `k:{key of a list item}`, `v:value of a
 list`, and `.`, the thing itself.
 """
+_Item = tuple[Mapping[str, Any], Fields]
+"""An item of a list in such a set: its key, and its own fields."""
 
 CONTROL_PLANE = frozenset({"kube-controller-manager", "cloud-controller-manager"})
 _IDENTITY = frozenset({"apiVersion", "kind"})
@@ -114,7 +117,7 @@ def meets(fields: Fields, wanted: Any) -> bool:
             for key, value in wanted.items()
         )
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        return any(_meets_item(fields, item) for item in wanted)
+        return any(map(_Items(fields).meet, wanted))
     return False
 
 
@@ -131,38 +134,52 @@ def owns(fields: Fields, wanted: Any) -> bool:
             for key, value in wanted.items()
         )
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        return all(_owns_item(fields, item) for item in wanted)
+        return all(map(_Items(fields).own, wanted))
     return True
 
 
-def _owns_item(fields: Fields, item: Any) -> bool:
-    if not isinstance(item, Mapping):
-        return f"v:{json.dumps(item)}" in fields
-    return any(
-        path.startswith("k:") and _is_item(path, item) and owns(inner, item)
-        for path, inner in fields.items()
-    )
-
-
-def _meets_item(fields: Fields, item: Any) -> bool:
-    """Return whether they set a field of this item: each of its writers shares its key."""
-    if not isinstance(item, Mapping):
-        return f"v:{json.dumps(item)}" in fields
-    for path, inner in fields.items():
-        if path.startswith("k:") and _is_item(path, item):
-            key = _item_key(path)
-            return meets(inner, {name: item[name] for name in item if name not in key})
-    return False
-
-
-def _is_item(path: str, item: Mapping[str, Any]) -> bool:
-    """Return whether `k:{...}` names this item of a list; a part of the key may be left to its
-    default.
+class _Items:
+    """The items of a list in a set of fields, found by the values of their keys: a list may have
+    more than a thousand.
     """
-    key = _item_key(path)
-    return any(name in item for name in key) and all(
-        item.get(name, value) == value for name, value in key.items()
-    )
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self._by_value: dict[tuple[str, ...], defaultdict[tuple[str, Any], list[_Item]]] = {}
+        for path, inner in fields.items():
+            if path.startswith("k:"):
+                key = _item_key(path)
+                found = self._by_value.setdefault(tuple(key), defaultdict(list))
+                for pair in key.items():
+                    found[pair].append((key, inner))
+
+    def own(self, item: Any) -> bool:
+        """Return whether they hold all of an item."""
+        if not isinstance(item, Mapping):
+            return self._has_value(item)
+        return any(owns(inner, item) for _, inner in self._named(item))
+
+    def meet(self, item: Any) -> bool:
+        """Return whether they set a field of this item: each of its writers shares its key."""
+        if not isinstance(item, Mapping):
+            return self._has_value(item)
+        for key, inner in self._named(item):
+            return meets(inner, {name: item[name] for name in item if name not in key})
+        return False
+
+    def _has_value(self, item: Any) -> bool:
+        return f"v:{json.dumps(item)}" in self._fields
+
+    def _named(self, item: Mapping[str, Any]) -> Iterator["_Item"]:
+        """Entries whose `k:{...}` names this item; a part of the key may be left to its default."""
+        for names, by_value in self._by_value.items():
+            given = [name for name in names if type(item.get(name)) in _SCALARS]
+            likely = min(
+                (by_value.get((name, item[name]), []) for name in given), key=len, default=[]
+            )
+            for key, inner in likely:
+                if all(item.get(name, value) == value for name, value in key.items()):
+                    yield key, inner
 
 
 @lru_cache(maxsize=1024)

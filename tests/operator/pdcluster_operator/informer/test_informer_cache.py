@@ -28,7 +28,7 @@ def test_a_body_comes_back_as_it_was_and_belongs_to_its_cluster():
     assert cache.put("Service", service) == KEY
     assert cache.get("Service", "default", "chat") == service
     assert cache.get("Service", "other", "chat") is None
-    assert cache.children(KEY) == [service]
+    assert list(cache.children(KEY)) == [service]
     assert (cache.clusters(), len(cache)) == ([KEY], 2)
 
 
@@ -38,7 +38,7 @@ def test_an_older_or_equal_version_teaches_nothing(late: int):
     cache.put("PDCluster", bodies.cluster())
     cache.put("Service", bodies.child("Service", "chat", 5, spec={"new": True}))
     assert cache.put("Service", bodies.child("Service", "chat", late, spec={})) is None
-    assert cache.children(KEY)[0]["spec"] == {"new": True}
+    assert next(cache.children(KEY))["spec"] == {"new": True}
 
 
 def test_versions_are_compared_as_numbers():
@@ -57,7 +57,7 @@ def test_a_late_deletion_does_not_take_the_object_that_was_made_since():
     cache.put("Service", new)
     assert cache.remove("Service", old) is None
     assert cache.remove("Service", new) == KEY
-    assert (cache.children(KEY), len(cache)) == ([], 0)
+    assert (list(cache.children(KEY)), len(cache)) == ([], 0)
 
 
 def test_a_late_answer_brings_no_deleted_object_back():
@@ -66,7 +66,7 @@ def test_a_late_answer_brings_no_deleted_object_back():
     deleted = bodies.child("Service", "chat", 9)
     cache.remove("Service", deleted)  # before the answer to what made it
     assert cache.put("Service", service) is None
-    assert cache.children(KEY) == []
+    assert list(cache.children(KEY)) == []
     assert cache.put("Service", bodies.child("Service", "chat", 8, uid="another")) == KEY
     cache.remove("Service", bodies.child("Service", "chat", 8, uid="another"))
     # it had lost its label, and has it again
@@ -140,7 +140,7 @@ def test_a_child_of_an_earlier_cluster_of_that_name_holds_its_name_until_it_is_g
     cache.put("PDCluster", bodies.cluster())
     old = bodies.child("Service", "chat", 3, owner="earlier", spec={"ports": []})
     assert cache.put("Service", old) == KEY
-    (kept,) = cache.children(KEY)
+    (kept,) = list(cache.children(KEY))
     assert (kept["metadata"]["uid"], "spec" in kept) == (old["metadata"]["uid"], False)
     assert cache.remove("Service", old) == KEY
 
@@ -153,7 +153,7 @@ def test_a_child_that_came_before_its_cluster_is_to_be_read():
     (name,) = cache.unread(KEY)
     cache.forget(name)
     cache.put("Service", service)
-    assert (cache.unread(KEY), cache.children(KEY)) == ([], [service])
+    assert (cache.unread(KEY), list(cache.children(KEY))) == ([], [service])
 
 
 @pytest.mark.parametrize("taken_away", [{"labels": {}}, {"ownerReferences": []}])
@@ -163,7 +163,7 @@ def test_a_child_whose_label_or_owner_is_taken_away_is_forgotten_and_its_cluster
     cache = Cache()
     cache.put("Service", bodies.child("Service", "chat", 1))
     assert cache.put("Service", bodies.child("Service", "chat", 2, metadata=taken_away)) == KEY
-    assert cache.children(KEY) == []
+    assert list(cache.children(KEY)) == []
 
 
 def test_forget_drops_whatever_version_and_an_unknown_name_is_no_error():

@@ -107,14 +107,14 @@ def service(version: int, **changes: Any) -> bodies.Body:
 async def test_events_reach_the_cache_and_enqueue_their_pdcluster_once_each():
     events = ("ADDED", service(5)), ("MODIFIED", service(5)), ("DELETED", service(6))
     async with followed(says_events(*events)) as found:
-        assert (found.keys, found.cache.children(KEY)) == ([KEY, KEY], [])
+        assert (found.keys, list(found.cache.children(KEY))) == ([KEY, KEY], [])
         assert unquote(found.server.seen[0][1]).endswith(f"labelSelector={SELECTOR}")
 
 
 async def test_what_belongs_to_no_pdcluster_enqueues_nothing():
     foreign = service(5, metadata={"ownerReferences": []})
     async with followed(says_events(("ADDED", foreign))) as found:
-        assert (found.keys, found.cache.children(KEY)) == ([], [])
+        assert (found.keys, list(found.cache.children(KEY))) == ([], [])
 
 
 async def test_a_watch_goes_on_from_the_list_then_from_its_last_event_or_bookmark():
@@ -135,7 +135,7 @@ async def test_a_version_that_is_too_old_is_followed_by_a_list_and_what_it_lacks
     answers = [says_events(("ADDED", service(5))), gone, listed, says_events()]
     async with followed(*answers) as found:
         assert found.versions == ["3", "5", None, "8"]
-        assert found.cache.children(KEY) == [other]
+        assert list(found.cache.children(KEY)) == [other]
         assert found.keys == [KEY, KEY, KEY]
 
 
@@ -150,7 +150,7 @@ async def test_what_came_while_the_kind_was_listed_again_stays():
         found.cache.put("Service", service(5))
         server.answers += [says(410, GONE), lists_late, says_events()]
         await found.until_quiet()
-        assert found.cache.children(KEY) == [service(9)]
+        assert list(found.cache.children(KEY)) == [service(9)]
 
 
 @pytest.mark.parametrize(

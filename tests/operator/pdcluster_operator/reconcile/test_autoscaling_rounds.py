@@ -86,7 +86,7 @@ class Scene:
     def observed(self) -> Observed:
         body = self.cache.get("PDCluster", *KEY)
         assert body is not None
-        return observe(Live(body, self.cache.children(KEY)), discovery=ETCD_READY, faults={})
+        return observe(Live(body, list(self.cache.children(KEY))), discovery=ETCD_READY, faults={})
 
     async def until(self, holds: Callable[[], object]) -> None:
         async with asyncio.timeout(DEADLINE_SECONDS):

@@ -87,4 +87,4 @@ async def test_children_that_came_before_their_pdcluster_are_read(
     cache.put("PDCluster", bodies.cluster())
     client: Any = FindingClient(found, lambda: event and cache.put("Service", event))
     await read_unread(client, cache, KEY)
-    assert [body["spec"]["ports"][0] for body in cache.children(KEY)] == left
+    assert [body["spec"]["ports"][0] for body in list(cache.children(KEY))] == left

@@ -19,7 +19,7 @@ from tests.operator.pdcluster_operator.writes.store import OWNER, Store
 
 
 def making(*manifests: dict[str, Any]) -> list[Action]:
-    return diff("owner-uid", manifests or objects.everything(OWNER), [])
+    return list(diff("owner-uid", manifests or objects.everything(OWNER), []))
 
 
 def config_maps(number: int) -> list[dict[str, Any]]:

@@ -169,7 +169,7 @@ def test_converge_deletes_no_kind_that_it_does_not_make():
 
 def test_diff_names_a_kind_that_has_no_rule():
     with pytest.raises(ValueError, match=r"Ingress: add it to apiserver/kinds\.py"):
-        diff(UID, [objects.manifest("Ingress", "networking.k8s.io/v1", "chat", OWNER)], [])
+        next(diff(UID, [objects.manifest("Ingress", "networking.k8s.io/v1", "chat", OWNER)], []))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,152 @@
+"""The largest object that is not refused: the operator's memory for it, and how long it holds the
+loop.
+"""
+
+import asyncio
+import json
+import time
+from asyncio import events
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.sections import MAX_POOLS, MAX_TEMPLATE
+from pdcluster_api.schema.values import MAX_SPEC_BYTES, MAX_TEMPLATE_BYTES
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
+from tests.apiserver.passes import passes_over
+from tests.apiserver.plain_api import Body, PlainApi
+from tests.system.waiting import wait_for
+
+MOST_BYTES = 256 * 2**20
+"""Half of the limit of the operator's pod."""
+
+MOST_SECONDS = 0.5
+POOLS = {"prefill": 6, "decode": 6, "router": 4}
+
+
+def largest(make: Callable[[int], Body], most: int) -> Body:
+    """The largest of a series that has so many bytes as JSON."""
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if size_of(make(middle)) <= most else (low, middle)
+    return make(low)
+
+
+def size_of(value: Body) -> int:
+    return len(json.dumps(value, separators=(",", ":")))
+
+
+def variables(number: int) -> Body:
+    env = [{"name": f"A{each}", "value": ""} for each in range(number)]
+    return {"spec": {"containers": [{"name": "worker", "env": env}]}}
+
+
+def tolerations(number: int) -> Body:
+    return {"spec": {"tolerations": [{"key": f"a{each}"} for each in range(number)]}}
+
+
+def annotations(number: int) -> Body:
+    return {"metadata": {"annotations": {f"a{each}": "" for each in range(number)}}}
+
+
+def of_templates(make: Callable[[int], Body]) -> Body:
+    """Sections of a spec: a template for each role, and what is left for that of all."""
+    roles: Body = {
+        role: {
+            "pools": [{"name": f"p{number}", "replicas": 0} for number in range(pools)],
+            "podTemplate": largest(make, MAX_TEMPLATE_BYTES),
+        }
+        for role, pools in POOLS.items()
+    }
+    left = MAX_SPEC_BYTES - size_of({**SPEC, "roles": roles}) - 1000
+    return {"roles": roles, "podTemplate": largest(make, min(left, MAX_TEMPLATE_BYTES))}
+
+
+def of_texts() -> Body:
+    """As many characters as a chat template may have, which have to be escaped in YAML."""
+    roles: Body = of_templates(lambda number: {"metadata": {}})["roles"]
+    model = {**SPEC["model"], "chatTemplate": "{{ messages }}\n" * (MAX_TEMPLATE // 15)}
+    left = MAX_SPEC_BYTES - size_of({"model": model, "roles": roles}) - 1000
+    template = largest(variables, min(left, MAX_TEMPLATE_BYTES))
+    return {"model": model, "roles": roles, "podTemplate": template}
+
+
+CASES = {
+    "variables": of_templates(variables),
+    "tolerations": of_templates(tolerations),
+    "annotations": of_templates(annotations),
+    "texts": of_texts(),
+}
+
+
+class Stretches:
+    """The longest stretch in which a loop ran one callback, in seconds of the processor."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.longest, self.number, run = 0.0, 0, events.Handle._run
+
+        def timed(handle: events.Handle) -> None:
+            began = time.thread_time()
+            run(handle)
+            self.longest = max(self.longest, time.thread_time() - began)
+            self.number += 1
+
+        monkeypatch.setattr(events.Handle, "_run", timed)
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str) -> Scene:
+    return Scene(PlainApi(control_plane.kubeconfig), namespace)
+
+
+@pytest.mark.parametrize("sections", CASES.values(), ids=CASES.keys())
+async def test_the_largest_object_holds_the_loop_for_no_long_stretch(
+    control_plane: ControlPlane,
+    scene: Scene,
+    sections: Body,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert sum(POOLS.values()) == MAX_POOLS
+    assert parse(scene.create(**sections)).spec
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        seen = Stretches(monkeypatch)
+        await asyncio.create_task(passes.until_written())
+        assert len(scene.children("StatefulSet")) == MAX_POOLS + 1  # and etcd's
+        first, seen.longest, seen.number = seen.longest, 0.0, 0
+        passes.session.settled = passes.session.rest = None  # all is compared again
+        done = await asyncio.create_task(passes.one())
+        print(f"stretches: first {first:.3f}, later {seen.longest:.3f} of {seen.number}")
+        assert not done.wrote
+        assert max(first, seen.longest) < MOST_SECONDS
+
+
+def most_resident(pid: int) -> int:
+    """Bytes of memory that a process has had at most."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def test_the_largest_object_and_its_successor_leave_memory_for_others(
+    control_plane: ControlPlane, scene: Scene, tmp_path: Path
+):
+    with OperatorProcess(
+        tmp_path, control_plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=scene.namespace
+    ) as operator:
+        scene.create(**CASES["variables"])
+        for model in ({}, {"model": {"dtype": "float32"}}):  # which is another revision
+            scene.change(**model)
+            wait_for(
+                lambda: (
+                    scene.status.get("observedGeneration") == scene.body["metadata"]["generation"]
+                ),
+                DEADLINE_SECONDS,
+                lambda: operator.log_end,
+            )
+            operator.await_resyncs(2)
+        print(f"memory: {most_resident(operator.pid) / 2**20:.0f} MiB")
+        assert most_resident(operator.pid) < MOST_BYTES
