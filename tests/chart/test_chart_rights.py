@@ -61,14 +61,11 @@ def test_rights_are_exactly_these() -> None:
 def test_rights_end_at_the_watched_namespaces() -> None:
     found = by_place(render({"watchNamespaces": ["models", "research"]}))
 
-    assert found == {"": DISCOVERY, NAMESPACE: LEASES, "models": OBJECTS, "research": OBJECTS}
+    assert found == {NAMESPACE: LEASES, "models": OBJECTS, "research": OBJECTS}
 
 
 def test_rights_in_the_operators_own_namespace_add_up() -> None:
-    assert by_place(render({"watchNamespaces": [NAMESPACE]})) == {
-        "": DISCOVERY,
-        NAMESPACE: OBJECTS | LEASES,
-    }
+    assert by_place(render({"watchNamespaces": [NAMESPACE]})) == {NAMESPACE: OBJECTS | LEASES}
 
 
 @pytest.mark.parametrize("release", ["first", "second", "pdcluster", "pdcluster-" + "x" * 43])

@@ -38,6 +38,10 @@ REFUSED = {
         {"watchNamespaces": ["a", "a"]},
         "watchNamespaces: array items[0,1] must be unique",
     ),
+    "log format": (
+        {"logFormat": "xml"},
+        'logFormat must be one of the following: "text", "json"',
+    ),
     "log level": (
         {"logLevel": "INFO"},
         'logLevel must be one of the following: "debug", "info", "warning", "error"',

@@ -32,6 +32,7 @@ FULL = {
     "watchSilenceSeconds": 30,
     "concurrency": 8,
     "logLevel": "debug",
+    "logFormat": "json",
     "podLabels": {"team": "ml"},
     "podAnnotations": {"note": "yes"},
     "nodeSelector": {"disk": "fast"},
@@ -92,6 +93,7 @@ def test_chart_environment_is_what_settings_reads() -> None:
         "k8s.example.org",
     )
     assert (settings.resync_seconds, settings.concurrency, settings.log_level) == (60, 8, 10)
+    assert settings.log_format == "json"
     assert (settings.http_port, settings.leader_election, settings.identity) == (
         8080,
         True,
@@ -133,10 +135,8 @@ def test_identity_comes_from_the_downward_api() -> None:
 def test_every_namespaced_object_is_in_the_releases_or_a_watched_namespace() -> None:
     found = {(m["kind"], m["metadata"].get("namespace")) for m in render(FULL)}
 
-    assert {kind for kind, namespace in found if namespace is None} == {
-        "ClusterRole",
-        "ClusterRoleBinding",
-    }
+    # which the roles of users take in
+    assert {kind for kind, namespace in found if namespace is None} == {"ClusterRole"}
     assert {namespace for _, namespace in found} == {None, NAMESPACE, "models", "research"}
     assert {kind for kind, namespace in found if namespace in ("models", "research")} == {
         "Role",

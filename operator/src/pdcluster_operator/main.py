@@ -32,6 +32,7 @@ from pdcluster_operator.handlers.framework import WatchSettings, run_watches
 from pdcluster_operator.handlers.probes import make_app, serve
 from pdcluster_operator.handlers.watch import Watch
 from pdcluster_operator.lease_thread import LeaseThread
+from pdcluster_operator.logs import start_logging
 from pdcluster_operator.loop import Loop, LoopSettings
 from pdcluster_operator.settings import Settings
 
@@ -59,7 +60,7 @@ def main() -> None:
     """Entry point of `pdcluster-operator`."""
     try:
         settings = Settings.from_environment(os.environ)
-        _configure_logging(settings.log_level)
+        start_logging(settings.log_level, settings.log_format)
         # what is imported stays, and to look for garbage in it would stop everything for 30 ms each
         # time
         gc.freeze()
@@ -251,11 +252,3 @@ def _loop_settings(settings: Settings) -> LoopSettings:
         concurrency=settings.concurrency,
         remove_older_monitors=settings.remove_older_monitors,
     )
-
-
-def _configure_logging(level: int) -> None:
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    logging.getLogger("kopf").setLevel(max(level, logging.WARNING))
-    logging.getLogger("aiohttp").setLevel(max(level, logging.WARNING))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pdcluster_api.errors import StartError
+from pdcluster_operator.logs import FORMATS, LogFormat
 
 Value = TypeVar("Value")
 Number = TypeVar("Number", int, float)
@@ -67,6 +68,7 @@ class Settings:
     concurrency: int = 4
     http_port: int = 8080
     log_level: int = logging.INFO
+    log_format: LogFormat = "text"
     leader_election: bool = True
     kubeconfig: Path | None = None
 
@@ -117,6 +119,7 @@ class Settings:
             log_level=reader.read(
                 "LOG_LEVEL", "info", _one_of(_LEVELS), "debug, info, warning or error"
             ),
+            log_format=reader.read("LOG_FORMAT", "text", _one_of(FORMATS), "text or json"),
             leader_election=reader.read(
                 "LEADER_ELECTION", "true", _one_of(_BOOLEANS), "true or false"
             ),

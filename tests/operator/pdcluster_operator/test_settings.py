@@ -25,6 +25,7 @@ def test_defaults_are_those_of_an_installation_for_the_whole_cluster():
         "system",
         (),
     )
+    assert settings.log_format == "text"
     assert (settings.lease_name, settings.cluster_domain) == ("pdcluster-operator", "cluster.local")
     assert (settings.resync_seconds, settings.concurrency, settings.http_port) == (300.0, 4, 8080)
     assert (settings.watch_silence_seconds, settings.remove_older_monitors) == (70.0, False)
@@ -46,6 +47,7 @@ def test_every_variable_counts():
         "PDCLUSTER_HTTP_PORT": "0",
         "PDCLUSTER_LOG_LEVEL": "Debug",
         "PDCLUSTER_LEADER_ELECTION": "FALSE",
+        "PDCLUSTER_LOG_FORMAT": "JSON",
         "PDCLUSTER_LEASE_NAME": "team-a",
         "PDCLUSTER_CLUSTER_DOMAIN": "k8s.example.org",
         "KUBECONFIG": "/some/file",
@@ -62,6 +64,7 @@ def test_every_variable_counts():
         logging.DEBUG,
         False,
     )
+    assert settings.log_format == "json"
     assert (settings.lease_name, settings.cluster_domain) == ("team-a", "k8s.example.org")
     assert settings.kubeconfig == Path("/some/file")
 
@@ -84,6 +87,7 @@ def test_in_a_pod_the_service_account_counts_whatever_kubeconfig_is_set():
         ("PDCLUSTER_CONCURRENCY", "2.5", "a whole number from 1 to 64"),
         ("PDCLUSTER_HTTP_PORT", "http", "a port from 0 (any) to 65535"),
         ("PDCLUSTER_LOG_LEVEL", "loud", "debug, info, warning or error"),
+        ("PDCLUSTER_LOG_FORMAT", "xml", "text or json"),
         ("PDCLUSTER_LEASE_NAME", "Team A", "a name of lower-case letters"),
         ("PDCLUSTER_LEASE_NAME", "a" * 254, "a name of lower-case letters"),
         ("PDCLUSTER_CLUSTER_DOMAIN", ".local", "a DNS domain, as in cluster.local"),

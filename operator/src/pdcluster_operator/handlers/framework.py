@@ -48,13 +48,18 @@ class NoDifferences(kopf.DiffBaseStorage):
         """Store nothing."""
 
 
-def make_settings(silence_seconds: float = SILENCE_SECONDS) -> kopf.OperatorSettings:
-    """Watches that end in time and are known to move, short requests, no posting, no peering."""
+def make_settings(watching: WatchSettings) -> kopf.OperatorSettings:
+    """Watches that end in time and are known to move, short requests, no posting, no peering.
+
+    Where namespaces are given the operator has no right to list them, nor the CRDs: kopf would ask
+    for half a minute before the first watch.
+    """
     settings = kopf.OperatorSettings()
+    settings.scanning.disabled = bool(watching.namespaces)
     settings.watching.server_timeout = SERVER_SECONDS
     settings.watching.client_timeout = SERVER_SECONDS + 30
     settings.watching.connect_timeout, settings.watching.reconnect_backoff = 5, 1.0
-    settings.watching.inactivity_timeout = silence_seconds
+    settings.watching.inactivity_timeout = watching.silence_seconds
     settings.watching.chunk_size = LIST_CHUNK
     settings.networking.request_timeout, settings.networking.connect_timeout = 30, 5
     settings.networking.error_backoffs = (1, 2, 4, 8, 16)
@@ -92,7 +97,7 @@ async def run_watches(
     register(registry, watch)
     await kopf.operator(
         registry=registry,
-        settings=make_settings(settings.silence_seconds),
+        settings=make_settings(settings),
         memories=NoMemories(),
         standalone=True,
         clusterwide=not settings.namespaces,

@@ -68,11 +68,11 @@ def test_only_low_level_async_handlers_are_registered_so_kopf_writes_nothing_to_
 
 
 def test_watches_end_in_time_requests_are_short_and_nothing_is_posted():
-    settings = make_settings()
+    settings = make_settings(WatchSettings())
     watching, networking = settings.watching, settings.networking
     assert 0 < watching.server_timeout < watching.client_timeout <= 300
     assert 60 < watching.inactivity_timeout < 120  # the API server sends a bookmark every minute
-    assert make_settings(5.0).watching.inactivity_timeout == 5.0
+    assert make_settings(WatchSettings(silence_seconds=5.0)).watching.inactivity_timeout == 5.0
     assert (watching.connect_timeout, networking.connect_timeout, networking.request_timeout) == (
         5,
         5,
@@ -84,6 +84,12 @@ def test_watches_end_in_time_requests_are_short_and_nothing_is_posted():
         settings.peering.standalone,
         settings.execution.max_workers,
     ) == (False, True, 1)
+
+
+@pytest.mark.parametrize("namespaces", [(), ("models",)])
+def test_kopf_asks_for_namespaces_and_crds_only_where_all_are_watched(namespaces: tuple[str, ...]):
+    settings = make_settings(WatchSettings(namespaces))
+    assert settings.scanning.disabled == bool(namespaces)
 
 
 class Kopf:
