@@ -14,8 +14,8 @@ from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_operator.writes.actions import Action, ObjectName
 from pdcluster_operator.writes.apply import apply
-from pdcluster_operator.writes.diff import diff
 from tests.apiserver import cluster_objects as objects
+from tests.operator.differences import diff
 
 Body = dict[str, Any]
 

@@ -15,10 +15,10 @@ from pdcluster_api.apiserver.kinds import CONFIG_MAP, POOL_SCALER, SERVICE, STAT
 from pdcluster_api.errors import StartError
 from pdcluster_api.schema import conditions
 from pdcluster_operator.writes.apply import apply
-from pdcluster_operator.writes.diff import diff
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane
+from tests.operator.differences import diff
 from tests.system.waiting import wait_for
 
 Body = dict[str, Any]

@@ -18,6 +18,8 @@ import promql_parser
 
 Labels = frozenset[tuple[str, str]]
 Vector = dict[Labels, float]
+NOW = 1_000_000_000.0
+"""Value of `time()`."""
 Value = Vector | float
 
 _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
@@ -41,6 +43,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 _AGGREGATIONS: dict[str, Callable[[list[float]], float]] = {
     "sum": sum,
     "max": max,
+    "min": min,
     "avg": fmean,
     "count": len,
 }
@@ -122,8 +125,10 @@ def _aggregated(node: Any, data: list[Series]) -> Vector:
     }
 
 
-def _called(node: Any, data: list[Series]) -> Vector:
+def _called(node: Any, data: list[Series]) -> Value:
     name, arguments = node.func.name, list(node.args)
+    if name == "time":
+        return NOW
     if name in ("rate", "increase", "max_over_time"):
         (matrix,) = arguments
         factor = matrix.range.total_seconds() if name == "increase" else 1.0

@@ -2,19 +2,16 @@
 no other.
 """
 
-from typing import Any
-
 import pytest
 import yaml
 
 from tests.chart.helm_chart import CHART
-from tests.contract.promql_evaluation import Labels, Series, evaluate, series
+from tests.contract.promql_evaluation import NOW, Labels, Series, evaluate, series
 
-RULES: dict[str, dict[str, Any]] = {
-    rule["alert"]: rule
+RULES, OPERATOR_RULES = (
+    {rule["alert"]: rule for rule in group["rules"]}
     for group in yaml.safe_load((CHART / "monitoring" / "alerts.yaml").read_text())["groups"]
-    for rule in group["rules"]
-}
+)
 
 
 def ttft(
@@ -48,6 +45,14 @@ def queue(fast: float) -> str:
 
 def problem(reason: str) -> str:
     return f'pdcluster_operator_autoscale_problems{{reason="{reason}"}} 1'
+
+
+def condition(kind: str, reason: str, value: int) -> str:
+    return f'pdcluster_operator_condition{{type="{kind}",reason="{reason}"}} {value}'
+
+
+def certificate(days: int) -> str:
+    return f"pdcluster_operator_certificate_expiry_timestamp_seconds {NOW + days * 86400}"
 
 
 RUNS = 'pdcluster_num_requests_running{role="decode",pod="a"} 0'
@@ -106,8 +111,8 @@ CASES = {
         'pdcluster_peer_refused_total{reason="weights"} 0',
     ),
     "PDClusterKVTransferNotVerified": (
-        "pdcluster_operator_kv_transfer_verified 0",
-        "pdcluster_operator_kv_transfer_verified 1",
+        condition("KVTransferVerified", "TransferSlow", 0),
+        condition("KVTransferVerified", "KVMoved", 1),
     ),
     "PDClusterTransferBlocksHeld": (
         'pdcluster_fences_overdue{pod="a"} 1',
@@ -137,6 +142,13 @@ CASES = {
         'pdcluster_draining{pod="a"} 1',
         f'{SERVES}\n{RUNS}\n{READY_PEERS} 1\npdcluster_draining{{pod="a"}} 0',
     ),
+    "PDClusterStalled": (condition("Stalled", "InvalidSpec", 1), ""),
+    "PDClusterNotReady": (condition("Ready", "Starting", 0), condition("Ready", "AsDeclared", 1)),
+    "PDClusterWritesRefused": (
+        condition("Ready", "NameTaken", 0),
+        condition("Ready", "AsDeclared", 1),
+    ),
+    "PDClusterCertificateEnds": (certificate(29), certificate(31)),
     "PDClusterOperatorSilent": (
         f'{RUNS}\n{READY_PEERS} 1\npdcluster_draining{{pod="a"}} 0',
         f'{SERVES}\n{RUNS}\n{READY_PEERS} 1\npdcluster_draining{{pod="a"}} 0',
@@ -150,6 +162,27 @@ CASES = {
     "PDClusterAutoscalerLimited": (problem("ScalingLimited"), ""),
     "PDClusterAutoscalerConfined": (problem("BudgetTooSmall"), ""),
 }
+
+
+OPERATOR_CASES = {
+    "PDClusterOperatorNotLeading": (
+        'pdcluster_operator_is_leader{pod="o-1"} 0\npdcluster_operator_is_leader{pod="o-2"} 0',
+        'pdcluster_operator_is_leader{pod="o-1"} 0\npdcluster_operator_is_leader{pod="o-2"} 1',
+    ),
+    "PDClusterReconcileErrors": (
+        "pdcluster_operator_reconcile_errors_total 0.1",
+        "pdcluster_operator_reconcile_errors_total 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("alert", OPERATOR_RULES)
+def test_an_alert_of_the_operator_is_raised_for_the_one_that_it_is_about(alert: str) -> None:
+    sick, well = OPERATOR_CASES[alert]
+    data = [*series(sick, namespace="sick"), *series(well, namespace="well")]
+    found = evaluate(OPERATOR_RULES[alert]["expr"], data)
+
+    assert [dict(labels)["namespace"] for labels in found] == ["sick"]
 
 
 def two(sick: str, well: str) -> list[Series]:

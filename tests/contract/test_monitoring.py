@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.schema import conditions
-from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
+from pdcluster_operator.reconcile.metrics import SHOWN, AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 from pdcluster_worker.messages.requests import FinishReason
@@ -86,7 +86,15 @@ def all_series() -> dict[str, set[str]]:
 
 
 def rules() -> list[Manifest]:
-    (group,) = only(MANIFESTS, "PrometheusRule")["spec"]["groups"]
+    """Those about PDClusters."""
+    group, _ = only(MANIFESTS, "PrometheusRule")["spec"]["groups"]
+    found: list[Manifest] = group["rules"]
+    return found
+
+
+def operator_rules() -> list[Manifest]:
+    """Those about the operator."""
+    _, group = only(MANIFESTS, "PrometheusRule")["spec"]["groups"]
     found: list[Manifest] = group["rules"]
     return found
 
@@ -147,6 +155,38 @@ def test_every_grouping_is_by_a_label_that_is_there() -> None:
             assert set(group.split(", ")) <= have, expression
 
 
+def test_alerts_about_the_operator_ask_for_its_metrics_and_say_what_to_do() -> None:
+    registry = CollectorRegistry()
+    LoopMetrics(registry)
+    known = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in registry.collect()
+    }
+    for rule in operator_rules():
+        assert {selector.name for selector in selectors(rule["expr"])} <= known
+        assert re.findall(r"by \(([^)]*)\)", rule["expr"]) == ["namespace"]
+        assert rule["annotations"]["summary"].startswith(
+            "PDCluster operator in {{ $labels.namespace }}: "
+        )
+        assert min(len(rule["annotations"][part]) for part in ("description", "runbook")) > 40
+
+
+def test_conditions_that_alerts_ask_for_are_shown_and_their_reasons_are_real() -> None:
+    known = {value for value in vars(conditions).values() if isinstance(value, str)}
+    asked = [
+        (matcher.name, each)
+        for rule in rules()
+        for selector in selectors(rule["expr"])
+        if selector.name == f"{OPERATOR}condition"
+        for matcher in selector.matchers.matchers
+        for each in matcher.value.split("|")
+    ]
+
+    assert {value for name, value in asked if name == "type"} <= set(SHOWN)
+    assert {value for name, value in asked if name == "reason"} <= known
+    assert len(asked) > 5
+
+
 def test_an_alert_is_about_one_pdcluster_at_a_time_and_names_it() -> None:
     for rule in rules():
         groups = re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"])
@@ -155,7 +195,7 @@ def test_an_alert_is_about_one_pdcluster_at_a_time_and_names_it() -> None:
             "alert"
         ]
         assert not re.search(
-            r"\b(sum|max|avg|count|absent|vector)(_over_time)? ?\(",
+            r"\b(sum|max|min|avg|count|absent|vector)(_over_time)? ?\(",
             rule["expr"].replace("max_over_time(", ""),
         ), rule["alert"]
 

@@ -15,8 +15,8 @@ LogFormat = Literal["text", "json"]
 
 
 class OneLineText(logging.Formatter):
-    r"""Writes the lines of a traceback, or of text that came from outside, in one: \n stands where a
-    line ended, and other control characters are written by their codes.
+    r"""Writes the lines of a traceback, or of text that came from outside, in one: \n stands where
+    a line ended, and other control characters are written by their codes.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -39,6 +39,15 @@ class Stored:
         data = {key: _decoded(value) for key, value in (secret.get("data") or {}).items()}
         return cls(data, secret.get("metadata", {}).get("annotations") or {})
 
+    @property
+    def certificate_end(self) -> datetime.datetime | None:
+        """Time when its certificate ends, or has ended; None = it cannot be read."""
+        try:
+            found = x509.load_pem_x509_certificate(self.data.get(CERTIFICATE, b""))
+        except _UNREADABLE:
+            return None
+        return found.not_valid_after_utc
+
 
 @dataclass(frozen=True)
 class Held:

@@ -33,7 +33,7 @@ from pdcluster_operator.reconcile.statuses import Statuses
 from pdcluster_operator.reconcile.tls import tls_step
 from pdcluster_operator.writes.actions import Action
 from pdcluster_operator.writes.apply import apply
-from pdcluster_operator.writes.diff import diff
+from pdcluster_operator.writes.diff import compare
 from pdcluster_operator.writes.drift import writers
 from pdcluster_operator.writes.events import Events
 
@@ -133,7 +133,7 @@ class Actor:
         stranded = rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
         foreground = worker_sets(live) if plan.ends_first else ()
-        wanted = diff(
+        compared = compare(
             live.uid,
             manifests,
             live.children,
@@ -141,7 +141,8 @@ class Actor:
             leave=leave,
             foreground=foreground,
         )
-        actions, fought = session.contested.sift(await in_slices(wanted), live.children)
+        wanted = [action for action in await in_slices(compared) if action is not None]
+        actions, fought = session.contested.sift(wanted, live.children)
         refused, conflict = await self._write(live, session, actions)
         events = (
             (Event(CERTIFICATES, tls.reason),)

@@ -5,6 +5,7 @@ Those of a PDCluster are what the chart's alerts join on: one rule serves all PD
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -15,6 +16,17 @@ from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.transfers import FIELD
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.qos import SloSpec
+
+SHOWN = (
+    words.READY,
+    words.STALLED,
+    words.DISCOVERY_READY,
+    words.KV_TRANSFER_VERIFIED,
+    words.ACCELERATORS_IN_USE,
+)
+"""Conditions of which a user may want an alert: what each of the others says is in Ready too, or a
+metric of its own.
+"""
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -39,6 +51,20 @@ class LoopMetrics:
             "Reconciles that ended with an exception.",
             registry=registry,
         )
+        self.is_leader = Gauge(
+            "pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry
+        )
+        self.pdclusters = Gauge(
+            "pdcluster_operator_pdclusters",
+            "PDClusters by status of their Ready condition.",
+            ["ready"],
+            registry=registry,
+        )
+        for value in ("True", "False", "Unknown"):
+            self.pdclusters.labels(value)
+        self._add_gauges_of_clusters(registry)
+
+    def _add_gauges_of_clusters(self, registry: CollectorRegistry) -> None:
         self.drains_cut = Counter(
             "pdcluster_operator_drains_cut",
             "Workers that were scaled away before they had drained, because "
@@ -58,29 +84,25 @@ class LoopMetrics:
             ["namespace", "pdcluster", "objective"],
             registry=registry,
         )
-        self._verified = Gauge(
-            "pdcluster_operator_kv_transfer_verified",
-            "1 while KVTransferVerified is True, 0 while it is False.",
-            ["namespace", "pdcluster"],
-            registry=registry,
-        )
         self._verified_rate = _ClusterGauge(
             "pdcluster_operator_kv_transfer_verified_bytes_per_second",
             "Rate of the last verified KV transfer from a prefill pool to a decode pool.",
             ["prefill", "decode", "transport"],
             registry,
         )
-        self.is_leader = Gauge(
-            "pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry
+        self._conditions = _ClusterGauge(
+            "pdcluster_operator_condition",
+            "1 while a condition is True, 0 while it is False, with its reason; none while it is "
+            "Unknown.",
+            ["type", "reason"],
+            registry,
         )
-        self.pdclusters = Gauge(
-            "pdcluster_operator_pdclusters",
-            "PDClusters by status of their Ready condition.",
-            ["ready"],
+        self._certificates = Gauge(
+            "pdcluster_operator_certificate_expiry_timestamp_seconds",
+            "Time when the certificate ends by which the workers of a PDCluster know each other.",
+            ["namespace", "pdcluster"],
             registry=registry,
         )
-        for value in ("True", "False", "Unknown"):
-            self.pdclusters.labels(value)
 
     def show_ready(self, before: str | None, after: str | None) -> None:
         """Count a PDCluster under the status of its Ready condition; None = it is not there."""
@@ -96,14 +118,25 @@ class LoopMetrics:
         self._slo.labels(*key, "ttft").set(slo.ttft_milliseconds / 1000)
         self._slo.labels(*key, "tpot").set((slo.tpot_milliseconds or 0.0) / 1000)
 
-    def show_transfers(self, key: Key, status: Mapping[str, Any]) -> None:
-        """Show KVTransferVerified and its figures; nothing of one that is Unknown."""
+    def show_status(self, key: Key, status: Mapping[str, Any]) -> None:
+        """Show the conditions that alerts are about, and the figures of KV transfers."""
         previous = Previous(status)
-        condition = previous.condition(words.KV_TRANSFER_VERIFIED)
-        if condition.get("status") in ("True", "False"):
-            self._verified.labels(*key).set(condition["status"] == "True")
+        shown = {
+            (str(each["type"]), str(each.get("reason", ""))): float(each["status"] == "True")
+            for each in previous.conditions()
+            if each.get("type") in SHOWN and each.get("status") in ("True", "False")
+        }
+        self._conditions.show(key, shown.items())
+        self._show_transfers(key, previous)
+
+    def show_certificates(self, key: Key, ends: datetime | None) -> None:
+        """Show when the certificate of a PDCluster's workers ends; None = there is none."""
+        if ends is None:
+            self._certificates.remove(*key)
         else:
-            self._verified.remove(*key)
+            self._certificates.labels(*key).set(ends.timestamp())
+
+    def _show_transfers(self, key: Key, previous: Previous) -> None:
         rates = {
             (pair["prefill"], pair["decode"], pair.get("transport", "")): pair["bytesPerSecond"]
             for pair in previous.mapping(FIELD).get("pairs", ())
@@ -114,8 +147,9 @@ class LoopMetrics:
     def forget(self, key: Key) -> None:
         """Remove what is shown for a cluster."""
         self.drains_cut.remove(*key)
-        self._verified.remove(*key)
         self._verified_rate.show(key, ())
+        self._conditions.show(key, ())
+        self._certificates.remove(*key)
         for metric in (self._serving, self._slo):
             metric.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
 

@@ -31,6 +31,7 @@ from pdcluster_operator.reconcile.metrics import LoopMetrics
 from pdcluster_operator.reconcile.parsed import ParsedClusters
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.reconcile.slices import in_slices
+from pdcluster_operator.reconcile.tls import certificates_end
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class Reconciler:
             found = await look_closer(found, session)
             plan = plan_cluster(cluster, found.observed, self._stamp())
         self.metrics.show_cluster(live.key, serving_replicas(cluster, plan), cluster.spec.qos.slo)
+        self.metrics.show_certificates(live.key, certificates_end(live))
         acted = await self.actor.act(found, plan, session)
         self.metrics.drains_cut.labels(*live.key).inc(len(acted.cut))
         if _is_just_made(found, acted, session):
@@ -153,7 +155,7 @@ class Reconciler:
             "Unknown",
         )
         self.metrics.show_ready(session.ready, ready)
-        self.metrics.show_transfers(live.key, status)
+        self.metrics.show_status(live.key, status)
         session.ready = ready
         return await self.actor.report(live, session, status, events)
 

@@ -42,6 +42,14 @@ def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
     )
 
 
+def certificates_end(live: Live) -> datetime | None:
+    """Time when the first of the certificates that workers show ends; None = none can be read."""
+    secrets = live.own("Secret")
+    stored = [Stored.of(secrets.get(names.certificates)) for names in certificates_in_use(live)]
+    ends = [end for each in stored if each and (end := each.certificate_end)]
+    return min(ends, default=None)
+
+
 def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsStep:
     secrets = live.own("Secret")
     names = [called.authority, called.certificates]

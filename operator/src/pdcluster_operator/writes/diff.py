@@ -15,7 +15,7 @@ from pdcluster_operator.writes.actions import POSITIONS, Action, ObjectName, Ver
 from pdcluster_operator.writes.drift import Manifest, has_drifted, prepared, stamped
 
 
-def diff(
+def compare(
     owner_uid: str,
     desired: Iterable[Manifest],
     live: Iterable[Manifest],
@@ -23,9 +23,10 @@ def diff(
     rewrite: Collection[ObjectName] = (),
     leave: Collection[ObjectName] = (),
     foreground: Collection[ObjectName] = (),
-) -> Iterator[Action]:
-    """Actions that turn the live children of a PDCluster into the desired ones; each is found when
-    it is asked for.
+) -> Iterator[Action | None]:
+    """Actions that turn the live children of a PDCluster into the desired ones.
+
+    One desired object is compared for each that is asked for; None = it is as it should be.
 
     owner_uid: of the PDCluster; every desired manifest names it in its controller reference
     live:      bodies with apiVersion, kind and managedFields; also of other owners and kinds
@@ -47,9 +48,7 @@ def diff(
         if name not in wanted and name not in leave
     ]
     for name, manifest in sorted(wanted.items(), key=_by_kind):
-        made = decide(_marked(prepared(manifest)), found.get(name), asked=name in rewrite)
-        if made is not None:
-            yield made
+        yield decide(_marked(prepared(manifest)), found.get(name), asked=name in rewrite)
     for body in unwanted:
         if _may_go(body, owner_uid):
             yield _deletion(body, foreground=_name_of(body) in foreground)

@@ -73,7 +73,7 @@ async def test_a_snapshot_that_waits_for_the_etcds_secret_is_tried_again(
     answer: bool | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(act, "tls_step", lambda *_: TlsStep(requeue_after_seconds=1e6))
-    monkeypatch.setattr(act, "diff", lambda *_, **__: [])
+    monkeypatch.setattr(act, "compare", lambda *_, **__: [])
     session = sessions_with(Etcd()).of(KEY)
     acted = await acted_on(session, EtcdSecret(answer))
     assert (acted.wrote, acted.failures) == (False, ())
@@ -99,7 +99,7 @@ async def test_a_refused_apply_names_the_other_managers_of_the_object(
         return refusals
 
     monkeypatch.setattr(act, "tls_step", lambda *_: TlsStep(requeue_after_seconds=1e6))
-    monkeypatch.setattr(act, "diff", lambda *_, **__: [])
+    monkeypatch.setattr(act, "compare", lambda *_, **__: [])
     monkeypatch.setattr(act, "apply", refuse)
     children = [
         child("Service", "chat", metadata={"managedFields": [rival]}),

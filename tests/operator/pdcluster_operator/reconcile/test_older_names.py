@@ -15,8 +15,8 @@ from pdcluster_operator.reconcile.desired import Rendering
 from pdcluster_operator.reconcile.older_names import certificates_in_use, service_accounts_in_use
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.tls import tls_step
-from pdcluster_operator.writes.diff import diff
 from tests.operator import bodies as made
+from tests.operator.differences import diff
 from tests.operator.pdcluster_operator.reconcile.rendered import (
     MIXED,
     OWNER,

@@ -2,6 +2,7 @@
 last.
 """
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_a_pdcluster_shows_its_answering_workers_and_its_objectives_until_it_is_
 
 def rates(*pairs: tuple[str, str, float]) -> dict[str, Any]:
     return {
-        "conditions": [{"type": KV_TRANSFER_VERIFIED, "status": "True"}],
+        "conditions": [{"type": KV_TRANSFER_VERIFIED, "status": "True", "reason": "KVMoved"}],
         "transfers": {
             "pairs": [
                 {"prefill": prefill, "decode": decode, "bytesPerSecond": rate}
@@ -77,16 +78,45 @@ def test_rates_and_the_condition_are_those_of_the_last_status() -> None:
     registry = CollectorRegistry()
     metrics = LoopMetrics(registry)
     name = "kv_transfer_verified_bytes_per_second"
-    metrics.show_transfers(ONE, rates(("fast", "cpu", 7.0), ("slow", "cpu", 1.0)))
-    metrics.show_transfers(OTHER, rates(("fast", "cpu", 5.0)))
-    metrics.show_transfers(ONE, rates(("fast", "cpu", 8.0)))
+    metrics.show_status(ONE, rates(("fast", "cpu", 7.0), ("slow", "cpu", 1.0)))
+    metrics.show_status(OTHER, rates(("fast", "cpu", 5.0)))
+    metrics.show_status(ONE, rates(("fast", "cpu", 8.0)))
     assert shown(registry, name, "prefill") == {("models", "fast"): 8.0, ("research", "fast"): 5.0}
-    metrics.show_transfers(ONE, {})
+    metrics.show_status(ONE, {})
     assert shown(registry, name, "prefill") == {("research", "fast"): 5.0}
-    assert shown(registry, "kv_transfer_verified", "pdcluster") == {("research", "chat"): 1.0}
+    assert shown(registry, "condition", "reason") == {("research", "KVMoved"): 1.0}
     metrics.forget(OTHER)
     assert not shown(registry, name, "prefill")
-    assert not shown(registry, "kv_transfer_verified", "pdcluster")
+    assert not shown(registry, "condition", "reason")
+
+
+def test_of_conditions_those_with_an_alert_are_shown_with_their_reason() -> None:
+    registry = CollectorRegistry()
+    metrics = LoopMetrics(registry)
+    found = [
+        {"type": "Ready", "status": "False", "reason": "Starting"},
+        {"type": "Stalled", "status": "True", "reason": "InvalidSpec"},
+        {"type": "KVTransferVerified", "status": "Unknown", "reason": "NotVerified"},
+        {"type": "PrefillReady", "status": "True", "reason": "AsDeclared"},
+    ]
+    metrics.show_status(ONE, {"conditions": found})
+    assert shown(registry, "condition", "reason") == {
+        ("models", "Starting"): 0.0,
+        ("models", "InvalidSpec"): 1.0,
+    }
+    metrics.show_status(ONE, {"conditions": [{**found[0], "reason": "RollingOut"}]})
+    assert shown(registry, "condition", "reason") == {("models", "RollingOut"): 0.0}
+
+
+def test_the_end_of_the_certificate_is_shown_while_there_is_one() -> None:
+    registry = CollectorRegistry()
+    metrics, name = LoopMetrics(registry), "certificate_expiry_timestamp_seconds"
+    for key in (ONE, OTHER):
+        metrics.show_certificates(key, datetime(2026, 1, 2, tzinfo=UTC))
+    metrics.show_certificates(ONE, None)
+    assert shown(registry, name, "pdcluster") == {("research", "chat"): 1767312000.0}
+    metrics.forget(OTHER)
+    assert not shown(registry, name, "pdcluster")
 
 
 def outcome(*pools: str, problems: int = 0) -> Outcome:
@@ -118,5 +148,5 @@ def test_showing_a_pdcluster_searches_no_series_of_others(monkeypatch: pytest.Mo
     loop, scaling = LoopMetrics(CollectorRegistry()), AutoscaleMetrics(CollectorRegistry())
     for _ in range(2):
         loop.show_cluster(ONE, {"decode": 1}, SloSpec())
-        loop.show_transfers(ONE, rates(("fast", "cpu", 7.0)))
+        loop.show_status(ONE, rates(("fast", "cpu", 7.0)))
         scaling.show(ONE, outcome("cpu", problems=1), None)

@@ -15,8 +15,8 @@ from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import Workload, WorkloadId
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost
 from pdcluster_operator.reconcile.records import Records
-from pdcluster_operator.writes.diff import diff
 from tests.operator import bodies as made
+from tests.operator.differences import diff
 from tests.operator.pdcluster_operator.reconcile.rendered import (
     MIXED,
     OWNER,
@@ -191,7 +191,7 @@ def test_what_is_left_alone_is_not_deleted():
         f"StatefulSet {MIXED.name}",
         f"ConfigMap {MIXED.name}",
     ]
-    assert list(diff(made.UID, [], found, leave=objects_of(MIXED))) == []
+    assert diff(made.UID, [], found, leave=objects_of(MIXED)) == []
 
 
 def test_a_workload_of_another_gpu_is_not_left_alone():

@@ -12,14 +12,14 @@ from pdcluster_api.apiserver.errors import UnavailableError, UnsettledError
 from pdcluster_api.schema import conditions
 from pdcluster_operator.writes.actions import Action
 from pdcluster_operator.writes.apply import MAX_AT_ONCE, apply
-from pdcluster_operator.writes.diff import diff
 from pdcluster_operator.writes.one_action import MAX_DECISIONS, NO_VERSION
 from tests.apiserver import cluster_objects as objects
+from tests.operator.differences import diff
 from tests.operator.pdcluster_operator.writes.store import OWNER, Store
 
 
 def making(*manifests: dict[str, Any]) -> list[Action]:
-    return list(diff("owner-uid", manifests or objects.everything(OWNER), []))
+    return diff("owner-uid", manifests or objects.everything(OWNER), [])
 
 
 def config_maps(number: int) -> list[dict[str, Any]]:

@@ -6,9 +6,9 @@ import pytest
 
 from pdcluster_api.schema.labels import SEEN_REPLICAS
 from pdcluster_operator.writes.actions import ObjectName, Verb, stages
-from pdcluster_operator.writes.diff import diff
 from pdcluster_operator.writes.drift import prepared, stamped
 from tests.apiserver import cluster_objects as objects
+from tests.operator.differences import diff
 
 OWNER = {"metadata": {"uid": "owner-uid", "name": objects.NAME, "namespace": "default"}}
 UID = "owner-uid"
@@ -169,7 +169,7 @@ def test_converge_deletes_no_kind_that_it_does_not_make():
 
 def test_diff_names_a_kind_that_has_no_rule():
     with pytest.raises(ValueError, match=r"Ingress: add it to apiserver/kinds\.py"):
-        next(diff(UID, [objects.manifest("Ingress", "networking.k8s.io/v1", "chat", OWNER)], []))
+        diff(UID, [objects.manifest("Ingress", "networking.k8s.io/v1", "chat", OWNER)], [])
 
 
 @pytest.mark.parametrize(

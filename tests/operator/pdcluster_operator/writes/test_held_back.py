@@ -10,9 +10,9 @@ from pdcluster_api.plan.observed.state import Failure
 from pdcluster_api.schema.conditions import FORBIDDEN, NAME_TAKEN
 from pdcluster_operator.writes.actions import Action, Verb
 from pdcluster_operator.writes.apply import apply
-from pdcluster_operator.writes.diff import diff
 from pdcluster_operator.writes.held_back import NEEDED, Lacking, is_lacking, waiting
 from tests.apiserver import cluster_objects as objects
+from tests.operator.differences import diff
 from tests.operator.pdcluster_operator.writes.store import OWNER, Store
 
 TAKEN = Failure("the object", NAME_TAKEN, "exists and does not belong to this PDCluster")
