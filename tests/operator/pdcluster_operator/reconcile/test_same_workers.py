@@ -17,8 +17,8 @@ from pdcluster_api.schema.workload import Workload, WorkloadId
 from pdcluster_operator.reconcile.desired import Rendering
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.writes.actions import Verb
-from pdcluster_operator.writes.diff import diff
 from tests.operator import bodies as made
+from tests.operator.differences import diff
 
 OWNER = Owner(made.NAME, made.NAMESPACE, made.UID)
 SITE = Site("worker:1", "etcd:1", "system")
