@@ -15,7 +15,12 @@ from pydantic import ValidationError
 from pdcluster_api.errors import Fault, InvalidObjectError
 from pdcluster_api.schema.faults import UNKNOWN_FIELD, Location, faults_of
 from pdcluster_api.schema.pdcluster import KIND, PDCluster
+from pdcluster_api.schema.rules import json_size, too_long
 from pdcluster_api.schema.stock_engine import VLLM
+from pdcluster_api.schema.values import MAX_SPEC_BYTES, SHORTEN_SPEC
+
+_SPEC_BYTES = "specBytes"
+"""Field in place of a spec that is too long."""
 
 _SERVER_METADATA = frozenset(
     {
@@ -100,6 +105,17 @@ def parse_applied(document: dict[str, Any]) -> PDCluster:
     return cluster
 
 
+def bounded(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An object as the API server stores it, to be kept: of a spec that is too long no more than
+    its size, for which `parse_stored` refuses it as it would the whole.
+    """
+    num_bytes = json_size(document.get("spec"))
+    if num_bytes <= MAX_SPEC_BYTES:
+        return document
+    rest = {key: value for key, value in document.items() if key != "spec"}
+    return {**rest, _SPEC_BYTES: num_bytes}
+
+
 def parse_stored(document: Mapping[str, Any]) -> tuple[PDCluster, list[str]]:
     """Validate an object as the API server stores it; returns also the paths of the fields passed
     over.
@@ -109,6 +125,9 @@ def parse_stored(document: Mapping[str, Any]) -> tuple[PDCluster, list[str]]:
     Raises InvalidObjectError with every other fault.
     """
     stored = dict(document)
+    if _SPEC_BYTES in stored:
+        reason = too_long(stored[_SPEC_BYTES], MAX_SPEC_BYTES)
+        raise InvalidObjectError([Fault("spec", reason, SHORTEN_SPEC)])
     try:
         return parse_applied(stored), []
     except InvalidObjectError:

@@ -30,13 +30,20 @@ def spelled(pattern: str, what: str, fix: str) -> AfterValidator:
 
 
 def check_size(value: object, most: int, fix: str) -> None:
-    """Refuse a part of an object that has more bytes than `most` as JSON.
-
-    What JSON cannot say passes: it is refused where it stands.
-    """
-    try:
-        num_bytes = len(encoded(value))
-    except ValueError:
-        return
+    """Refuse a part of an object that has more bytes than `most` as JSON."""
+    num_bytes = json_size(value)
     if num_bytes > most:
-        raise rule(f"has {num_bytes} bytes as JSON, and may have {most} at most", fix)
+        raise rule(too_long(num_bytes, most), fix)
+
+
+def json_size(value: object) -> int:
+    """Bytes as JSON; 0 of what JSON cannot say, which is refused where it stands."""
+    try:
+        return len(encoded(value))
+    except ValueError:
+        return 0
+
+
+def too_long(num_bytes: int, most: int) -> str:
+    """Reason of a refused size."""
+    return f"has {num_bytes} bytes as JSON, and may have {most} at most"

@@ -121,10 +121,11 @@ things by their names.
 
 MAX_SPEC_BYTES = 128 * 1024
 """Bytes of a spec as JSON: of all that is rendered for each pool, templates and texts together."""
+SHORTEN_SPEC = "shorten the longest of its templates and texts"
 
 
 def _sized(value: object) -> object:
-    check_size(value, MAX_SPEC_BYTES, "shorten the longest of its templates and texts")
+    check_size(value, MAX_SPEC_BYTES, SHORTEN_SPEC)
     return value
 
 

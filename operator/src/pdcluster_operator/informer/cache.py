@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from pdcluster_api.apiserver.body import Body, Key
 from pdcluster_api.schema import labels
+from pdcluster_api.schema.load import bounded
 from pdcluster_api.schema.pdcluster import KIND
 from pdcluster_operator.informer.packing import Packed, Packing
 
@@ -28,6 +29,7 @@ REMEMBER_SECONDS = 60.0
 """Time for which a deletion is remembered: an answer to a write comes within its time limit."""
 
 MAX_REMEMBERED = 10_000
+_OURS = f"{labels.GROUP}/"
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _IDENTITY = (
     "name",
@@ -281,11 +283,22 @@ def trim(kind: str, body: Mapping[str, Any]) -> Body:
             },
             "status": body.get("status", {}),
         }
+    if kind == KIND:
+        return {**bounded(body), "metadata": _metadata_of_cluster(metadata)}
     if _LAST_APPLIED in metadata.get("annotations", {}):
         metadata["annotations"] = {
             key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED
         }
     return {**body, "metadata": metadata}
+
+
+def _metadata_of_cluster(metadata: Mapping[str, Any]) -> Body:
+    """With our annotations alone: others may have a quarter of a megabyte, and labels more."""
+    annotations = metadata.get("annotations", {}).items()
+    return {
+        **{key: metadata[key] for key in (*_IDENTITY, "generation") if key in metadata},
+        "annotations": {key: value for key, value in annotations if key.startswith(_OURS)},
+    }
 
 
 def _is_newer(version: Version, known: Version) -> bool:

@@ -2,12 +2,16 @@
 unread is kept.
 """
 
+import json
 import random
 
 import pytest
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA
+from pdcluster_api.errors import Fault, InvalidObjectError
+from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA, VERIFY
+from pdcluster_api.schema.load import parse_stored
+from pdcluster_api.schema.values import MAX_SPEC_BYTES
 from pdcluster_operator.informer.cache import (
     MAX_REMEMBERED,
     REMEMBER_SECONDS,
@@ -207,14 +211,30 @@ def test_managed_fields_are_kept_where_drift_is_looked_for_and_dropped_elsewhere
 
 def test_the_copy_that_kubectl_keeps_in_an_annotation_is_dropped():
     annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mine": "1"}
-    kept = trim(
-        "PDCluster",
-        {
-            **bodies.cluster(),
-            "metadata": {**bodies.cluster()["metadata"], "annotations": annotations},
-        },
-    )
+    kept = trim("Service", bodies.child("Service", "chat", metadata={"annotations": annotations}))
     assert kept["metadata"]["annotations"] == {"mine": "1"}
+
+
+def test_of_a_pdcluster_no_metadata_of_users_is_kept_but_requests_to_us():
+    body = bodies.cluster(spec={"model": {}})
+    body["metadata"] |= {"annotations": {VERIFY: "now", "theirs": "a"}, "labels": {"theirs": "a"}}
+    kept = trim("PDCluster", body)
+    assert kept == {
+        **bodies.cluster(spec={"model": {}}),
+        "metadata": {**bodies.cluster()["metadata"], "annotations": {VERIFY: "now"}},
+    }
+
+
+def test_a_spec_that_is_too_long_is_not_kept_and_refused_as_if_it_were():
+    body = bodies.cluster(spec={"podTemplate": {"spec": {"a": "a" * MAX_SPEC_BYTES}}})
+    kept = trim("PDCluster", body)
+    assert len(json.dumps(kept)) < 1000
+    faults = list[tuple[Fault, ...]]()
+    for each in (body, kept):
+        with pytest.raises(InvalidObjectError) as refused:
+            parse_stored(each)
+        faults.append(refused.value.faults)
+    assert faults[0] == faults[1]
 
 
 def test_each_change_of_a_pdcluster_or_its_objects_has_a_number_of_its_own():
