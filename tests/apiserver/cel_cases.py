@@ -243,6 +243,16 @@ def role_rules(role: str) -> list[Rule]:
                 at(f"{own}.engine.maxSequences", 513),
             ),
         ),
+        Rule(
+            own,
+            ROOM,
+            both(
+                only(role), at(f"{own}.pools.0.gpu", "B200"), at(f"{own}.engine.maxSequences", 8192)
+            ),
+            both(
+                only(role), at(f"{own}.pools.0.gpu", "B200"), at(f"{own}.engine.maxSequences", 8193)
+            ),
+        ),
         *(Rule(*case) for case in scheduling_cases(role, only(role))),
         *(Rule(*case) for case in role_cases(role, only(role))),
         Rule(

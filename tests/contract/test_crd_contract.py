@@ -209,9 +209,7 @@ def test_crd_name_lengths_are_those_of_a_workload(role: str) -> None:
     assert rules[0].endswith(f"<= {room})")
 
 
-@pytest.mark.parametrize(
-    "field", ["blockSize", "maxBatchedTokens", "maxSequences", "longPrefillTokenThreshold"]
-)
+@pytest.mark.parametrize("field", ["blockSize", "longPrefillTokenThreshold"])
 def test_crd_rules_know_the_engine_defaults(field: str) -> None:
     rules = " ".join(
         rule["rule"] for rule in SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
@@ -221,6 +219,24 @@ def test_crd_rules_know_the_engine_defaults(field: str) -> None:
 
     assert assumed
     assert {int(number) for number in assumed} == {default}
+
+
+@pytest.mark.parametrize(
+    ("field", "on_accelerators"),
+    # requests fit by default into a step of any size there
+    [("maxBatchedTokens", EngineSpec().sized_for("B200").max_batched_tokens), ("maxSequences", 1)],
+)
+def test_crd_rules_know_the_sizes_of_both_kinds_of_devices(
+    field: str, on_accelerators: int
+) -> None:
+    rules = " ".join(
+        rule["rule"] for rule in SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
+    )
+    assumed = re.findall(rf"\.\?{field}\)\.orValue\(role.+? == 'cpu'\) \? (\d+) : (\d+)\)", rules)
+    (default,) = [each.default for each in EngineSpec.model_fields.values() if each.alias == field]
+
+    assert len(assumed) == rules.count(f".?{field}).orValue(")
+    assert {(int(cpu), int(other)) for cpu, other in assumed} == {(default, on_accelerators)}
 
 
 def test_crd_knows_the_most_workers_of_an_object() -> None:

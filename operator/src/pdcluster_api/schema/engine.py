@@ -199,17 +199,16 @@ class EngineSpec(Section):
         """Return whether workers of a pool with this type of accelerator compute on it."""
         return gpu != NO_ACCELERATOR and self.device != "cpu"
 
-    def sized_for(self, gpu: str) -> "EngineSpec":
-        """This engine as workers of a pool with this type of accelerator have it: ours with the
-        sizes of an accelerator where none are given.
+    def sized_for(self, *gpus: str) -> "EngineSpec":
+        """This engine as workers of pools with these types of accelerator have it: ours with the
+        sizes of an accelerator where none are given, if all of them compute on one.
         """
-        if self.type != "pdcluster" or not self.computes_on(gpu):
+        if self.type != "pdcluster" or not all(self.computes_on(gpu) for gpu in gpus):
             return self
         given = self.model_fields_set
         sizes: dict[str, Any] = {}
         if "max_batched_tokens" not in given:
-            least = self.max_sequences if "max_sequences" in given else 0
-            sizes["max_batched_tokens"] = max(ACCELERATOR_TOKENS, least)
+            sizes["max_batched_tokens"] = ACCELERATOR_TOKENS
         if "max_sequences" not in given:
             tokens = sizes.get("max_batched_tokens", self.max_batched_tokens)
             sizes["max_sequences"] = min(ACCELERATOR_SEQUENCES, tokens)

@@ -231,8 +231,9 @@ class PDClusterSpec(Section):
 
     @model_validator(mode="after")
     def _schedules_as_it_can(self) -> Self:
-        for name in self.roles.computing():
-            if (fault := scheduling_fault(self.engine_of(name))) is not None:
+        for name, role in self.roles.computing().items():
+            engine = self.engine_of(name).sized_for(*(pool.gpu for pool in role.pools))
+            if (fault := scheduling_fault(engine)) is not None:
                 raise rule(fault.reason, fault.fix, at=f"roles.{name}.engine.{fault.field}")
         return self
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.revision import revision_of
@@ -61,8 +62,28 @@ def test_a_step_has_always_room_for_a_token_of_each(tokens: int, sequences: int 
     sized = EngineSpec(**{"maxBatchedTokens": tokens, **given}).sized_for("B200")
 
     assert sized.max_sequences <= sized.max_batched_tokens == tokens
-    most = EngineSpec(maxSequences=9000).sized_for("B200")
-    assert most.max_batched_tokens == 9000
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"maxSequences": 512},
+        {"maxSequences": 8192},
+        {"maxBatchedTokens": 32},
+        {"scheduler": "orca", "maxModelLen": 8192},
+    ],
+)
+def test_rules_hold_for_the_sizes_of_the_device(given: dict[str, Any]) -> None:
+    both = (at("spec.roles.prefill.pools.0.gpu", "B200"), ON_GPU)
+    cluster_of(engine(**given), *both)
+    for few in ([], [ON_GPU], [*both, engine(**given, device="cpu")]):
+        with pytest.raises(InvalidObjectError):
+            cluster_of(engine(**given), *few)
+
+
+def test_more_requests_than_tokens_of_a_step_are_refused_on_an_accelerator_too() -> None:
+    with pytest.raises(InvalidObjectError, match=r"must be at least maxSequences \(8193\)"):
+        cluster_of(engine(maxSequences=8193), at("spec.roles.prefill.pools.0.gpu", "B200"), ON_GPU)
 
 
 def revision(*changes: Change) -> str:
