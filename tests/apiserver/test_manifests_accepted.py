@@ -24,7 +24,7 @@ from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import WorkloadId
 from tests.apiserver.control_plane import ControlPlane, KubectlError
-from tests.operator.object_cases import FULL, GOOD, Change, at, both, minimal
+from tests.operator.object_cases import FULL, GOOD, HUB, Change, at, both, minimal, vllm
 from tests.system.waiting import wait_for
 
 SITE = Site(worker_image="worker:1", etcd_image="etcd:1", operator_namespace="pdcluster-system")
@@ -46,7 +46,24 @@ OWN_ETCD = both(
     at("spec.placement.mode", "Preferred"),
     at("spec.discovery.etcd", {"endpoints": ["a:1"], "tlsSecret": "etcd"}),
 )
-CASES = {
+SHARED = {
+    "runtimeClassName": "nvidia",
+    "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+    "initContainers": [
+        {"name": "check", "image": "tools:1"},
+        {"name": "engine", "resources": {"claims": [{"name": "nic"}]}},
+    ],
+}
+ONE_TEMPLATE = both(
+    vllm(),
+    at("spec.model", HUB),
+    at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]}),
+    at("spec.roles.decode.pools.0.gpu", "B200"),
+    at("spec.podTemplate.spec", SHARED),
+)
+"""One template for all roles, with what only engines have."""
+
+CASES = {"one template": ONE_TEMPLATE} | {
     name: GOOD[name]
     for name in (
         "minimum",

@@ -274,7 +274,8 @@ class State(BaseModel):
 class DeviceState(BaseModel):
     """Device that the engine computes on.
 
-    kind: cpu or cuda; name: of the processor or the accelerator.
+    kind: cpu or cuda, and of a stock engine also rocm, tpu, xpu or unknown; name: of the processor
+          or the accelerator.
     operations: what the model is computed by ("reference": plain torch, without compiled kernels).
     model_code: whose code computes the layers, decoder (ours) or transformers.
     tensor_parallel_size, pipeline_parallel_size: its ranks are their product.
