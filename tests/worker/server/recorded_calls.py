@@ -50,6 +50,17 @@ CODER_MEANS = (
     {"city": "Paris", "days": 3, "hourly": True, "units": None, "where": {"near": [1, 2]}},
 )
 
+HERMES_MARKS = (
+    '<tool_call>\n{"name": "get_weather", "arguments": '
+    '{"city": "a\\\\\\"</tool_call>{\\"<tool_call>"}}\n</tool_call>'
+)
+MARKS = ("get_weather", {"city": 'a\\"</tool_call>{"<tool_call>'})
+CODER_MARKS = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\n"
+    "</tool_call></function><function=now><tool_call>\n</parameter>\n</function>\n</tool_call>"
+)
+CODER_MARKED = ("get_weather", {"city": "</tool_call></function><function=now><tool_call>"})
+
 RECORDED = [
     Recorded("hermes", HERMES_PARIS, (PARIS,)),
     Recorded(
@@ -67,7 +78,39 @@ RECORDED = [
         '<tool_call>{"name": "get_weather", "arguments": {"city": "a\nb"}}</tool_call>',
         (("get_weather", {"city": "a\nb"}),),
     ),
+    Recorded("hermes", f"{HERMES_MARKS}\n{HERMES_NOW}.", (MARKS, NOW), "."),
+    Recorded("hermes", HERMES_MARKS.removesuffix("</tool_call>"), (MARKS,)),
+    Recorded(
+        "hermes",
+        f'<tool_call>{{"name": "x</tool_call>{HERMES_NOW} "',
+        (NOW,),
+        '<tool_call>{"name": "x</tool_call>"',
+    ),
+    Recorded(
+        "hermes",
+        f'<tool_call>"</tool_call>{HERMES_NOW}<tool_call>"</tool_call><tool_call>',
+        (NOW,),
+        '<tool_call>"</tool_call><tool_call>"</tool_call><tool_call>',
+    ),
     Recorded("qwen3_coder", CODER_PARIS, (CODER_MEANS,)),
+    Recorded("qwen3_coder", f"{CODER_MARKS}\n{CODER_PARIS}", (CODER_MARKED, CODER_MEANS)),
+    Recorded(
+        "qwen3_coder",
+        CODER_MARKS.removeprefix("<tool_call>\n").removesuffix("</tool_call>"),
+        (CODER_MARKED,),
+    ),
+    Recorded(
+        "qwen3_coder",
+        f"<tool_call><function=now><parameter=x>1</function></tool_call>{CODER_PARIS}",
+        (CODER_MEANS,),
+        "<tool_call><function=now><parameter=x>1</function></tool_call>",
+    ),
+    Recorded(
+        "qwen3_coder",
+        "<tool_call><function=now><parameter=x></tool_call> and <function=now></function>",
+        (NOW,),
+        "<tool_call><function=now><parameter=x></tool_call> and",
+    ),
     Recorded("qwen3_coder", f"I will.\n{CODER_PARIS}", (CODER_MEANS,), "I will."),
     Recorded("qwen3_coder", "<function=now>\n</function>", (NOW,)),
     Recorded(
@@ -100,6 +143,11 @@ RECORDED = [
         "mistral", "One moment. [TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}", (NOW,), "One moment."
     ),
     Recorded("mistral", '[TOOL_CALLS]get_weather{"city": "Paris"}', (PARIS,)),
+    Recorded(
+        "mistral",
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "[TOOL_CALLS]"}[TOOL_CALLS]now[ARGS]{}',
+        (("get_weather", {"city": "[TOOL_CALLS]"}), NOW),
+    ),
     Recorded("pythonic", "[get_weather(city='Paris'), now()]", (PARIS, NOW)),
     Recorded("pythonic", "<|python_start|>[get_weather(city='Paris')]<|python_end|>", (PARIS,)),
     Recorded(

@@ -108,6 +108,7 @@ HELD = [
     case
     for case in RECORDED
     if case.parser == "hermes"
+    and not case.text.startswith("<")
     and case.output.count('<tool_call>\n{"name": ') == len(case.calls) > 0
     and case.output.count("}\n</tool_call>") == len(case.calls)
 ]
@@ -270,6 +271,12 @@ def test_qwen_is_hermes_and_an_unknown_template_has_no_parser() -> None:
     [
         ("mistral", "[TOOL_CALLS]now" + " " * 100_000 + "x"),
         ("mistral", "[TOOL_CALLS]now[CALL_ID]" + " " * 100_000 + "x"),
+        ("hermes", '<tool_call>{"' + "</tool_call>" * 80_000),
+        ("hermes", '<tool_call>"</tool_call>' * 20_000),
+        ("mistral", '[TOOL_CALLS]"' * 20_000),
+        ("qwen3_coder", "<tool_call><parameter=x>" + "</tool_call>" * 80_000),
+        ("qwen3_coder", "<tool_call><parameter=x></tool_call>" * 20_000 + "</parameter>"),
+        ("qwen3_coder", "<function=now><parameter=x>" + "</function>" * 80_000 + "</parameter>!"),
         ("qwen3_coder", "<tool_call>" + "<function=now>" * 20_000),
         ("qwen3_coder", "<tool_call>" + "<function=" * 20_000 + "</function>"),
         ("qwen3_coder", "<tool_call><function=now>" + "<parameter=x>" * 20_000 + "</function>"),

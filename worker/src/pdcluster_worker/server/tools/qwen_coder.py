@@ -48,6 +48,9 @@ def _functions(text: str) -> Iterator[Written | None]:
         given: dict[str, str] = {}
         position = head.end()
         while (found := _PARAMETER.match(text, position)) is not None:
+            if _is_unclosed(found[2]):
+                yield None
+                return
             given[found[1].strip()] = found[2]
             position = found.end()
         end = _END.match(text, position)
@@ -56,6 +59,12 @@ def _functions(text: str) -> Iterator[Written | None]:
             return
         yield head[1].strip(), given
         position = end.end()
+
+
+def _is_unclosed(value: str) -> bool:
+    """Return whether a value has another function's parameter in it, since it was never closed."""
+    end = value.find("</function>")
+    return end >= 0 and value.find("<parameter=", end) >= 0
 
 
 def _call(written: Written | None, tools: Tools) -> Call | None:

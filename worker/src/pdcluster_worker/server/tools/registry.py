@@ -8,6 +8,12 @@ from typing import Literal, Protocol
 from pdcluster_worker.config.model import ToolParserName
 from pdcluster_worker.server.text.events import Part
 from pdcluster_worker.server.tools.calls import Reader, Tools
+from pdcluster_worker.server.tools.closing import (
+    JsonValues,
+    NewValues,
+    NoValues,
+    ParameterValues,
+)
 from pdcluster_worker.server.tools.json_calls import read_hermes, read_llama, read_mistral
 from pdcluster_worker.server.tools.pythonic import read_pythonic
 from pdcluster_worker.server.tools.qwen_coder import read_qwen_coder
@@ -36,6 +42,7 @@ class Form:
     marks:   around a call, anywhere in the text; none = calls are the whole answer, which begins
              with one of `leads`.
     markers: control tokens among these.
+    new_values: see `MarkedCalls`.
     written: form of a call that the engine's constraint holds, where its arguments are JSON text.
     """
 
@@ -43,6 +50,7 @@ class Form:
     marks: tuple[Marks, ...] = ()
     leads: tuple[str, ...] = ()
     markers: frozenset[str] = frozenset()
+    new_values: NewValues = NoValues
     written: WrittenForm | None = None
 
     def parser(
@@ -51,7 +59,14 @@ class Form:
         """A new parser of this form.  is_constrained: no call can have another."""
         if self.marks:
             written = self.written if is_constrained else None
-            return MarkedCalls(self.marks, self.read, tools, numbering, written=written)
+            return MarkedCalls(
+                self.marks,
+                self.read,
+                tools,
+                numbering,
+                new_values=self.new_values,
+                written=written,
+            )
         return LeadingCalls(self.leads, self.read, tools, numbering)
 
 
@@ -62,6 +77,7 @@ FORMS: dict[ParserName, Form] = {
         read_hermes,
         (_TOOL_CALL,),
         markers=frozenset({"<tool_call>", "</tool_call>"}),
+        new_values=JsonValues,
         written=WrittenForm(
             re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)'),
             re.compile(r"\s*\}\s*</tool_call>"),
@@ -71,11 +87,13 @@ FORMS: dict[ParserName, Form] = {
         read_qwen_coder,
         (_TOOL_CALL, Marks("<function=", "</function>")),
         markers=frozenset({"<tool_call>", "</tool_call>"}),
+        new_values=ParameterValues,
     ),
     "mistral": Form(
         read_mistral,
         (Marks("[TOOL_CALLS]"),),
         markers=frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
+        new_values=JsonValues,
     ),
     "llama3_json": Form(
         read_llama, leads=("{", "<|python_tag|>"), markers=frozenset({"<|python_tag|>"})

@@ -21,9 +21,12 @@ from pdcluster_worker.server.text.events import (
 )
 from pdcluster_worker.server.text.held_text import TrailingSpace, held_back
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Call, Reader, Tools
+from pdcluster_worker.server.tools.closing import CloseMark, NewValues, NoValues
 from pdcluster_worker.server.tools.written import WrittenCall, WrittenForm
 
 NewId = Callable[[], str]
+
+_PIECE_CHARACTERS = 4096
 
 
 class Numbering:
@@ -62,11 +65,17 @@ class Marks:
     open: str
     close: str = ""
 
+    @property
+    def ends_with(self) -> str:
+        """The mark that a call ends at."""
+        return self.close or self.open
+
 
 class MarkedCalls:
     """Calls between marks.
 
     marks: tried in this order where two begin at one place.
+    new_values: follows the values of a call, in which its closing mark is text.
     written: form that every call is certain to have; None = the model may write anything.
     """
 
@@ -77,15 +86,18 @@ class MarkedCalls:
         tools: Tools,
         numbering: Numbering,
         *,
+        new_values: NewValues = NoValues,
         written: WrittenForm | None = None,
     ) -> None:
         self._marks = marks
+        self._new_values = new_values
         self._read = read
         self._tools = tools
         self._numbering = numbering
         # outside of a call: not given out yet; inside: all of it, after the opening mark
         self._text = ""
         self._inside: Marks | None = None
+        self._close = CloseMark("", NoValues())  # of the call that is open
         self._space = TrailingSpace()  # dropped if a call follows
         self._written = written
         self._open: WrittenCall | None = None
@@ -100,13 +112,13 @@ class MarkedCalls:
 
     def end(self) -> Sequence[Part]:
         """No more text: a call without its closing mark is still one."""
-        if self._inside is None:
+        parts: list[Part] = []
+        while self._inside is not None and self._open is None:
+            parts += self._ended(None)
+        if self._open is None:
             rest, self._text = self._text, ""
-            return [*self._shown(rest), *self._leftover_space()]
-        if self._open is not None:
-            return self._leftover_space()
-        body, self._text = self._text, ""
-        return [*self._closed(body, ""), *self._leftover_space()]
+            parts += self._shown(rest)
+        return [*parts, *self._leftover_space()]
 
     def _next(self) -> list[Part] | None:
         """Parts that the held text is certain to be; None when more is needed."""
@@ -116,12 +128,40 @@ class MarkedCalls:
             return self._in_pieces(self._open)
         if self._written is not None and (head := self._written.name_in(self._text, self._tools)):
             return self._begun(self._written, *head)
-        close = self._inside.close or self._inside.open
-        body, mark, rest = self._text.partition(close)
-        if not mark and len(self._text) <= MAX_CALL_CHARACTERS:
+        place = self._close.find(self._text)
+        if place is None and len(self._text) <= MAX_CALL_CHARACTERS:
             return None
-        self._text = rest if self._inside.close else mark + rest
-        return self._closed(body, mark if self._inside.close else "")
+        return self._ended(place)
+
+    def _ended(self, place: int | None) -> list[Part]:
+        """The call that is open ends at the mark at this place; None = it has none.
+
+        If it is no call so, the first mark ends it although it seemed to stand in a value, and so
+        it is from now on.
+        """
+        assert self._inside is not None, "a call is open"
+        first = self._text.find(self._inside.ends_with)
+        if first >= 0 and first != place and self._read(self._text[:place], self._tools) is None:
+            self._new_values = NoValues
+            return self._fed_again(first)
+        if place is None:
+            body, self._text = self._text, ""
+            return self._closed(body, "")
+        body, close = self._text[:place], self._inside.close
+        self._text = self._text[place + len(close) :]
+        return self._closed(body, close)
+
+    def _fed_again(self, place: int) -> list[Part]:
+        """Take the text from the mark at this place on again.
+
+        In pieces, for each step copies what is left of one.
+        """
+        text, self._text = self._text, self._text[:place]
+        self._close = CloseMark(self._close.mark, NoValues())
+        places = range(place, len(text), _PIECE_CHARACTERS)
+        return [
+            part for start in places for part in self.feed(text[start : start + _PIECE_CHARACTERS])
+        ]
 
     def _begun(self, form: WrittenForm, name: str, length: int) -> list[Part]:
         self._text = self._text[length:]
@@ -146,6 +186,7 @@ class MarkedCalls:
             place, number = min(places)
             before, self._inside = self._text[:place], self._marks[number]
             self._text = self._text[place + len(self._inside.open) :]
+            self._close = CloseMark(self._inside.ends_with, self._new_values())
             return self._shown(before)
         certain = len(self._text) - held_back(self._text, [mark.open for mark in self._marks])
         if not certain:
