@@ -43,9 +43,9 @@ ALL = (
     Part("logits", 150, measures=False),
     Part("steps", 150),
     Part("engine", 120),
-    Part("transfer", 100),
-    Part("attention", 90),
     Part("sampling", 60),
+    Part("transfer", 100),
+    Part("attention", 120),
     Part("kernels", 60),
 )
 
@@ -105,11 +105,13 @@ def _machine() -> dict[str, Any]:
 
 
 def _unpack(options: argparse.Namespace) -> None:
-    """The pack's wheels into a folder of this run, and its libraries beside their archives."""
+    """The pack's wheels and libraries into a folder of this run."""
     for wheel in (options.pack / "wheels").glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(options.out / "site")
-    for archive in options.pack.glob("*/*.xz"):
-        with lzma.open(archive) as packed, archive.with_suffix("").open("wb") as unpacked:
+    for archive in (options.pack / "fa3").glob("*.xz"):
+        target = options.out / "site" / archive.stem
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with lzma.open(archive) as packed, target.open("wb") as unpacked:
             shutil.copyfileobj(packed, unpacked)
 
 
@@ -121,6 +123,7 @@ def _start(part: Part, options: argparse.Namespace) -> Started:
         ),
         "PYTHONUNBUFFERED": "1",
         "PDCLUSTER_GPU_PACK": str(options.pack),
+        "PDCLUSTER_GPU_SITE": str(options.out / "site"),
     }
     if options.rehearse:
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,7 +1,7 @@
 """Attention of one layer by other tile sizes and by other kernels, over the same paged cache.
 
-Peers: FlashAttention 3 with block tables, where the pack has it, and torch's own
-attention over contiguous keys for a prefill.
+The peer is FlashAttention 3 with block tables, where the pack has it; `torch` is what
+production takes for long chunks.
 """
 
 import sys
@@ -10,15 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from setting import DEVICE, PACK, REHEARSES, save, seconds
+from setting import DEVICE, REHEARSES, SITE, save, seconds
 from stack import BLOCK_SIZE, DECODES, LARGE, PROMPTS, plan_of
 from torch import Tensor
-from torch.nn import functional
 
 from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
 from pdcluster_worker.model.ops.paged_attention import TritonAttention
 from pdcluster_worker.model.ops.plan_copy import PlanCopy
 from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.ops.torch_attention import TorchAttention
 from pdcluster_worker.model.step_plan import StepPlan
 
 SHAPE = LARGE.shape
@@ -26,40 +26,29 @@ LONGEST = 48 if REHEARSES else 131072
 LAYERS = 1 if REHEARSES else 8
 """Enough that no layer's keys are still in the device's cache when its turn comes again."""
 
-DECODE_VARIANTS: dict[str, dict[str, int]] = {
-    f"keys {keys}, stages {stages}, warps {warps}": {
-        "split_keys": keys,
-        "stages": stages,
-        "warps": warps,
-    }
-    for keys, stages, warps in (
-        (256, 2, 4),
-        (128, 2, 4),
-        (64, 2, 4),
-        (512, 2, 4),
-        (256, 3, 4),
-        (256, 3, 2),
-        (256, 4, 1),
-        (128, 3, 2),
-    )
-}
-CHUNK_VARIANTS: dict[str, dict[str, int]] = {
-    f"rows {rows}, keys {keys}, stages {stages}, warps {warps}": {
-        "chunk_rows": rows,
-        "key_block": keys,
-        "stages": stages,
-        "warps": warps,
-    }
-    for rows, keys, stages, warps in (
-        (64, 64, 2, 4),
-        (64, 64, 3, 4),
-        (128, 64, 2, 4),
-        (128, 64, 2, 8),
-        (128, 64, 3, 8),
-        (128, 128, 2, 8),
-        (64, 128, 2, 4),
-    )
-}
+DECODE_SIZES = ("split_keys", "key_block", "stages", "warps")
+DECODE_VARIANTS = (
+    (256, 64, 2, 4),
+    (256, 64, 3, 2),
+    (256, 64, 2, 2),
+    (256, 64, 4, 2),
+    (256, 64, 3, 1),
+    (256, 32, 2, 2),
+    (256, 32, 3, 1),
+    (256, 32, 3, 2),
+    (256, 32, 4, 1),
+    (256, 32, 4, 2),
+    (256, 32, 5, 2),
+    (256, 16, 4, 1),
+    (256, 128, 2, 4),
+    (256, 128, 3, 4),
+    (512, 64, 3, 2),
+    (1024, 64, 3, 2),
+)
+CHUNK_SIZES = ("chunk_rows", "key_block", "stages", "warps")
+CHUNK_VARIANTS = ((64, 64, 2, 4), (128, 64, 3, 8))
+CHUNKS = ((32, 32), (32, 48)) if REHEARSES else ((2048, 2048), (8192, 8192), (2048, 8192))
+"""Rows and context."""
 
 Attend = Callable[[Tensor, StepPlan, int], object]
 
@@ -67,7 +56,7 @@ Attend = Callable[[Tensor, StepPlan, int], object]
 @torch.inference_mode()
 def main() -> int:
     """Time each way; a size that does not compile is noted and passes."""
-    contexts = (*DECODES, *((1, prompt) for prompt in PROMPTS))
+    contexts = (*DECODES, *((1, context) for _, context in CHUNKS))
     tokens = max(batch * context for batch, context in contexts)
     size = (tokens // BLOCK_SIZE + 8, SHAPE.num_kv_heads, LAYERS, 2, BLOCK_SIZE, SHAPE.head_dim)
     cache = torch.empty(size, dtype=torch.bfloat16, device=DEVICE).normal_()
@@ -76,28 +65,41 @@ def main() -> int:
     fa3 = _flash_attention_3(cache)
     figures: dict[str, Any] = {}
     for batch, context in DECODES:
-        ways = _variants(cache, DECODE_VARIANTS) | fa3
+        ways = _variants(cache, DECODE_SIZES, DECODE_VARIANTS) | fa3
         _measure(figures, f"decode {batch} x {context}", ways, copy, [context] * batch, 1)
-    for prompt in PROMPTS:
-        ways = _variants(cache, CHUNK_VARIANTS) | fa3 | {"torch sdpa": _sdpa()}
-        _measure(figures, f"prefill {prompt}", ways, copy, [prompt], prompt)
+    for rows, context in CHUNKS:
+        ways = _variants(cache, CHUNK_SIZES, CHUNK_VARIANTS) | fa3
+        ways["torch"] = _torch(cache, plan_of([context], rows))
+        _measure(figures, f"chunk of {rows}, context {context}", ways, copy, [context], rows)
     return 0
 
 
-def _variants(cache: Tensor, variants: dict[str, dict[str, int]]) -> dict[str, Attend]:
+def _variants(
+    cache: Tensor, names: tuple[str, ...], variants: tuple[tuple[int, ...], ...]
+) -> dict[str, Attend]:
     found: dict[str, Attend] = {}
-    for name, changes in variants.items():
+    for variant in variants:
+        changes = dict(zip(names, variant, strict=True))
         sizes = AttentionSizes.of(SHAPE, cache.dtype, LONGEST)
         if "split_keys" in changes:
             more = (sizes.split_keys << sizes.doublings) // changes["split_keys"]
-            changes = {**changes, "doublings": more.bit_length() - 1, "max_splits": 32}
+            changes |= {"doublings": more.bit_length() - 1, "max_splits": 32}
+        name = ", ".join(f"{name} {value}" for name, value in zip(names, variant, strict=True))
         found[name] = TritonAttention(cache, SHAPE, replace(sizes, **changes)).attend
     return found
 
 
+def _torch(cache: Tensor, plan: StepPlan) -> Attend:
+    """As production runs it; plan: on the host."""
+    sizes = AttentionSizes.of(SHAPE, cache.dtype, LONGEST)
+    attention = TorchAttention(cache, SHAPE, TritonAttention(cache, SHAPE, sizes))
+    attention.begin(plan)
+    return attention.attend
+
+
 def _flash_attention_3(cache: Tensor) -> dict[str, Attend]:
     """By its operator as a library; the cache's layout needs no copy."""
-    library = PACK / "fa3" / "_vllm_fa3_C.abi3.so"
+    library = SITE / "_vllm_fa3_C.abi3.so"
     if REHEARSES or not library.exists():
         return {}
     torch.ops.load_library(str(library))
@@ -121,19 +123,6 @@ def _flash_attention_3(cache: Tensor) -> dict[str, Attend]:
     return {"FlashAttention 3": attend}
 
 
-def _sdpa() -> Attend:
-    heads, kv_heads, dim = SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.head_dim
-
-    def attend(qkv: Tensor, plan: StepPlan, layer: int) -> object:
-        parts = qkv.view(1, len(qkv), heads + 2 * kv_heads, dim).transpose(1, 2)
-        query, key, value = parts.split((heads, kv_heads, kv_heads), dim=1)
-        return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=True
-        )
-
-    return attend
-
-
 def _measure(
     figures: dict[str, Any],
     name: str,
@@ -149,7 +138,7 @@ def _measure(
     figures[name] = {}
     for way, attend in ways.items():
         try:
-            took = seconds(lambda attend=attend: _layers(attend, qkv, plan), 7, 2) / LAYERS
+            took = seconds(_replay(attend, qkv, plan), 10, 2) / LAYERS
             figures[name][way] = round(took * 1e6, 1)
         except Exception as e:  # a size that does not fit into shared memory, a missing operator
             figures[name][way] = f"{type(e).__name__}: {e}"[:200]
@@ -157,9 +146,21 @@ def _measure(
     save(figures)
 
 
-def _layers(attend: Attend, qkv: Tensor, plan: StepPlan) -> None:
-    for layer in range(LAYERS):
-        attend(qkv, plan, layer)
+def _replay(attend: Attend, qkv: Tensor, plan: StepPlan) -> Callable[[], object]:
+    """All layers, as one graph where there are graphs: no launch is waited for."""
+
+    def layers() -> None:
+        for layer in range(LAYERS):
+            attend(qkv, plan, layer)
+
+    if REHEARSES:
+        return layers
+    layers()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers()
+    return graph.replay
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ if REHEARSES:
 DEVICE = torch.device("cpu" if REHEARSES else "cuda")
 PACK = Path(os.environ.get("PDCLUSTER_GPU_PACK", ".gpu"))
 """See `make gpu-pack`."""
+SITE = Path(os.environ.get("PDCLUSTER_GPU_SITE", ".gpu"))
+"""Folder with the unpacked wheels and libraries of the pack."""
 
 
 def synchronize() -> None:

@@ -153,7 +153,7 @@ def open_stack(model: Model, *, longest: int = max(max(PROMPTS), 8192)) -> Opene
     stack = Stack(model, operations)
     graphs = None
     if not REHEARSES:
-        graphs = Graphs(copy, stack, lambda plan: None, longest=longest)
+        graphs = Graphs(copy, stack, operations._attention.begin, longest=longest)
         graphs.capture(batch)
     return Opened(stack, copy, graphs, operations, cache, limits)
 

@@ -15,7 +15,6 @@ from stack import (
     LARGE,
     PROMPTS,
     SMALL,
-    Model,
     Opened,
     decode_bytes,
     open_stack,
@@ -73,6 +72,7 @@ def decode(opened: Opened, batch: int, context: int) -> dict[str, float]:
 def prefill(opened: Opened, prompt: int) -> dict[str, float]:
     """Seconds of a prefill and of its parts."""
     plan = plan_of([prompt], prompt)
+    opened.operations._attention.begin(plan)
     placed = opened.copy.place(plan)
     return {
         "eager": seconds(lambda: opened.stack(opened.copy.place(plan)), 5),
@@ -80,8 +80,6 @@ def prefill(opened: Opened, prompt: int) -> dict[str, float]:
         "attention": seconds(lambda: opened.stack.attention(placed), 5),
     }
 
-
-__all__ = ["Model"]
 
 if __name__ == "__main__":
     sys.exit(main())

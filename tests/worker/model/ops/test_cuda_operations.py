@@ -24,7 +24,8 @@ if not INTERPRETED and not ON_GPU:
         interpret(__file__)
 
 else:
-    from pdcluster_worker.model.ops import attention_sizes
+    from pdcluster_worker.model.ops import attention_sizes, torch_attention
+    from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
     from pdcluster_worker.model.ops.cuda import CudaOperations
     from pdcluster_worker.model.ops.operations import (
         AttentionShape,
@@ -33,9 +34,11 @@ else:
         Norm,
         Rotation,
     )
+    from pdcluster_worker.model.ops.paged_attention import TritonAttention
     from pdcluster_worker.model.ops.plan_copy import PlanCopy, pad_decodes
     from pdcluster_worker.model.ops.reference import Reference
     from pdcluster_worker.model.ops.step_limits import StepLimits
+    from pdcluster_worker.model.ops.torch_attention import TorchAttention
     from pdcluster_worker.model.step_plan import StepPlan
 
     if INTERPRETED:
@@ -175,6 +178,26 @@ else:
         _, found = run(operations_of(case, step), step, case)
 
         close(found, reference.attend(wanted, step.plan, cases.LAYER))
+
+    @pytest.mark.parametrize("min_pairs", [1, 500])
+    def test_long_chunks_by_torch(monkeypatch: pytest.MonkeyPatch, min_pairs: int) -> None:
+        """Whole prompts and chunks after a context, beside decodes and short chunks."""
+        monkeypatch.setattr(torch_attention, "MIN_PAIRS", min_pairs)
+        sequences = ((12, 1), (40, 25), (2, 2), (90, 9), (23, 23))
+        case = cases.Case("long", sequences, padding=4, dtype=torch.bfloat16)
+        step = cases.make_step(case)
+        operations = operations_of(case, step)
+        sizes = AttentionSizes.of(case.shape, case.dtype, 512)
+        own = TritonAttention(operations._cache, case.shape, sizes)
+        operations._attention = TorchAttention(operations._cache, case.shape, own)
+        operations._attention.begin(step.plan)
+        reference = Reference(step.cache.clone(), case.shape)
+        rotated = step.qkv.clone()
+        reference.rope_store(rotated, step.plan, cases.LAYER, step.rotation, None)
+
+        _, found = run(operations, step, case)
+
+        close(found, reference.attend(rotated, step.plan, cases.LAYER))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_padded_decodes_are_those_without_padding(dtype: torch.dtype) -> None:

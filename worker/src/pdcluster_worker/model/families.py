@@ -205,6 +205,7 @@ def rotary_table(model: Any, max_model_len: int) -> tuple[Tensor, Tensor]:
     each kind of scaling is its.
     """
     like = model.embed_tokens.weight[:1].unsqueeze(0)
-    cosine, sine = model.rotary_emb(like, torch.arange(max_model_len).unsqueeze(0))
+    positions = torch.arange(max_model_len, device=like.device).unsqueeze(0)
+    cosine, sine = model.rotary_emb(like, positions)
     half = cosine.shape[-1] // 2
     return cosine[0, :, :half].float().contiguous(), sine[0, :, :half].float().contiguous()

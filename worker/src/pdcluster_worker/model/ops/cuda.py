@@ -1,7 +1,7 @@
 """The operations on an NVIDIA GPU: Triton kernels for what reads the cache or a row, cuBLAS for
 products.
 
-FlashInfer attends instead where it is installed (`ops.flashinfer_attention`).
+Torch attends to long chunks (`ops.torch_attention`).
 Nothing here waits for the device, and launches depend on a plan's numbers alone,
 so that a step can be captured as a graph (`ops.graphs`).
 """
@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from pdcluster_worker.model.ops.attention_sizes import power_of_two
 from pdcluster_worker.model.ops.device_choosing import DEVICE_CHOOSING
-from pdcluster_worker.model.ops.flashinfer_attention import make_attention
 from pdcluster_worker.model.ops.graphs import Graphs
 from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
 from pdcluster_worker.model.ops.operations import (
@@ -32,6 +31,7 @@ from pdcluster_worker.model.ops.operations import (
 from pdcluster_worker.model.ops.paged_attention import strides
 from pdcluster_worker.model.ops.plan_copy import PlanCopy
 from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.ops.torch_attention import make_attention
 from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, rows
 from pdcluster_worker.model.step_plan import StepPlan
 

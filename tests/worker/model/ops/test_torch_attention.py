@@ -1,0 +1,61 @@
+"""Which chunks torch attends to, and batches without it.  Its results are compared on a GPU and in
+the interpreter (test_cuda_operations).
+"""
+
+import pytest
+import torch
+
+from pdcluster_worker.model.ops import torch_attention
+from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
+from pdcluster_worker.model.ops.choose import make_operations
+from pdcluster_worker.model.ops.paged_attention import TritonAttention
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.ops.torch_attention import TorchAttention, make_attention
+from pdcluster_worker.model.step_plan import StepPlan
+from tests.worker.model.ops import device_cases as cases
+
+MIXED = cases.Case("mixed", ((12, 1), (3, 1), (40, 25), (2, 2), (9, 9)), padding=4)
+LIMITS = StepLimits(max_tokens=64, max_sequences=20, longest=100, block_size=16)
+
+
+def test_long_chunks_are_noted_with_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_attention, "MIN_PAIRS", 80)
+    cache = torch.zeros(20, 2, 1, 2, 4, 16)
+    sizes = AttentionSizes.of(MIXED.shape, cache.dtype, 100)
+    attention = TorchAttention(cache, MIXED.shape, TritonAttention(cache, MIXED.shape, sizes))
+    plan = cases.make_step(MIXED).plan
+
+    attention.begin(plan)
+
+    after_context, whole = attention._long
+    assert (after_context.first, after_context.length, after_context.context) == (2, 25, 40)
+    assert after_context.blocks is not None
+    assert after_context.blocks.tolist() == plan.tables[int(plan.seats[2]), :10].tolist()
+    assert (whole.first, whole.length, whole.context, whole.blocks) == (29, 9, 9, None)
+    assert attention._short_lengths is not None
+    assert attention._short_lengths.tolist() == [1, 1, 0, 2, 0]
+
+
+def test_cache_of_a_cpu_is_tritons() -> None:
+    shape = cases.Case("", ((1, 1),), head_dim=64).shape
+    cache = torch.zeros(2, 1, 1, 2, 16, 64, dtype=torch.bfloat16)
+    assert make_attention(cache, shape, LIMITS).name == "triton"
+
+
+@pytest.mark.parametrize("kernels", ["", "off"])
+def test_step_of_a_cpu_is_the_decoders_own(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDCLUSTER_KERNELS", kernels)
+
+    def forward(plan: StepPlan) -> torch.Tensor:
+        return plan.token_ids
+
+    assert (
+        make_operations(
+            torch.zeros(2, 1, 1, 2, 16, 64), MIXED.shape, LIMITS, invariant=False
+        ).prepare(forward)
+        is forward
+    )
+
+
+def test_limits_count_padding_and_whole_blocks() -> None:
+    assert (LIMITS.rows, LIMITS.sequences, LIMITS.blocks) == (64, 32, 7)
