@@ -7,7 +7,6 @@ from pdcluster_worker.config.asked_device import Asked
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.model.device import (
-    NEVER_RUN,
     Facts,
     check_computes_on,
     choose,
@@ -29,8 +28,18 @@ GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")
     ],
 )
 def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
-    wanted = {"cpu": Device("cpu", "Xeon"), "cuda": Device("cuda", "NVIDIA B200", NEVER_RUN)}
-    assert choose(Asked(device, gpu, "main"), GPU) == wanted[kind]
+    note = "not tested on this GPU by the project, but on H200"
+    expected = {"cpu": Device("cpu", "Xeon"), "cuda": Device("cuda", "NVIDIA B200", note)}
+    assert choose(Asked(device, gpu, "main"), GPU) == expected[kind]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "note"), [(1, ""), (2, "not tested on several GPUs by the project")]
+)
+def test_a_gpu_that_was_run_on_has_no_note_but_of_ranks(num_ranks: int, note: str) -> None:
+    facts = Facts("Xeon", built="13.0", gpu="NVIDIA H200")
+    asked = Asked("auto", "H200", "main")
+    assert choose(asked, facts, num_ranks) == Device("cuda", "NVIDIA H200", note)
 
 
 def test_a_compiler_is_one_that_triton_finds(monkeypatch, tmp_path):

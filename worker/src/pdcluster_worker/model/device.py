@@ -21,10 +21,8 @@ from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import Device
 
-NEVER_RUN = "not tested on a GPU by the project"
-"""Stands wherever a cuda device is named, until `make gpu-run` has passed on one and this line
-goes.
-"""
+TESTED_ON = ("H200",)
+"""GPUs on which `make gpu-run` has passed; other ones are noted wherever a device is named."""
 
 _OLD_DRIVER = "too old"
 """Stands in CUDA's own message when the node's driver is older than the libraries need."""
@@ -50,14 +48,14 @@ class Facts:
     compiler: bool = True
 
 
-def choose(asked: Asked, facts: Facts) -> Device:
+def choose(asked: Asked, facts: Facts, num_ranks: int = 1) -> Device:
     """The device to compute on.  Raises DeviceError with the reason and the fix."""
     if asked.kind == "cpu":
         return Device("cpu", facts.cpu)
     refusal = _refusal(facts)
     if refusal is not None:
         raise DeviceError(f"{asked}, but {refusal}")
-    return Device("cuda", facts.gpu, NEVER_RUN)
+    return Device("cuda", facts.gpu, _untested(facts.gpu, num_ranks))
 
 
 def check_computes_on(device: Device, cache: torch.device) -> None:
@@ -74,7 +72,9 @@ def check_computes_on(device: Device, cache: torch.device) -> None:
 def find_device(config: WorkerConfig) -> Device:
     """The device of this worker's engine.  Raises DeviceError, without a look if it can."""
     asked = asked_device(config)
-    return choose(asked, read_facts(asks_cuda=asked.kind == "cuda"))
+    engine = config.engine
+    num_ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    return choose(asked, read_facts(asks_cuda=asked.kind == "cuda"), num_ranks)
 
 
 def read_facts(*, asks_cuda: bool) -> Facts:
@@ -104,6 +104,13 @@ def parse_cpu_name(cpuinfo: str) -> str | None:
         if key.strip() == "model name" and value.strip():
             return value.strip()
     return None
+
+
+def _untested(gpu: str, num_ranks: int) -> str:
+    """Note on what the project has not run; empty where it has."""
+    if not any(name in gpu for name in TESTED_ON):
+        return f"not tested on this GPU by the project, but on {', '.join(TESTED_ON)}"
+    return "not tested on several GPUs by the project" if num_ranks > 1 else ""
 
 
 def _refusal(facts: Facts) -> str | None:

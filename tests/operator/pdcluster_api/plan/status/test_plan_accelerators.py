@@ -120,12 +120,12 @@ def test_workers_that_compute_on_what_their_pool_reserves_make_it_true():
 def test_what_a_worker_notes_of_its_device_is_in_the_message():
     cluster, noted = (
         cluster_of(B200),
-        Device("cuda", "NVIDIA B200", "not tested on a GPU by the project"),
+        Device("cuda", "NVIDIA B200", "not tested on this GPU by the project"),
     )
     plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=noted)), NOW)
     message = (
-        "workers compute on what their pools have: decode pool big on NVIDIA B200 (not tested on a "
-        "GPU by the project)"
+        "workers compute on what their pools have: decode pool big on NVIDIA B200 (not tested on "
+        "this GPU by the project)"
     )
     assert found(plan) == ("True", "AsDeclared", message)
 
