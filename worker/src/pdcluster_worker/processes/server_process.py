@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pdcluster_worker.config.asked_device import asked_device
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.dispatch.backend import EngineFault, WorkerBackend
@@ -197,17 +198,6 @@ class ServerProcess:
         self._metrics.engine_dtype_info.labels(dtype, str(is_native).lower()).set(1)
         return dtype
 
-    def _gpu(self, device: Device) -> Callable[[], GpuUse | None] | None:
-        """Use of the GPUs that the engine computes on: this process's, or those of the container
-        beside it.
-        """
-        if device.kind != "cuda":
-            return None
-        engine = self._config.engine
-        if engine.type != "pdcluster" and not engine.vllm.command:
-            return lambda: read_report().use()
-        return Gpus(engine.tensor_parallel_size * engine.pipeline_parallel_size).use
-
     def _occupancy(self, gpu: Callable[[], GpuUse | None] | None) -> Occupancy:
         """Measure of how busy this worker is: by its GPU's driver, else by its engines' steps."""
         use = gpu() if gpu is not None else None
@@ -237,7 +227,7 @@ class ServerProcess:
             self._metrics.engine_dtype_info.labels(facts.dtype, "true").set(1)
         self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
         self._metrics.engine_scheduler_info.labels(facts.scheduler, facts.scheduling_policy).set(1)
-        gpu = self._gpu(facts.device)
+        gpu = gpu_use(self._config.engine, facts.device)
         if gpu is not None:
             self._metrics.watch_gpu(facts.device, gpu)
         worker = Worker(
@@ -299,6 +289,17 @@ class ServerProcess:
         group.on_start, group.on_end, group.on_forget = on_start, on_end, on_forget
         for engine in group.engines:
             pulses.start(engine)
+
+
+def gpu_use(engine: EngineConfig, device: Device) -> Callable[[], GpuUse | None] | None:
+    """Use of the GPUs that an engine computes on: this process's, or those of the container beside
+    it; None of a CPU.
+    """
+    if device.kind != "cuda":
+        return None
+    if engine.type != "pdcluster" and not engine.vllm.command:
+        return lambda: read_report().use()
+    return Gpus(engine.tensor_parallel_size * engine.pipeline_parallel_size).use
 
 
 async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> None:
