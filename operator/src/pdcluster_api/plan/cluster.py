@@ -32,8 +32,8 @@ from pdcluster_api.plan.status.autoscaled import (
     is_new,
     overridden,
 )
+from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.conditions import (
-    Condition,
     Facts,
     condition_tree,
 )
@@ -196,7 +196,7 @@ def _drain(scene: Scene, wanted: tuple[Workload, ...]) -> Drain:
 
 
 def _over_budget(scene: Scene, workloads: tuple[Workload, ...]) -> Condition | None:
-    """How far two revisions side by side exceed the budget; None with Recreate."""
+    """Condition of two revisions that exceed the budget together; none with Recreate."""
     if scene.cluster.spec.rollout.strategy == "Recreate":
         return None
     side_by_side = SideBySide(scene.target, workloads, scene.sizes, scene.observed.workloads)

@@ -82,7 +82,7 @@ AUTOSCALING: Final = (
 """Each is a condition of its own, there only while it is true, and its own reason."""
 
 ROLLOUT_OVER_BUDGET: Final = "RolloutOverBudget"
-"""Of a BlueGreen roll out, while it needs more than autoscale.budget; its own reason."""
+"""A BlueGreen roll out needs more than autoscale.budget; its own reason."""
 
 # What etcd and Kubernetes do not agree on.
 GHOSTS: Final = "RecordsWithoutPods"

@@ -179,7 +179,7 @@ def test_a_worker_counts_with_all_its_accelerators():
     assert accelerators(of_files(old, other)) == {"B200": (16, 128, 64), "B300": (1, 5, 4)}
 
 
-def test_what_a_roll_out_needs_beyond_the_budget_is_told_before_it_begins():
+def test_what_a_roll_out_needs_beyond_the_budget_is_shown_before_it_begins():
     eight = [pool(1, gpu="B200", gpusPerReplica=8)]
 
     def scaled(strategy: str, sequences: int = 64) -> PDCluster:
@@ -188,9 +188,9 @@ def test_what_a_roll_out_needs_beyond_the_budget_is_told_before_it_begins():
         spec = cluster.spec.model_copy(update={"autoscale": autoscale})
         return cluster.model_copy(update={"spec": spec})
 
-    for strategy, told in (("BlueGreen", ["RolloutOverBudget"]), ("Recreate", [])):
+    for strategy, reasons in (("BlueGreen", ["RolloutOverBudget"]), ("Recreate", [])):
         found = of_files(scaled(strategy), scaled(strategy, 32))
-        assert [reason for reason, _ in found.problems] == told
+        assert [reason for reason, _ in found.problems] == reasons
     (problem,) = of_files(scaled("BlueGreen"), scaled("BlueGreen", 32)).problems
     assert "needs 32 accelerators, 16 beyond budget.total 16" in problem.message
     assert of_files(scaled("BlueGreen"), scaled("BlueGreen")).problems == ()

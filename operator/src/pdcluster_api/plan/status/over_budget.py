@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pdcluster_api.plan.observed.state import WorkloadState
 from pdcluster_api.plan.sizes.scalers import PoolSize
-from pdcluster_api.plan.status.conditions import Condition
+from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.autoscale import AutoscaleSpec, BudgetSpec
 from pdcluster_api.schema.workload import Workload, WorkloadId
