@@ -824,6 +824,13 @@ RULES = [
                 at("spec.accelerators.X2", {"resource": "x.io/gpu"}),
             ),
             (without("spec.accelerators"), without("spec.accelerators.X1.nodeLabels")),
+            (
+                at("spec.accelerators.X1.memoryBytes", 192_000_000_000),
+                both(
+                    at("spec.accelerators.X1.memoryBytes", 192_000_000_000),
+                    at("spec.accelerators.X1.resource", "x.io/other"),
+                ),
+            ),
         )
     ),
     Rule(

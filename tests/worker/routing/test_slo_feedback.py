@@ -222,6 +222,11 @@ def test_pair_rates_are_bounded() -> None:
         (8, "bfloat16", 163_840),
         (1, "bfloat16", 20_480),
         (40, "float32", 1_638_400),
+        (40, "float8_e4m3fn", 409_600),
+        (40, "fp8_e5m2", 409_600),
+        (8, "fp8", 81_920),
+        (40, "int8", 409_600),
+        (40, "a dtype of tomorrow", 819_200),
     ],
 )
 def test_kv_bytes_of_a_token_of_13b(kv_heads: int, dtype: str, expected: int) -> None:

@@ -6,24 +6,32 @@ Whether a node really has one is for the scheduler and the worker to find out.
 
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Final, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
+
+Precision = Literal["bf16", "fp8", "fp4"]
+"""Precision in which an engine computes the products of a layer."""
+
+NUMBERS: Final = ("memoryBytes", "bandwidthBytes", "bf16Flops", "fp8Flops", "fp4Flops")
+"""Fields that say what an accelerator can do, not where it is: they change nothing of a pod."""
 
 NO_ACCELERATOR: Final = "cpu"
 """The `gpu` of a pool whose workers have no accelerator."""
 
 
 class Accelerator(BaseModel):
-    """One type of accelerator; None = depends on the machine."""
+    """One type of accelerator; None = depends on the machine, or is not known."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
+    memory_bytes: int | None
     bandwidth_bytes: int | None
-    fp8_flops: int | None
     bf16_flops: int | None
+    fp8_flops: int | None
+    fp4_flops: int | None
     resource: str | None
     node_labels: dict[str, str]
 

@@ -4,13 +4,12 @@ A PDCluster that exists as a value here has passed every rule; code above never
 checks again.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from pdcluster_api.schema.accelerators import NO_ACCELERATOR, accelerators
+from pdcluster_api.schema.accelerators import NO_ACCELERATOR, Accelerator, accelerators
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
@@ -331,24 +330,31 @@ class PDClusterSpec(Section):
         """Demand of the pool's gpu on a node: the object's own definition, or that of
         accelerators.yaml.
         """
-        if pool.gpu in self.accelerators:
-            return self.accelerators[pool.gpu]
-        known = accelerators()[pool.gpu]
+        known = self.hardware(pool.gpu)
         return AcceleratorSpec.model_construct(
             resource=known.resource, node_labels=known.node_labels
         )
 
+    def hardware(self, gpu: str) -> Accelerator:
+        """The accelerator of a name: the object's own definition, else that of
+        accelerators.yaml.
+        """
+        if gpu in self.accelerators:
+            return Accelerator.model_construct(**dict(self.accelerators[gpu]))
+        return accelerators()[gpu]
+
     def length_thresholds(self) -> dict[str, int]:
         """`routing.offload.prefillLengthThreshold` by accelerator of the decode pools.
 
-        As given; else the break-even length that accelerators.yaml knows, or 256.
+        As given; else its break-even length where that is known, or 256.
         """
         given, role = self.routing.offload.prefill_length_threshold, self.roles.decode
         gpus = {pool.gpu for pool in role.pools} if role is not None else set()
-        return {
-            gpu: _threshold(gpu, self.accelerators) if given is None else given
-            for gpu in sorted(gpus)
-        }
+        return {gpu: self._threshold(gpu) if given is None else given for gpu in sorted(gpus)}
+
+    def _threshold(self, gpu: str) -> int:
+        known = self.hardware(gpu).break_even_tokens
+        return DEFAULT_LENGTH_THRESHOLD if known is None else known
 
     @property
     def prefill_length_threshold(self) -> int:
@@ -366,11 +372,6 @@ class PDClusterSpec(Section):
     def decode_role(self) -> Literal["decode", "mixed"]:
         """The role whose workers make the tokens of an answer."""
         return "mixed" if self.roles.mixed is not None else "decode"
-
-
-def _threshold(gpu: str, defined: Mapping[str, AcceleratorSpec]) -> int:
-    known = None if gpu in defined else accelerators()[gpu].break_even_tokens
-    return DEFAULT_LENGTH_THRESHOLD if known is None else known
 
 
 class PDCluster(Section):

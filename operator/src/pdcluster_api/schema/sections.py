@@ -133,14 +133,23 @@ class ImageSpec(Section):
 
 
 class AcceleratorSpec(Section):
-    """A type of accelerator that accelerators.yaml does not have.
+    """A type of accelerator that accelerators.yaml does not have, or in the place of one that it
+    has.  Numbers are per accelerator, as in that file; None = not known.
 
     resource:    what a pod asks for, as in nvidia.com/gpu; None = nothing but cpu and memory
     node_labels: labels of the nodes that carry it
+    memory_bytes:    its memory
+    bandwidth_bytes: bytes per second of its memory
+    bf16_flops, fp8_flops, fp4_flops: dense operations per second
     """
 
     resource: Annotated[Text, Field(max_length=MAX_RESOURCE)] | None = None
     node_labels: dict[str, str] = Field(default_factory=dict)
+    memory_bytes: Positive | None = None
+    bandwidth_bytes: Positive | None = None
+    bf16_flops: Positive | None = None
+    fp8_flops: Positive | None = None
+    fp4_flops: Positive | None = None
 
 
 class PoolSpec(Section):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from pydantic import AfterValidator, Field
 
+from pdcluster_api.schema.accelerators import Precision
 from pdcluster_api.schema.rules import rule
 from pdcluster_api.schema.section import Section
 from pdcluster_api.schema.values import VariableName
@@ -244,3 +245,39 @@ def check_variables(variables: tuple[EnvSpec, ...]) -> tuple[EnvSpec, ...]:
     if repeated:
         raise rule(f"{repeated[0]} is given twice", "remove one of them")
     return variables
+
+
+_PRECISION_OF: Final[dict[str, Precision]] = {
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "ptpc_fp8": "fp8",
+    "fp8_per_tensor": "fp8",
+    "fp8_per_block": "fp8",
+    "fp8_per_channel": "fp8",
+    "mxfp8": "fp8",
+    "deepseek_v4_fp8": "fp8",
+    "modelopt": "fp8",
+    "modelopt_mxfp8": "fp8",
+    "modelopt_fp4": "fp4",
+    "nvfp4_per_token": "fp4",
+}
+"""Values of vLLM's --quantization with which it computes in another precision than BF16; the others
+quantize weights alone, or leave it to the checkpoint.
+"""
+
+
+def precision_of(engine: "EngineSpec") -> Precision:
+    """Precision in which an engine computes prompts, as far as its fields say it.
+
+    Our own engine has no other than BF16 (and float32); vLLM has what --quantization says.
+    """
+    if engine.type != VLLM:
+        return "bf16"
+    method, is_next = "", False
+    for argument in engine.args or ():
+        name, has_value, value = argument.strip().partition("=")
+        if is_next:
+            method, is_next = argument.strip(), False
+        elif name in ("-q", "--quantization"):
+            method, is_next = value, not has_value
+    return _PRECISION_OF.get(method, "bf16")

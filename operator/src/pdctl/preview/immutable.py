@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pdcluster_api.errors import Fault
 from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.sections import AcceleratorSpec, PoolSpec
 
 _NEW_CLUSTER = "make a new PDCluster"
 
@@ -61,12 +61,17 @@ def _pool(old: PoolSpec, new: PoolSpec, path: str) -> Iterator[Fault]:
 def _accelerators(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
     before = old.spec.accelerators
     for name, definition in new.spec.accelerators.items():
-        if name in before and definition != before[name]:
+        if name in before and _place(definition) != _place(before[name]):
             yield Fault(
                 f"spec.accelerators.{name}",
                 "the definition of an accelerator cannot change",
                 "add a type under another name, and pools of it",
             )
+
+
+def _place(definition: AcceleratorSpec) -> tuple[str | None, dict[str, str]]:
+    """The part of a definition that pods are made of; its numbers may change."""
+    return definition.resource, definition.node_labels
 
 
 def identity_faults(old: PDCluster, new: PDCluster) -> tuple[Fault, ...]:

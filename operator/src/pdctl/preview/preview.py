@@ -20,7 +20,7 @@ from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerSt
 from pdcluster_api.plan.sizes.pool_facts import Seen, held_by_type, pool_facts
 from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.accelerators import accelerators_text
+from pdcluster_api.schema.accelerators import NUMBERS, accelerators_text
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_api.schema.revision import at_revision, revision_of, template_hash
 from pdcluster_api.schema.sections import ROUTER, PoolSpec
@@ -231,6 +231,8 @@ def effect_of(path: str) -> Effect:
     """Effect of a change of the field at a path."""
     if path.startswith("spec.roles.") and ".pools[" in path:
         return Effect.BOUNDS if path.endswith(("minReplicas", "maxReplicas")) else Effect.POOLS
+    if path.startswith("spec.accelerators.") and path.endswith(NUMBERS):
+        return Effect.POLICY
     return next((effect for start, effect in _EFFECTS if path.startswith(start)), Effect.REVISION)
 
 

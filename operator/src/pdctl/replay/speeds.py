@@ -9,7 +9,7 @@ replay is as good as the numbers that it is given.
 from dataclasses import dataclass, fields
 
 from pdcluster_api.errors import Fault, InvalidTraceError
-from pdcluster_api.plan.autoscale.ratio import table_weight
+from pdcluster_api.plan.autoscale.ratio import worker_weight
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.sections import PoolSpec
 
@@ -54,8 +54,5 @@ class Speeds:
 
 def share_of_first(spec: PDClusterSpec, role: str, pool: PoolSpec) -> float:
     """Speed of a worker of a pool over one of the role's first pool, by accelerators.yaml."""
-    mine, first = (
-        table_weight(role, each.gpu) * spec.gpus_per_replica(role, each)
-        for each in (pool, spec.roles.present()[role].pools[0])
-    )
-    return mine / first
+    first = spec.roles.present()[role].pools[0]
+    return worker_weight(spec, role, pool) / worker_weight(spec, role, first)

@@ -75,6 +75,9 @@ PLANNED = {
     "roles.pools.maxReplicas": "a bound of that",
     "image.name": "resolved by the caller",
     "placement.minTransferGBps": "what a verified transfer is judged by",
+    "accelerators.memoryBytes": "the decode capacity of a worker",
+    "accelerators.fp8Flops": "the prefill capacity of a worker that computes in FP8",
+    "accelerators.fp4Flops": "the same of FP4",
     "autoscale": "its fields have a test of their own below",
 }
 
@@ -91,6 +94,11 @@ TENANT: dict[str, Any] = {
     "maxConcurrentRequests": 4,
     "tokensPerMinute": 1000,
 }
+
+OWN_TYPE = both(
+    at(f"{POOL}.gpu", "X1"),
+    at("spec.accelerators", {"X1": {"bandwidthBytes": 10**12, "bf16Flops": 10**14}}),
+)
 
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
     "model.name": (NOTHING, at("spec.model.name", "other")),
@@ -114,6 +122,11 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         at(f"{POOL}.gpu", "H100"),
         at("spec.accelerators", {"H100": {"nodeLabels": {"a": "b"}}}),
     ),
+    "accelerators.bandwidthBytes": (
+        OWN_TYPE,
+        at("spec.accelerators.X1.bandwidthBytes", 2 * 10**12),
+    ),
+    "accelerators.bf16Flops": (OWN_TYPE, at("spec.accelerators.X1.bf16Flops", 5 * 10**14)),
     "roles.pools.name": (NOTHING, at(f"{POOL}.name", "other")),
     "roles.pools.gpu": (NOTHING, at(f"{POOL}.gpu", "B200")),
     "roles.pools.gpusPerReplica": (at(f"{POOL}.gpu", "B200"), at(f"{POOL}.gpusPerReplica", 4)),

@@ -240,6 +240,11 @@ BAD = [
         "spec.accelerators",
     ),
     Wrong(
+        at("spec.accelerators", {"X": {"memoryBytes": 0}}),
+        "spec.accelerators.X.memoryBytes: must be at least 1, not 0; raise it",
+        "spec.accelerators.X.memoryBytes",
+    ),
+    Wrong(
         at("spec.accelerators", {"X": {"resource": "x" * 318}}),
         "spec.accelerators.X.resource: must have at most 317 characters, not ",
         "spec.accelerators.X.resource",

@@ -155,6 +155,15 @@ def test_a_definition_over_a_known_type_concerns_the_pools_that_name_it(gpu: str
     ]
 
 
+def test_numbers_of_a_type_may_change_and_end_no_worker():
+    number = "spec.accelerators.MI300.memoryBytes"
+    old, new = changed(at(number, 2), before=at("spec.accelerators.MI300", {"memoryBytes": 1}))
+    found = of_files(old, new)
+
+    assert [(each.path, each.effect) for each in found.changes] == [(number, Effect.POLICY)]
+    assert found.refused == ()
+
+
 def test_blue_green_needs_a_second_set_of_accelerators():
     old = make_cluster(prefill=[pool(4, **B200)], decode=[pool(8, gpu="B300")])
     new = make_cluster(prefill=[pool(4, **B200)], decode=[pool(8, gpu="B300")], engine=32)

@@ -12,7 +12,12 @@ _NEWEST = 0.2
 MAX_PAIRS = 1024
 """Pairs that are remembered; of more the one that was measured first is forgotten."""
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
+
+
+def _element_bytes(dtype: str) -> int:
+    """Bytes of one element; of a dtype that is not known those of bfloat16, which most KV has."""
+    return 1 if dtype.startswith(("fp8", "float8")) else _BYTES.get(dtype, _BYTES["bfloat16"])
 
 
 def kv_bytes_per_token(geometry: KVGeometry) -> int:
@@ -22,7 +27,7 @@ def kv_bytes_per_token(geometry: KVGeometry) -> int:
     ...     dtype="bfloat16"))
     819200
     """
-    per_layer = 2 * geometry.num_kv_heads * geometry.head_dim * _BYTES.get(geometry.dtype, 4)
+    per_layer = 2 * geometry.num_kv_heads * geometry.head_dim * _element_bytes(geometry.dtype)
     return geometry.num_layers * per_layer
 
 

@@ -19,7 +19,7 @@ from pdcluster_api.plan.autoscale.capacity import at_the_edge, capacity_problems
 from pdcluster_api.plan.autoscale.fit import fit
 from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.pools import Pool, Vector, num_ready_left
-from pdcluster_api.plan.autoscale.ratio import measured_weights, table_weight
+from pdcluster_api.plan.autoscale.ratio import measured_weights, worker_weight
 from pdcluster_api.plan.autoscale.safety import Recommendation, Role, recommend
 from pdcluster_api.plan.autoscale.signals import signals_of
 from pdcluster_api.plan.autoscale.stabilization import is_same, stabilize, stabilize_advice
@@ -95,7 +95,18 @@ def _pools(
             new = PoolFacts(role, each.name, each.gpu, each.replicas, 0, 0, gpus_per_replica=gpus)
             price = spec.autoscale.cost.get(each.gpu, 1.0)
             facts_of = known.get((role, each.name)) or new
-            found.append(Pool(facts_of, order, price, low=min(low, high), high=high, source=source))
+            weight = worker_weight(spec, role, each)
+            found.append(
+                Pool(
+                    facts_of,
+                    order,
+                    price,
+                    weight,
+                    low=min(low, high),
+                    high=high,
+                    source=source,
+                )
+            )
             problem = conflict(f"{role}/{each.name}", low, high)
             notes.problems += [] if problem is None else [problem]
     return [
@@ -109,7 +120,7 @@ def _weighed(
     role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals], tolerance: float
 ) -> list[Pool]:
     mine = [pool for pool in pools if pool.role == role]
-    weights = [table_weight(role, pool.facts.gpu) * pool.facts.gpus_per_replica for pool in mine]
+    weights = [pool.weight for pool in mine]
     if role == "prefill":
         speeds = [totals.get(pool.key, Totals()).prefill_speed for pool in mine]
         weights = measured_weights(weights, speeds, tolerance)

@@ -1,12 +1,13 @@
 """The ratio band: prefill capacity over decode capacity.
 
 Capacity is counted in H100s, over all accelerators of a worker: one of prefill weighs
-its dense FP8 rate (BF16 where there is no FP8 unit), one of decode its memory
-bandwidth, each over that of an H100; 1 where accelerators.yaml knows none.  Where the
-window shows how fast the workers of every pool of prefill really are, those speeds say how its
-pools compare; the unit stays the same, so that a band means the same before and
-after the first request.  What a decode worker does in a second says how many
-streams it has, not how fast it is, so that there only the table counts.
+its dense rate in the precision in which its engine computes, one of decode its memory
+bandwidth or its memory, whichever is the less, each over that of an H100; 1 where it is
+not known.  Where the window shows how fast the workers of every pool of prefill really
+are, those speeds say how its pools compare; the unit stays the same, so that a band
+means the same before and after the first request.  What a decode worker does in a
+second says how many streams it has, not how fast it is, so that there only the table
+counts.
 """
 
 import math
@@ -14,8 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pdcluster_api.plan.autoscale.pools import Pool, Vector
-from pdcluster_api.schema.accelerators import Accelerator, accelerators
+from pdcluster_api.schema.accelerators import Accelerator, Precision, accelerators
 from pdcluster_api.schema.autoscale import RatioSpec
+from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_api.schema.stock_engine import precision_of
 
 _UNIT = "H100"
 _DUST = 1e-9
@@ -31,25 +35,40 @@ ROUNDING_ROOM = 8
 """Workers above what a band asks for: a narrow band may be met only by somewhat greater sizes."""
 
 
-def table_weight(role: str, gpu: str) -> float:
-    """Capacity of one accelerator of a type for a role, in H100s.
+def table_weight(role: str, accelerator: Accelerator, precision: Precision = "bf16") -> float:
+    """Capacity of one accelerator for a role, in H100s.
 
-    >>> table_weight("prefill", "B200"), table_weight("decode", "H200")
-    (2.2738757, 1.4328358)
+    precision: in which its engine computes prompts
+
+    >>> known = accelerators()
+    >>> table_weight("prefill", known["B200"]), table_weight("prefill", known["B200"], "fp4")
+    (2.2750253, 9.1001011)
+    >>> [table_weight("decode", known[gpu]) for gpu in ("H200", "B200", "B300")]
+    [1.4328358, 2.25, 2.3880597]
     """
-    known, unit = accelerators().get(gpu), accelerators()[_UNIT]
-    if known is None:
-        return 1.0
-    rate, of_unit = _rate(role, known), _rate(role, unit)
-    return 1.0 if rate is None or of_unit is None else round(rate / of_unit, 7)
+    unit = accelerators()[_UNIT]
+    if role == "prefill":
+        return _over(_flops(accelerator, precision), _flops(unit, precision))
+    streams = _over(accelerator.bandwidth_bytes, unit.bandwidth_bytes)
+    if accelerator.memory_bytes is None or accelerator.bandwidth_bytes is None:
+        return streams
+    return min(streams, _over(accelerator.memory_bytes, unit.memory_bytes))
 
 
-def _rate(role: str, accelerator: Accelerator) -> int | None:
-    return (
-        accelerator.fp8_flops or accelerator.bf16_flops
-        if role == "prefill"
-        else accelerator.bandwidth_bytes
-    )
+def _flops(accelerator: Accelerator, precision: Precision) -> int | None:
+    """Operations per second in a precision; in BF16 without a unit for it."""
+    units = {"bf16": None, "fp8": accelerator.fp8_flops, "fp4": accelerator.fp4_flops}
+    return units[precision] or accelerator.bf16_flops
+
+
+def _over(number: int | None, of_unit: int | None) -> float:
+    return 1.0 if number is None or of_unit is None else round(number / of_unit, 7)
+
+
+def worker_weight(spec: PDClusterSpec, role: str, pool: PoolSpec) -> float:
+    """Capacity of one worker of a pool, in H100s."""
+    of_one = table_weight(role, spec.hardware(pool.gpu), precision_of(spec.engine_of(role)))
+    return of_one * spec.gpus_per_replica(role, pool)
 
 
 def measured_weights(

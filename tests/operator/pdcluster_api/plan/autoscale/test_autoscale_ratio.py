@@ -5,8 +5,11 @@ had.
 from dataclasses import replace
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.ratio import measured_weights, table_weight
+from pdcluster_api.plan.autoscale.ratio import measured_weights, table_weight, worker_weight
 from pdcluster_api.plan.autoscale.values import WorkerSample
+from pdcluster_api.schema.accelerators import accelerators
+from pdcluster_api.schema.engine import EngineSpec
+from pdcluster_api.schema.sections import AcceleratorSpec
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     IDLE,
@@ -26,10 +29,35 @@ FULL = replace(CALM, kv_cache_usage_ratio=0.9)
 
 
 def test_capacity_is_counted_in_h100s_by_what_each_role_is_bound_by():
-    assert table_weight("prefill", "H100") == table_weight("decode", "H100") == 1.0
-    assert table_weight("prefill", "B300") == 2.2738757  # 4.5 over 1.979 PFLOPS of FP8
-    assert table_weight("decode", "H200") == 1.4328358  # 4.8 over 3.35 TB/s
-    assert table_weight("prefill", "cpu") == table_weight("decode", "an-own-one") == 1.0
+    known = accelerators()
+    assert table_weight("prefill", known["H100"]) == table_weight("decode", known["H100"]) == 1.0
+    assert table_weight("prefill", known["B300"]) == 2.2750253  # 2.25 over 0.989 PFLOPS of BF16
+    assert table_weight("prefill", known["B300"], "fp8") == 2.2738757  # 4.5 over 1.979
+    assert table_weight("prefill", known["H200"], "fp4") == 1.0  # neither has a unit for it
+    assert table_weight("decode", known["H200"]) == 1.4328358  # 4.8 over 3.35 TB/s
+    assert table_weight("decode", known["B200"]) == 2.25  # 180 over 80 GB
+    assert table_weight("decode", known["B300"]) == 2.3880597  # 8 over 3.35 TB/s
+    assert table_weight("prefill", known["cpu"]) == table_weight("decode", known["cpu"]) == 1.0
+
+
+def test_a_worker_weighs_what_its_engine_and_its_own_type_say():
+    """Prefill by FP8 only where the engine computes in it; numbers of the object's own count."""
+    own = {"X1": {"bf16Flops": 4 * 989 * 10**12, "bandwidthBytes": 67 * 10**11}}
+    spec = make_spec(prefill=[pool(1, gpusPerReplica=2)], decode=[pool(1)])
+    defined = {gpu: AcceleratorSpec.model_validate(each) for gpu, each in own.items()}
+    x1 = spec.model_copy(update={"accelerators": defined})
+    pools = {
+        role: declared.pools[0].model_copy(update={"gpu": "X1"})
+        for role, declared in spec.roles.present().items()
+    }
+
+    assert worker_weight(x1, "prefill", pools["prefill"]) == 8.0
+    assert worker_weight(x1, "decode", pools["decode"]) == 2.0
+    fp8 = EngineSpec.model_construct(type="vllm", args=("--quantization", "fp8"))
+    b200 = pools["prefill"].model_copy(update={"gpu": "B200", "gpus_per_replica": 1})
+    quantized = spec.model_copy(update={"engine": fp8})
+    assert worker_weight(spec, "prefill", b200) == 2.2750253
+    assert worker_weight(quantized, "prefill", b200) == 2.2738757
 
 
 def test_measured_speeds_say_how_the_pools_of_a_role_compare():
