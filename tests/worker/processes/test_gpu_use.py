@@ -1,4 +1,4 @@
-"""Whose GPUs a server process reports: its own, or those of a stock engine's container."""
+"""GPUs that a server process reports: its own, or those of a stock engine's container."""
 
 import pytest
 
