@@ -4,10 +4,12 @@ loop.
 
 import asyncio
 import json
+import sys
 import time
 from asyncio import events
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +113,38 @@ async def test_the_largest_object_holds_the_loop_for_no_long_stretch(
         done = await asyncio.create_task(passes.one())
         assert not done.wrote
         assert max(first, seen.longest) < MOST_SECONDS
+
+
+def of_levels(number: int) -> Body:
+    """Sections of a spec that the API server takes, which takes 10,000 levels."""
+    value: Any = "end"
+    for _ in range(number):
+        value = {"a": value}
+    return {"podTemplate": {"spec": value}}
+
+
+def test_an_object_of_very_many_levels_is_refused_and_stops_no_other(
+    control_plane: ControlPlane, scene: Scene, tmp_path: Path
+):
+    deep, later = (Scene(scene.api, scene.namespace, name) for name in ("deep", "later"))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(40_000)  # of this test's own JSON
+    try:
+        with OperatorProcess(
+            tmp_path, control_plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=scene.namespace
+        ) as operator:
+            scene.create()
+            deep.create(**of_levels(9000))
+            message = deep.await_condition("Ready", "False", "InvalidSpec")["message"]
+            assert "has more than 100 levels" in message
+            operator.kill()
+            operator.start()  # which lists it
+            later.create()
+            later.await_condition("Ready", "False")
+            assert operator.stop() == 0
+    finally:
+        deep.delete()
+        sys.setrecursionlimit(limit)
 
 
 def most_resident(pid: int) -> int:

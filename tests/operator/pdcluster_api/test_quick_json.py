@@ -7,7 +7,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_api.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml
+from pdcluster_api.quick_json import (
+    MAX_DEPTH,
+    decoded,
+    encoded,
+    encoded_as_stored,
+    encoded_as_yaml,
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(),
@@ -78,7 +84,7 @@ def nested(levels: int) -> object:
     return value
 
 
-@pytest.mark.parametrize("levels", [50, 95, 100, 105, 200, 400])
+@pytest.mark.parametrize("levels", [1, 50, MAX_DEPTH // 2])
 def test_a_value_of_many_levels_comes_back(levels: int):
     value = nested(levels)
 
@@ -88,16 +94,26 @@ def test_a_value_of_many_levels_comes_back(levels: int):
     assert json.loads(encoded_as_stored(value)) == value
 
 
-def test_too_many_levels_are_a_value_error_with_their_limit():
-    value, content = nested(5000), b'{"a":' * 9000 + b"1" + b"}" * 9000
+def test_of_too_many_levels_the_deepest_are_null_and_all_else_is_read():
+    deep = b'[{"}":' * 4500 + b'"]"' + b"}]" * 4500
+    found = decoded(b'{"items":[{"a":"\\"{"},' + deep + b',{"b":[1]}]}')
 
-    for fails in (
-        lambda: encoded(value),
-        lambda: encoded_as_stored(value),
-        lambda: decoded(content),
-    ):
-        with pytest.raises(ValueError, match="fewer than 900"):
-            fails()
+    assert (found["items"][0], found["items"][2]) == ({"a": '"{'}, {"b": [1]})
+    value, levels = found["items"][1], 2
+    while value is not None:
+        value, levels = value[0] if isinstance(value, list) else value["}"], levels + 1
+    assert levels == MAX_DEPTH
+
+
+def test_too_many_levels_are_not_written():
+    with pytest.raises(ValueError, match="depth"):
+        encoded(nested(5000))
+
+
+@pytest.mark.parametrize("content", [b'{"a":' * 300, b"[" * 300 + b"}" * 300])
+def test_too_many_levels_that_do_not_end_are_a_value_error(content: bytes):
+    with pytest.raises(ValueError, match="column"):
+        decoded(content)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"<html>", b"\xff"])

@@ -14,7 +14,7 @@ import kopf
 
 from pdcluster_api.apiserver.watching import SERVER_SECONDS, SILENCE_SECONDS
 from pdcluster_api.schema import labels
-from pdcluster_operator.handlers.kopf_private import NoMemories
+from pdcluster_operator.handlers.kopf_private import NoMemories, read_json_of_any_depth
 from pdcluster_operator.handlers.watch import Watch, register
 
 LIST_CHUNK = 20
@@ -93,6 +93,7 @@ async def run_watches(
 
     started: set when kopf has put its own signal handlers in
     """
+    read_json_of_any_depth()
     registry = make_registry(in_pod=settings.in_pod)
     register(registry, watch)
     await kopf.operator(

@@ -4,9 +4,13 @@
 called otherwise.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
+from kopf._cogs.clients import api
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
+
+from pdcluster_api.quick_json import decoded
 
 
 class NoMemories(ResourceMemories):
@@ -17,3 +21,17 @@ class NoMemories(ResourceMemories):
     async def recall(self, raw_body: Any, **_: Any) -> ResourceMemory:
         """A fresh record."""
         return ResourceMemory()
+
+
+def read_json_of_any_depth() -> None:
+    """Let kopf read JSON as we do: by its own reader an object of some thousand levels, which any
+    user may make, ends the operator.
+    """
+    api.json = SimpleNamespace(loads=lambda line: decoded(line.encode()))
+    api.get = _get
+
+
+async def _get(url: str, **options: Any) -> Any:
+    response = await api.request(method="get", url=url, **options)
+    async with response:
+        return decoded(await response.read())

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import kopf
 import pytest
+from kopf._cogs.clients import api, fetching
 from kopf._core.reactor import processing
 
 from pdcluster_operator.handlers import kopf_private
-from pdcluster_operator.handlers.kopf_private import NoMemories
+from pdcluster_operator.handlers.kopf_private import NoMemories, read_json_of_any_depth
 from tests.operator import bodies
 
 HOME = Path(kopf_private.__file__)
@@ -55,3 +56,17 @@ async def test_kopf_remembers_nothing_of_an_object():
     assert await memories.recall(body, noticed_by_listing=False, memobase=None) is not first
     assert list(memories.iter_all_memories()) == []
     await memories.forget(body)
+
+
+def test_kopf_reads_lists_and_watches_where_ours_takes_the_place_of_its_own():
+    get, stream = inspect.getsource(api), inspect.getsource(api.stream)
+    assert "return await response.json()" in get
+    assert "yield json.loads(line.decode('utf-8'))" in stream
+    assert "await api.get(" in inspect.getsource(fetching)
+
+
+def test_kopf_reads_objects_of_very_many_levels(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(api, "json", api.json)
+    monkeypatch.setattr(api, "get", api.get)
+    read_json_of_any_depth()
+    assert api.json.loads('{"a":' * 5000 + "1" + "}" * 5000)["a"]
