@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.sections import MAX_POOLS, MAX_TEMPLATE
-from pdcluster_api.schema.values import MAX_SPEC_BYTES, MAX_TEMPLATE_BYTES
+from pdcluster_api.schema.sections import MAX_POOLS
+from pdcluster_api.schema.values import MAX_SPEC_BYTES, MAX_TEMPLATE, MAX_TEMPLATE_BYTES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
