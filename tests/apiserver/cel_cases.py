@@ -384,15 +384,27 @@ ETCD_RULES = [
     ),
     Rule(
         f"{ETCD}.endpoints[]",
-        "not host:port: write it like etcd.example:2379, with a port of 1 to 65535",
+        "not host:port: write it like etcd.example:2379 or [fd00::1]:2379, with a port of 1 to "
+        "65535",
         at(ETCD, {"endpoints": ["a:1", "a:9999", "a:10000", "a:60000", "b.c:65535"]}),
         at(ETCD, {"endpoints": ["a:1", "etcd"]}),
     ),
     Rule(
         f"{ETCD}.endpoints[]",
-        "not host:port: write it like etcd.example:2379, with a port of 1 to 65535",
-        at(ETCD, {"endpoints": ["a:65535"]}),
+        "not host:port: write it like etcd.example:2379 or [fd00::1]:2379, with a port of 1 to "
+        "65535",
+        at(ETCD, {"endpoints": ["a:65535", "[fd00::1]:2379"]}),
         at(ETCD, {"endpoints": ["a:65536"]}),
+    ),
+    *(
+        Rule(
+            f"{ETCD}.endpoints[]",
+            "link-local, and no etcd is there: give the address of an etcd that workers on every "
+            "node reach",
+            at(ETCD, {"endpoints": ["169.253.169.254:80", "[fec0::1]:80"]}),
+            at(ETCD, {"endpoints": [endpoint]}),
+        )
+        for endpoint in ("169.254.169.254:80", "[FE80::1]:80")
     ),
     Rule(
         f"{ETCD}.storage.size",

@@ -64,7 +64,7 @@ async def passes_over(
     """
     registry = CollectorRegistry()
     async with ApiClient(await connect(kubeconfig), ApiMetrics(registry)) as client:
-        kept = LoopSettings(SITE, "operator-0", (namespace,), **settings)
+        kept = LoopSettings(SITE, "operator-0", (namespace,), is_in_pod=False, **settings)
         loop = Loop(client, client, kept, registry)
         await loop.fill()
         async with contextlib.AsyncExitStack() as stack:

@@ -59,7 +59,14 @@ class InvalidTraceError(OperatorError):
 
 
 class EtcdUnreachableError(OperatorError):
-    """No endpoint answered in time; the message names them all."""
+    """No endpoint answered in time; the message names them all.
+
+    reason: how each failed, for the log of the process that asked, and for no user of it
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class EtcdFullError(EtcdUnreachableError):

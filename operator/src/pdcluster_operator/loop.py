@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class LoopSettings:
     """namespaces: None in it = all; identity: of this process, in events; worker_port: of
-    `/metrics`.
+    `/metrics`; is_in_pod: what is on its loopback is the operator's own, and no etcd of a user.
     """
 
     site: Site
@@ -55,6 +55,7 @@ class LoopSettings:
     concurrency: int = 4
     worker_port: int = HTTP_PORT
     remove_older_monitors: bool = False
+    is_in_pod: bool = True
 
 
 class Loop:
@@ -86,7 +87,7 @@ class Loop:
         self._resync = Resync(listing, self.cache, self.add, self._progress, grace_seconds)
         silence_seconds = settings.watch_silence_seconds
         self._watches = Watches(watching, listing, self.cache, self.add, silence_seconds)
-        etcd = EtcdRequests(client)
+        etcd = EtcdRequests(client, may_be_loopback=not settings.is_in_pod)
         self._scraper, self._verifier = Scraper(), Verifier()
         scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
         scaling = Scaling(

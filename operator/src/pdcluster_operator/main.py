@@ -251,4 +251,5 @@ def _loop_settings(settings: Settings) -> LoopSettings:
         watch_silence_seconds=settings.watch_silence_seconds,
         concurrency=settings.concurrency,
         remove_older_monitors=settings.remove_older_monitors,
+        is_in_pod=settings.kubeconfig is None,
     )

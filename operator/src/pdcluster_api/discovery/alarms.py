@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from aetcd import rpc
 
-from pdcluster_api.discovery.etcd import TIMEOUT_SECONDS, EtcdTLS, ask_each
+from pdcluster_api.discovery.etcd import TIMEOUT_SECONDS, Endpoint, EtcdTLS, ask_each
 from pdcluster_api.errors import EtcdUnreachableError
 
 
-async def is_full(endpoints: Sequence[str], tls: EtcdTLS | None = None) -> bool:
+async def is_full(endpoints: Sequence[Endpoint], tls: EtcdTLS | None = None) -> bool:
     """Return whether the alarm NOSPACE is raised; an etcd that keeps its alarms to itself has none.
 
     Any member's alarm is known to all of them.

@@ -20,6 +20,7 @@ from pdcluster_api.discovery import keys
 from pdcluster_api.discovery.alarms import is_full
 from pdcluster_api.discovery.etcd import (
     TIMEOUT_SECONDS,
+    Endpoint,
     EtcdTLS,
     WorkerRecord,
     ask_each,
@@ -55,7 +56,7 @@ class Registered:
 
 
 async def read_registered(
-    endpoints: Sequence[str], namespace: str, name: str, tls: EtcdTLS | None = None
+    endpoints: Sequence[Endpoint], namespace: str, name: str, tls: EtcdTLS | None = None
 ) -> Registered:
     """All records, of every revision, and all commands of one cluster.
 
@@ -73,7 +74,7 @@ async def read_registered(
 
 
 async def _ranges(
-    endpoints: Sequence[str], tls: EtcdTLS | None, prefixes: Sequence[str]
+    endpoints: Sequence[Endpoint], tls: EtcdTLS | None, prefixes: Sequence[str]
 ) -> list[Any]:
     """Keys and values below each prefix: with no right to more, and of one moment.
 
@@ -93,7 +94,7 @@ async def _range(request: Any, etcd: Any) -> Any:
 
 
 async def write_commands(
-    endpoints: Sequence[str],
+    endpoints: Sequence[Endpoint],
     namespace: str,
     name: str,
     *,
@@ -126,7 +127,7 @@ async def write_commands(
 
 
 async def remove_records(
-    endpoints: Sequence[str], records: Iterable[StoredRecord], tls: EtcdTLS | None = None
+    endpoints: Sequence[Endpoint], records: Iterable[StoredRecord], tls: EtcdTLS | None = None
 ) -> list[str]:
     """Remove records that are still as they were read; returns their pods.
 
@@ -150,7 +151,7 @@ async def remove_records(
     return removed
 
 
-async def _transact(endpoints: Sequence[str], tls: EtcdTLS | None, request: Any) -> Any:
+async def _transact(endpoints: Sequence[Endpoint], tls: EtcdTLS | None, request: Any) -> Any:
     return await ask_each(endpoints, tls, lambda etcd: etcd.Txn(request, timeout=TIMEOUT_SECONDS))
 
 

@@ -1,7 +1,9 @@
 """Reading worker records from etcd.
 
 A read asks each endpoint in turn, so one that is down costs its time limit and
-no more.  Records are leased: one that is gone belongs to a worker that is gone.
+no more.  Users write endpoints and read the error: it says which do not answer, and never how a
+port that is no etcd behaved, nor where its name leads; only an etcd's own words are in it.
+Records are leased: one that is gone belongs to a worker that is gone.
 """
 
 import json
@@ -15,6 +17,7 @@ from aetcd import rpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from pdcluster_api.discovery.addresses import ResolvedEndpoint
 from pdcluster_api.discovery.disaggregation import read_disaggregation
 from pdcluster_api.errors import EtcdFullError, EtcdUnreachableError
 from pdcluster_api.plan.observed.state import Device, Disaggregation
@@ -25,9 +28,16 @@ TIMEOUT_SECONDS = 3
 # A new connection must not inherit the back-off of one that failed.  All records of a cluster are
 # one message: with 4096
 # workers that each refuse peers they are more than the 4 MiB that gRPC takes by itself.
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20))
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 64 << 20),
+)
+_WORDS_OF_ETCD = "etcdserver: "
 _NO_SPACE = "database space exceeded"
 _MAX_REASON = 300  # characters: it goes into a condition
+
+
+Endpoint = str | ResolvedEndpoint
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ def below(prefix: str, **options: Any) -> Any:
 
 
 async def ask_each(
-    endpoints: Sequence[str],
+    endpoints: Sequence[Endpoint],
     tls: EtcdTLS | None,
     ask: Callable[[Any], Awaitable[Any]],
     stub: Callable[[grpc.aio.Channel], Any] = rpc.KVStub,
@@ -148,23 +158,32 @@ async def ask_each(
     stub: one of etcd's services
     Raises EtcdFullError where one has no room for it, else EtcdUnreachableError.
     """
-    failures = []
+    failures, reasons = [], []
     for endpoint in endpoints:
         try:
             async with _channel(endpoint, tls) as channel:
                 return await ask(stub(channel))
         except rpc.AioRpcError as e:
+            reasons.append(_reason(e))
             if _NO_SPACE in (e.details() or ""):
                 raise EtcdFullError(f"etcd at {endpoint} has no room (alarm NOSPACE)") from e
-            failures.append(f"{endpoint} ({_reason(e)})")
-    raise EtcdUnreachableError(f"etcd does not answer at {', '.join(failures)}")
+            said = one_line(e.details() or "", _MAX_REASON)
+            is_etcd = said.startswith(_WORDS_OF_ETCD)
+            failures.append(f"{endpoint} ({said})" if is_etcd else str(endpoint))
+    raise EtcdUnreachableError(f"etcd does not answer at {', '.join(failures)}", "; ".join(reasons))
 
 
-def _channel(endpoint: str, tls: EtcdTLS | None) -> grpc.aio.Channel:
+def _channel(endpoint: Endpoint, tls: EtcdTLS | None) -> grpc.aio.Channel:
+    target, options = str(endpoint), list(_OPTIONS)
+    if isinstance(endpoint, ResolvedEndpoint):
+        target = endpoint.target
+        options.append(("grpc.default_authority", endpoint.given))
     if tls is None:
-        return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+        return grpc.aio.insecure_channel(target, options=options)
+    if isinstance(endpoint, ResolvedEndpoint):
+        options.append(("grpc.ssl_target_name_override", endpoint.host))
     credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-    return grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
+    return grpc.aio.secure_channel(target, credentials, options=options)
 
 
 def _reason(error: Any) -> str:

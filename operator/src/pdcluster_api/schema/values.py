@@ -3,6 +3,7 @@
 Each refuses with a reason and a fix; units are the field's own.
 """
 
+import re
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -51,13 +52,29 @@ VariableName = Annotated[
     ),
 ]
 
+_LINK_LOCAL = re.compile(r"169\.254\.|\[fe[89ab]", re.IGNORECASE)
+
+
+def _no_cloud_service(endpoint: str) -> str:
+    """Refuse addresses of one link: clouds have services for their machines there."""
+    if _LINK_LOCAL.match(endpoint):
+        raise rule(
+            f"{endpoint!r} is link-local, and no etcd is there",
+            "give the address of an etcd that workers on every node reach",
+        )
+    return endpoint
+
+
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 Endpoint = Annotated[
     str,
     Field(max_length=260),
     spelled(
-        rf"[^\s:/]+:{_PORT}", "host:port", "write it like 127.0.0.1:2379, with a port of 1 to 65535"
+        rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):{_PORT}",
+        "host:port",
+        "write it like 127.0.0.1:2379 or [::1]:2379, with a port of 1 to 65535",
     ),
+    AfterValidator(_no_cloud_service),
 ]
 
 

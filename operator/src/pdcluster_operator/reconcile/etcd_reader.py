@@ -102,8 +102,7 @@ class EtcdReader:
         error = await error_of(known.target, answer(), seconds)
         if error is not None:
             if turn > known.known_turn:  # else a later read has answered
-                is_late = error == _late(known.target, seconds)
-                is_cut = is_late and seconds < BACKGROUND_TIMEOUT_SECONDS
+                is_cut = isinstance(error, Late) and seconds < BACKGROUND_TIMEOUT_SECONDS
                 self.fail(known, error, is_down=known.is_down if is_cut else True)
             return
         if known.error is not None:
@@ -124,6 +123,10 @@ class EtcdReader:
         return reading
 
 
+class Late(str):
+    """The error of a request that took too long; it reads as that of any other."""
+
+
 async def error_of(
     target: EtcdTarget, request: Awaitable[object], timeout: float | None = None
 ) -> str | None:
@@ -136,14 +139,13 @@ async def error_of(
         async with asyncio.timeout(seconds):
             await request
     except TimeoutError:
-        return _late(target, seconds)
-    except (EtcdUnreachableError, ClusterError) as e:
+        return Late(target.silence)
+    except EtcdUnreachableError as e:
+        logger.debug("etcd not read key=%s reason=%r", target.key, e.reason)
+        return str(e)
+    except ClusterError as e:
         return str(e)
     except Exception as e:
         logger.exception("etcd not asked key=%s", target.key)
         return f"{target} cannot be asked ({type(e).__name__}); the operator's log says more"
     return None
-
-
-def _late(target: EtcdTarget, seconds: float) -> str:
-    return f"{target} has not answered within {seconds:.0f} s"

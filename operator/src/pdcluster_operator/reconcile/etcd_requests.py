@@ -2,7 +2,7 @@
 drain commands.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -11,6 +11,7 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError
 from pdcluster_api.apiserver.kinds import POD, SECRET
 from pdcluster_api.certificates.reading import Stored
+from pdcluster_api.discovery.addresses import resolve
 from pdcluster_api.discovery.commands import (
     Registered,
     StoredRecord,
@@ -18,7 +19,7 @@ from pdcluster_api.discovery.commands import (
     remove_records,
     write_commands,
 )
-from pdcluster_api.discovery.etcd import EtcdTLS
+from pdcluster_api.discovery.etcd import Endpoint, EtcdTLS
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.manifests.engine_config import etcd_endpoints
 from pdcluster_api.schema.pdcluster import PDCluster
@@ -47,6 +48,11 @@ class EtcdTarget:
         )
         return cls(key, etcd_endpoints(cluster), etcd.tls_secret, is_given=bool(etcd.endpoints))
 
+    @property
+    def silence(self) -> str:
+        """The error of an etcd that does not answer, however it does not."""
+        return f"etcd does not answer at {', '.join(self.endpoints)}"
+
     def __str__(self) -> str:
         return f"etcd at {', '.join(self.endpoints)}"
 
@@ -55,10 +61,12 @@ class EtcdTarget:
 class EtcdRequests:
     """Reads the Secret again each time: it is the user's, and not watched.
 
+    may_be_loopback: a given etcd may be on this machine, as beside an operator outside of a pod
     Everything raises EtcdUnreachableError when etcd, or the Secret, cannot be used.
     """
 
     client: ApiClient
+    may_be_loopback: bool = False
 
     async def has_client_certificate(self, target: EtcdTarget) -> bool | None:
         """Return whether the Secret has one for the workers too; None = the Secret cannot be
@@ -72,17 +80,16 @@ class EtcdRequests:
 
     async def registered(self, target: EtcdTarget) -> Registered:
         """Records and commands of a cluster."""
-        return await read_registered(
-            target.endpoints, target.key.namespace, target.key.name, await self._tls(target)
-        )
+        endpoints, tls = await self._way(target)
+        return await read_registered(endpoints, target.key.namespace, target.key.name, tls)
 
     async def command(
         self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]
     ) -> None:
         """Write drain commands for pods, and remove those of others."""
-        tls = await self._tls(target)
+        endpoints, tls = await self._way(target)
         await write_commands(
-            target.endpoints,
+            endpoints,
             target.key.namespace,
             target.key.name,
             drain=drain,
@@ -100,13 +107,30 @@ class EtcdRequests:
             for stored in records
             if not await self._is_there(target.key.namespace, stored.record.pod)
         ]
-        return await remove_records(target.endpoints, dead, await self._tls(target))
+        endpoints, tls = await self._way(target)
+        return await remove_records(endpoints, dead, tls)
 
     async def _is_there(self, namespace: str, pod: str) -> bool:
         """By a list, to which watching gives the right."""
         async for _ in self.client.list(POD, namespace, fields=f"metadata.name={pod}"):
             return True
         return False
+
+    async def _way(self, target: EtcdTarget) -> tuple[Sequence[Endpoint], EtcdTLS | None]:
+        tls = await self._tls(target)
+        return await self._endpoints(target), tls
+
+    async def _endpoints(self, target: EtcdTarget) -> Sequence[Endpoint]:
+        """Those of a user where they lead, which is judged; our own as they are."""
+        if not target.is_given:
+            return target.endpoints
+        found = [
+            await resolve(each, may_be_loopback=self.may_be_loopback) for each in target.endpoints
+        ]
+        endpoints = [each for each in found if each is not None]
+        if not endpoints:
+            raise EtcdUnreachableError(target.silence, "no endpoint has an address")
+        return endpoints
 
     async def _tls(self, target: EtcdTarget) -> EtcdTLS | None:
         if target.tls_secret is None:

@@ -35,8 +35,6 @@ ACTIVE_POLL_SECONDS = 10.0
 UNREACHABLE_RETRY_SECONDS = 5.0
 """Retry of an etcd that has not answered while a shrink is held."""
 
-NOT_YET = "has not answered yet"
-
 
 @dataclass
 class EtcdView:
@@ -75,7 +73,7 @@ class EtcdView:
             self.reader.read_if_due(known, 0.0)
             await self.reader.first_answer()
         if not known.has_answer:
-            return f"{target} {NOT_YET}"
+            return target.silence
         return known.error if known.is_down else None
 
     def is_full(self, target: EtcdTarget) -> bool:

@@ -266,8 +266,8 @@ async def _etcd(
             )
         except EtcdUnreachableError as e:
             raise StartError(
-                f"spec.discovery.etcd.endpoints: {e}; start it, correct the address, or leave the "
-                "field out for one of our own",
+                f"spec.discovery.etcd.endpoints: {e} ({e.reason}); start it, correct the address, "
+                "or leave the field out for one of our own",
                 exit_code=1,
             ) from e
         yield given, None

@@ -41,22 +41,25 @@ async def test_without_a_client_certificate_or_tls_it_is_unreachable(
     left: tuple[str, ...], etcd: TlsEtcd
 ) -> None:
     tls = EtcdTLS.of_secret("etcd", {key: secret(etcd)[key] for key in left}) if left else None
-    with pytest.raises(EtcdUnreachableError, match=f"etcd does not answer at {etcd.endpoint} "):
+    with pytest.raises(EtcdUnreachableError, match=f"^etcd does not answer at {etcd.endpoint}$"):
         await check_reachable([etcd.endpoint], OWN, tls)
 
 
-async def test_another_authority_is_named_as_the_reason(etcd: TlsEtcd) -> None:
+async def test_another_authority_is_the_reason_and_not_in_the_message(etcd: TlsEtcd) -> None:
     tls = EtcdTLS.of_secret("etcd", {**secret(etcd), "ca.crt": STRANGER.certificate})
-    with pytest.raises(EtcdUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(EtcdUnreachableError) as said:
         await check_reachable([etcd.endpoint], OWN, tls)
+    assert "CERTIFICATE_VERIFY_FAILED" in said.value.reason
+    assert str(said.value) == f"etcd does not answer at {etcd.endpoint}"
 
 
 async def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
     with (
         tls_etcd(tmp_path, asks_clients=False, host="etcd.example") as etcd,
-        pytest.raises(EtcdUnreachableError, match=r"(?i)hostname"),
+        pytest.raises(EtcdUnreachableError) as said,
     ):
         await check_reachable([etcd.endpoint], OWN, EtcdTLS(etcd.authority.certificate))
+    assert "hostname" in said.value.reason.lower()
 
 
 @pytest.mark.parametrize(

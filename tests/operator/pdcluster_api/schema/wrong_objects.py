@@ -959,13 +959,26 @@ BAD = [
     Wrong(
         at("spec.discovery.etcd.endpoints", ["http://etcd:2379"]),
         "spec.discovery.etcd.endpoints[0]: 'http://etcd:2379' is not host:port; write it like "
-        "127.0.0.1:2379, with a port of 1 to 65535",
+        "127.0.0.1:2379 or [::1]:2379, with a port of 1 to 65535",
         "spec.discovery.etcd.endpoints[0]",
+    ),
+    *(
+        Wrong(
+            at("spec.discovery.etcd.endpoints", ["[fd00::1]:2379", endpoint]),
+            f"spec.discovery.etcd.endpoints[1]: {endpoint!r} {reason}",
+            "spec.discovery.etcd.endpoints[1]",
+        )
+        for endpoint, reason in (
+            ("fd00::1:2379", "is not host:port"),
+            ("[fd00::1]", "is not host:port"),
+            ("169.254.169.254:80", "is link-local, and no etcd is there; give the address"),
+            ("[FE80::1]:80", "is link-local, and no etcd is there; give the address"),
+        )
     ),
     Wrong(
         at("spec.discovery.etcd.endpoints", ["etcd:65535", "etcd:65536"]),
         "spec.discovery.etcd.endpoints[1]: 'etcd:65536' is not host:port; write it like "
-        "127.0.0.1:2379, with a port of 1 to 65535",
+        "127.0.0.1:2379 or [::1]:2379, with a port of 1 to 65535",
         "spec.discovery.etcd.endpoints[1]",
     ),
     Wrong(
