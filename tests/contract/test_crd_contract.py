@@ -304,3 +304,19 @@ def test_crd_rules_carry_messages() -> None:
 
     assert all(rule["message"] for rule in rules)
     assert len(rules) > 10
+
+
+def numbers(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every number below a schema, with its path."""
+    if schema.get("type") in ("integer", "number"):
+        yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from numbers(child, f"{path}.{name}")
+    for name in ("items", "additionalProperties"):
+        if isinstance(child := schema.get(name), dict):
+            yield from numbers(child, f"{path}[]")
+
+
+@pytest.mark.parametrize(("path", "schema"), list(numbers(SCHEMA["properties"]["spec"], "spec")))
+def test_every_number_of_a_spec_has_a_greatest_value(path: str, schema: dict[str, Any]) -> None:
+    assert "maximum" in schema or "enum" in schema, f"{path}: give it a maximum"

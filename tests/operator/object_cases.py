@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from tests.operator.greatest_values import GREATEST
+
 Document = dict[str, Any]
 Change = Callable[[Any], None]
 
@@ -224,6 +226,7 @@ GOOD: dict[str, Change] = {
         "spec.roles.decode.pools",
         [{"name": "cpu", "replicas": 2, "minReplicas": 2, "maxReplicas": 2}],
     ),
+    "greatest numbers": both(*(at(path, most) for path, most in GREATEST.items())),
     "most replicas": at(f"{POOL}.replicas", 1024),
     "most workers": at(
         "spec.roles.decode.pools", [{"name": f"p{number}", "replicas": 273} for number in range(15)]

@@ -21,6 +21,7 @@ SHARED_MEMORY = "8Gi"
 """A bound, not a reservation: ranks of one engine exchange tensors in it."""
 
 _SCRATCH = "engine-tmp"
+_SCRATCH_SIZE = "64Gi"  # graphs and kernels that it compiles are tens of GiB at the most
 _HOME = {
     # a user without an entry in the image's /etc/passwd, and without a home that it may write to
     "HOME": "/tmp",
@@ -121,7 +122,7 @@ def _probe(pool: PoolSpec) -> str:
 
 def engine_volumes() -> list[Manifest]:
     """Volumes that only the sidecar needs."""
-    return [{"name": _SCRATCH, "emptyDir": {}}]
+    return [{"name": _SCRATCH, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}}]
 
 
 def has_engine_container(record: Mapping[str, Any]) -> bool:

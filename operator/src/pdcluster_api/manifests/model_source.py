@@ -11,6 +11,7 @@ from pdcluster_api.schema.sections import HuggingFaceSpec, ModelSpec
 MODELS = "/models"
 FETCH_CONTAINER = "fetch-model"
 _VOLUME = "models"
+_VOLUME_SIZE = "2Ti"  # above the largest open weights, as a disk for them is
 _TOKEN_KEYS = {"HF_TOKEN": "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN": "token"}
 
 
@@ -70,7 +71,10 @@ def _downloaded(
     }
     if node_cache is None:
         return ModelSource(
-            path, ({"name": _VOLUME, "emptyDir": {}},), (_mount(read_only=True),), (fetch,)
+            path,
+            ({"name": _VOLUME, "emptyDir": {"sizeLimit": _VOLUME_SIZE}},),
+            (_mount(read_only=True),),
+            (fetch,),
         )
     volume = {"name": _VOLUME, "hostPath": {"path": node_cache, "type": "DirectoryOrCreate"}}
     return ModelSource(path, (volume,), (_mount(read_only=True),), (_prepare(container), fetch))

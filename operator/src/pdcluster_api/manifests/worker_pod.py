@@ -45,6 +45,11 @@ SHARED_MEMORY = "1Gi"
 SERVER_REQUESTS = {"cpu": "500m", "memory": "512Mi"}
 """Requests of the server process beside a stock engine, which has the resources of the role."""
 
+_TMP = "16Gi"
+"""Of a worker's compiled kernels and a download's temporary files: some GiB, and never the node's
+whole disk.
+"""
+
 _READABLE_BY_US = 0o440
 
 
@@ -284,4 +289,7 @@ def _scratch(shared_memory: str) -> list[Manifest]:
     gives 64 MB only.
     """
     memory = {"medium": "Memory", "sizeLimit": shared_memory}
-    return [{"name": "tmp", "emptyDir": {}}, {"name": "shared-memory", "emptyDir": memory}]
+    return [
+        {"name": "tmp", "emptyDir": {"sizeLimit": _TMP}},
+        {"name": "shared-memory", "emptyDir": memory},
+    ]

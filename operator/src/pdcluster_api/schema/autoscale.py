@@ -12,7 +12,17 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pdcluster_api.schema.rules import rule, spelled
 from pdcluster_api.schema.section import Many, Section
-from pdcluster_api.schema.values import Name, Natural, Positive, Ratio, Replicas, Seconds
+from pdcluster_api.schema.values import (
+    Above0,
+    AcceleratorCount,
+    Name,
+    Natural,
+    Positive,
+    Ratio,
+    Replicas,
+    Seconds,
+    WholeSeconds,
+)
 
 
 class PrefillScalingSpec(Section):
@@ -80,8 +90,8 @@ class RatioSpec(Section):
     = no bound.
     """
 
-    min: Annotated[float, Field(gt=0.0)] | None = None
-    max: Annotated[float, Field(gt=0.0)] | None = None
+    min: Above0 | None = None
+    max: Above0 | None = None
 
 
 class BudgetSpec(Section):
@@ -91,8 +101,8 @@ class BudgetSpec(Section):
     per_gpu: by type, as in pools[].gpu.
     """
 
-    total: Positive | None = None
-    per_gpu: dict[str, Positive] = Field(default_factory=dict)
+    total: AcceleratorCount | None = None
+    per_gpu: dict[str, AcceleratorCount] = Field(default_factory=dict)
 
 
 TimeOfDay = Annotated[
@@ -167,9 +177,9 @@ class AutoscaleSpec(Section):
     ratio: RatioSpec = RatioSpec()
     budget: BudgetSpec = BudgetSpec()
     schedules: Annotated[tuple[ScheduleSpec, ...], Many] = ()
-    cost: dict[str, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
-    capacity_seconds: Positive = 120
-    backoff_seconds: Positive = 600
+    cost: dict[str, Above0] = Field(default_factory=dict)
+    capacity_seconds: WholeSeconds = 120
+    backoff_seconds: WholeSeconds = 600
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -17,10 +17,13 @@ from pdcluster_api.schema.stock_engine import (
     check_argument,
     check_variables,
 )
-from pdcluster_api.schema.values import Natural, Positive, Ranks, Text
+from pdcluster_api.schema.values import Milliseconds, Natural, Positive, Ranks, Seconds, Text
 
 MAX_ENGINES = 8
 """Most engines of one worker: each has a KV port of its own, which the network policy opens."""
+
+MAX_BANDWIDTH = 10**12
+"""Most bytes per second of a limit: more than any link carries."""
 
 MAX_THREADS = 1024
 """Most threads of one engine: each takes a stack and waits at every barrier of a step."""
@@ -173,15 +176,15 @@ class EngineSpec(Section):
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
     data_parallel_size: Annotated[int, Field(ge=1, le=MAX_ENGINES)] = 1
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
-    transfer_bandwidth: Natural = 0
+    transfer_bandwidth: Annotated[int, Field(ge=0, le=MAX_BANDWIDTH)] = 0
     verify_transfers: bool = False
-    fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0
+    fence_timeout_seconds: Seconds = 30.0
     batch_invariant: bool = False
     scheduler: SchedulerName = "continuous"
     scheduling_policy: Literal["fcfs", "priority", "preemptive"] = "priority"
     long_prefill_token_threshold: Natural = 0
     chunked_prefill: bool = True
-    tbt_slo_milliseconds: Annotated[float, Field(gt=0.0)] | None = None
+    tbt_slo_milliseconds: Milliseconds | None = None
     chunk_schedule: ChunkScheduleSpec | None = None
     admission_watermark: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     tensor_parallel_size: Ranks = 1

@@ -6,12 +6,11 @@ from pydantic import Field, model_validator
 
 from pdcluster_api.schema.rules import rule
 from pdcluster_api.schema.section import Section
-from pdcluster_api.schema.values import Natural, Positive, Text
+from pdcluster_api.schema.values import Above0, Milliseconds, Natural, Positive, Text
 
 MAX_TENANTS = 1000
 
 Tier = Literal["high", "normal", "low"]
-Above0 = Annotated[float, Field(gt=0.0)]
 
 
 class AdmissionSpec(Section):
@@ -33,8 +32,8 @@ class AdmissionSpec(Section):
 class SloSpec(Section):
     """Latency objectives of requests that give none.  tpot_milliseconds: None = none"""
 
-    ttft_milliseconds: Above0 = 500.0
-    tpot_milliseconds: Above0 | None = None
+    ttft_milliseconds: Milliseconds = 500.0
+    tpot_milliseconds: Milliseconds | None = None
 
 
 class EarlyRejectionSpec(Section):
@@ -65,7 +64,7 @@ class LowPrioritySpec(Section):
     prefill_workers:        WhenCalm = only while no estimate is beyond degradation.atPressure
     """
 
-    threshold_milliseconds: Above0 | None = None
+    threshold_milliseconds: Milliseconds | None = None
     past_threshold: Literal["Shed", "Demote"] = "Shed"
     prefill_workers: Literal["Allowed", "WhenCalm", "Barred"] = "Allowed"
 
@@ -108,7 +107,7 @@ class EstimationSpec(Section):
     allow_client_deadline: bool = False
     reject_unmeetable: bool = False
     slo_granularity_seconds: Annotated[float, Field(gt=0.0, le=86400.0)] = 100.0
-    preset_token_milliseconds: Above0 | None = None
+    preset_token_milliseconds: Milliseconds | None = None
     preset_output_tokens: Positive = 256
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from pdcluster_api.schema.rules import rule, spelled
 from pdcluster_api.schema.section import Many, Section
 from pdcluster_api.schema.service import CorsSpec, EndpointPickerSpec, HttpLimitsSpec
 from pdcluster_api.schema.values import (
+    MAX_SECONDS,
     MAX_WORKERS,
     ChatTemplate,
     Endpoint,
@@ -26,10 +27,10 @@ from pdcluster_api.schema.values import (
     ObjectName,
     PodTemplate,
     Port,
-    Positive,
     Ranks,
     Replicas,
     Text,
+    WholeSeconds,
 )
 
 MAX_POOLS = 16
@@ -372,9 +373,9 @@ class RolloutSpec(Section):
     """
 
     strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
-    grace_period_seconds: Annotated[int, Field(ge=10)] = 300
-    drain_timeout_seconds: Positive | None = None
-    progress_deadline_seconds: Annotated[int, Field(ge=30, le=604800)] = 3600
+    grace_period_seconds: Annotated[int, Field(ge=10, le=MAX_SECONDS)] = 300
+    drain_timeout_seconds: WholeSeconds | None = None
+    progress_deadline_seconds: Annotated[int, Field(ge=30, le=MAX_SECONDS)] = 3600
 
 
 class NetworkPolicySpec(Section):

@@ -19,14 +19,32 @@ MAX_REPLICAS = 1024
 MAX_WORKERS = 4096
 """Workers of all pools of one object together."""
 
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+MAX_COUNT = (1 << 31) - 1
+"""Tokens, requests, blocks and bytes of one: far above what there can be, and a sum of many stays
+an exact number.
+"""
+
+MAX_ACCELERATORS_IN_USE = 8 * MAX_WORKERS
+"""Accelerators of all workers of one object."""
+
+MAX_SECONDS = 604_800
+"""A week: what takes longer is a mistake, and is not waited for."""
+
+MAX_WEIGHT = 1_000_000
+"""Of weights, rates, prices and ratios."""
+
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Natural = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+WholeSeconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
+AcceleratorCount = Annotated[int, Field(ge=1, le=MAX_ACCELERATORS_IN_USE)]
 Ranks = Annotated[int, Field(ge=1, le=8)]
 Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
-Seconds = Annotated[float, Field(gt=0.0)]
-Weight = Annotated[float, Field(ge=0.0)]
+Seconds = Annotated[float, Field(gt=0.0, le=MAX_SECONDS)]
+Milliseconds = Annotated[float, Field(gt=0.0, le=1000 * MAX_SECONDS)]
+Weight = Annotated[float, Field(ge=0.0, le=MAX_WEIGHT)]
+Above0 = Annotated[float, Field(gt=0.0, le=MAX_WEIGHT)]
 Name = Annotated[str, AfterValidator(dns_label)]
 Text = Annotated[str, Field(min_length=1)]
 ObjectName = Annotated[

@@ -1,4 +1,4 @@
-"""Endpoints that users write: where they lead is judged before a connection, and no word of it is given after."""
+"""Endpoints of users: where they lead is judged before a connection, and never said after."""
 
 import asyncio
 import contextlib

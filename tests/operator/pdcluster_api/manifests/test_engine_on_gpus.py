@@ -104,7 +104,10 @@ def test_compiled_kernels_have_a_folder_that_outlives_the_container() -> None:
     assert variables(engine)["HOME"] == "/tmp"
     assert engine["securityContext"]["readOnlyRootFilesystem"] is True
     (mount,) = [each for each in engine["volumeMounts"] if each["mountPath"] == "/tmp"]
-    assert by_name(pod["volumes"])[mount["name"]] == {"name": "engine-tmp", "emptyDir": {}}
+    assert by_name(pod["volumes"])[mount["name"]] == {
+        "name": "engine-tmp",
+        "emptyDir": {"sizeLimit": "64Gi"},
+    }
 
 
 def test_rdma_comes_by_the_pod_template_beside_what_is_rendered() -> None:

@@ -69,7 +69,7 @@ def test_hub_model_is_fetched_before_the_worker_starts() -> None:
     assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0][
         "volumeMounts"
     ]
-    assert models_volume(HUB) == {"name": "models", "emptyDir": {}}
+    assert models_volume(HUB) == {"name": "models", "emptyDir": {"sizeLimit": "2Ti"}}
     assert engine_of(HUB)["model"]["path"] == FOLDER
 
 

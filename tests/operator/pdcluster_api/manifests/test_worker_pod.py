@@ -4,8 +4,15 @@ from typing import Any
 
 import pytest
 
-from tests.operator.object_cases import Change, at, both
-from tests.operator.pdcluster_api.manifests.rendering import by_name, pod_of, worker_of
+from pdcluster_api.manifests.worker_pod import worker_pod
+from pdcluster_api.schema.load import parse
+from tests.operator.object_cases import GOOD, Change, at, both, minimal
+from tests.operator.pdcluster_api.manifests.rendering import (
+    by_name,
+    pod_of,
+    worker_of,
+    workload_of,
+)
 
 GPU = at("spec.roles.decode.pools.0.gpu", "B300")
 
@@ -250,3 +257,26 @@ def test_pods_tell_type_and_number_of_the_accelerators_that_they_were_made_for()
 
     assert [each["pdcluster.io/gpu"] for each in marks] == ["H200", "H200"]
     assert [each["pdcluster.io/gpus-per-replica"] for each in marks] == ["1", "4"]
+
+
+@pytest.mark.parametrize("change", GOOD.values(), ids=GOOD)
+def test_no_volume_on_a_node_is_without_a_bound(change: Change) -> None:
+    document = minimal()
+    change(document)
+    for role in document["spec"]["roles"]:
+        document["spec"]["roles"][role].pop("podTemplate", None)  # it may add volumes
+    document["spec"].pop("podTemplate", None)
+    cluster = parse(document)
+    for role, spec in cluster.spec.roles.present().items():
+        workload = workload_of(cluster, role, spec.pools[0].name)
+        template = worker_pod(cluster, workload, spec.pools[0], "worker:1", {})
+        folders = [each["emptyDir"] for each in template["spec"]["volumes"] if "emptyDir" in each]
+        assert folders
+        assert all("sizeLimit" in each for each in folders)
+
+
+def test_a_template_gives_a_volume_another_size() -> None:
+    larger = {"name": "tmp", "emptyDir": {"sizeLimit": "100Gi"}}
+    pod = pod_of(at("spec.podTemplate", {"spec": {"volumes": [larger]}}))
+
+    assert larger in pod["spec"]["volumes"]

@@ -5,6 +5,7 @@
 from dataclasses import dataclass
 
 from tests.operator.object_cases import CPU, HUB, NIGHT, POOL, Change, at, both, without
+from tests.operator.pdcluster_api.schema.wrong_numbers import WRONG_NUMBERS
 from tests.operator.pdcluster_api.schema.wrong_scheduling import WRONG_SCHEDULING
 from tests.operator.pdcluster_api.schema.wrong_stock_engines import WRONG_STOCK_ENGINES
 
@@ -747,6 +748,7 @@ BAD = [
         "spec.engine.kvCacheDtype: unknown field; did you mean kvCacheMemory?",
         "spec.engine.kvCacheDtype",
     ),
+    *(Wrong(*case) for case in WRONG_NUMBERS),
     *(Wrong(*case) for case in WRONG_SCHEDULING),
     *(Wrong(*case) for case in WRONG_STOCK_ENGINES),
     Wrong(
