@@ -63,6 +63,68 @@ def _spread_non_finite(value: tl.tensor, sums: tl.tensor, seen: tl.tensor) -> tl
 
 
 @triton.jit
+def _tile(
+    query: tl.tensor,
+    limits: tl.tensor,
+    table: tl.tensor,
+    keys: tl.tensor,
+    start: tl.tensor,
+    last: tl.tensor,
+    best: tl.tensor,
+    total: tl.tensor,
+    sums: tl.tensor,
+    scale: tl.tensor,
+    block_stride: tl.tensor,
+    window: tl.constexpr,
+    head_dim: tl.constexpr,
+    dim_block: tl.constexpr,
+    key_block: tl.constexpr,
+    block_size: tl.constexpr,
+    is_whole: tl.constexpr,
+    is_one_row: tl.constexpr,
+) -> tl.tuple:
+    """Add keys [start, start + key_block) to the running softmax: best, total and sums.
+
+    is_whole: every row sees all of them, so nothing is masked.
+    is_one_row: rows see the same keys, so no value reaches a row that does not see it.
+    """
+    dims = tl.arange(0, dim_block)
+    places = start + tl.arange(0, key_block)
+    exists = places < last
+    mask = (dims < head_dim)[None, :]
+    if is_whole:
+        block = tl.load(table + places // block_size).to(tl.int64)
+    else:
+        block = tl.load(table + places // block_size, mask=exists, other=0).to(tl.int64)
+        mask = mask & exists[:, None]
+    offsets = block * block_stride + (places % block_size) * head_dim
+    pointers = keys + offsets[:, None] + dims[None, :]
+    if is_whole and head_dim == dim_block:
+        key = tl.load(pointers)
+        value = tl.load(pointers + block_size * head_dim)
+    else:
+        key = tl.load(pointers, mask=mask, other=0.0)
+        value = tl.load(pointers + block_size * head_dim, mask=mask, other=0.0)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    if not is_whole:
+        seen = exists[None, :] & (places[None, :] <= limits[:, None])
+        if window > 0:
+            seen = seen & (places[None, :] > limits[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+        if not is_one_row:
+            value, sums = _spread_non_finite(value, sums, seen)
+    now_best = tl.maximum(best, tl.max(scores, axis=1))
+    # A row whose window has not begun has no best score.
+    base = now_best if is_whole else tl.where(now_best == float("-inf"), 0.0, now_best)
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(best - base)
+    total = total * shrink + tl.sum(weights, axis=1)
+    sums *= shrink[:, None]
+    sums = tl.dot(weights.to(value.dtype), value, sums, input_precision="ieee")
+    return now_best, total, sums
+
+
+@triton.jit
 def _attend(
     query: tl.tensor,
     limits: tl.tensor,
@@ -70,8 +132,7 @@ def _attend(
     keys: tl.tensor,
     first: tl.tensor,
     last: tl.tensor,
-    all_from: tl.tensor,
-    all_to: tl.tensor,
+    seen_to: tl.tensor,
     scale: tl.tensor,
     block_stride: tl.tensor,
     window: tl.constexpr,
@@ -80,44 +141,61 @@ def _attend(
     dim_block: tl.constexpr,
     key_block: tl.constexpr,
     block_size: tl.constexpr,
+    is_one_row: tl.constexpr,
 ) -> tl.tensor:
     """Softmax attention over keys [first, last), in base 2.
 
     query:  [rows, dim_block].  limits: [rows], the last key that each row sees.
     keys:   the layer's and head's keys of block 0; values follow block_size * head_dim later.
-    all_from, all_to: every row sees keys [all_from, all_to).
+    seen_to: every row sees keys [first, seen_to).
     Returns normed sums [rows, dim_block] and log2 of the weights' sums [rows], both float32.
     """
-    dims = tl.arange(0, dim_block)
-    in_head = dims < head_dim
     best = tl.full((rows,), float("-inf"), tl.float32)
     total = tl.zeros((rows,), tl.float32)
     sums = tl.zeros((rows, dim_block), tl.float32)
-    for start in range(first, last, key_block):
-        places = start + tl.arange(0, key_block)
-        exists = places < last
-        block = tl.load(table + places // block_size, mask=exists, other=0).to(tl.int64)
-        offsets = block * block_stride + (places % block_size) * head_dim
-        pointers = keys + offsets[:, None] + dims[None, :]
-        mask = exists[:, None] & in_head[None, :]
-        key = tl.load(pointers, mask=mask, other=0.0)
-        value = tl.load(pointers + block_size * head_dim, mask=mask, other=0.0)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        seen = exists[None, :] & (places[None, :] <= limits[:, None])
-        if window > 0:
-            seen = seen & (places[None, :] > limits[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        now_best = tl.maximum(best, tl.max(scores, axis=1))
-        # A row whose window has not begun has no best score.
-        base = tl.where(now_best == float("-inf"), 0.0, now_best)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(best - base)
-        if (start < all_from) | (start + key_block > all_to):
-            value, sums = _spread_non_finite(value, sums, seen)
-        total = total * shrink + tl.sum(weights, axis=1)
-        sums *= shrink[:, None]
-        sums = tl.dot(weights.to(value.dtype), value, sums, input_precision="ieee")
-        best = now_best
+    edge = first + tl.maximum(seen_to - first, 0) // key_block * key_block
+    for start in range(first, edge, key_block):
+        best, total, sums = _tile(
+            query,
+            limits,
+            table,
+            keys,
+            start=start,
+            last=last,
+            best=best,
+            total=total,
+            sums=sums,
+            scale=scale,
+            block_stride=block_stride,
+            window=window,
+            head_dim=head_dim,
+            dim_block=dim_block,
+            key_block=key_block,
+            block_size=block_size,
+            is_whole=True,
+            is_one_row=is_one_row,
+        )
+    for start in range(edge, last, key_block):
+        best, total, sums = _tile(
+            query,
+            limits,
+            table,
+            keys,
+            start=start,
+            last=last,
+            best=best,
+            total=total,
+            sums=sums,
+            scale=scale,
+            block_stride=block_stride,
+            window=window,
+            head_dim=head_dim,
+            dim_block=dim_block,
+            key_block=key_block,
+            block_size=block_size,
+            is_whole=False,
+            is_one_row=is_one_row,
+        )
     return sums / total[:, None], best + tl.log2(total)
 
 
@@ -185,8 +263,7 @@ def decode(
         cache + kv_head * head_stride + layer_offset,
         first=first,
         last=last,
-        all_from=first,
-        all_to=last + key_block,  # what is beyond `last` is loaded as 0
+        seen_to=last,
         scale=scale,
         block_stride=block_stride,
         window=window,
@@ -195,6 +272,7 @@ def decode(
         dim_block=dim_block,
         key_block=key_block,
         block_size=block_size,
+        is_one_row=True,
     )
     parts = (sequence * num_heads + head).to(tl.int64) * tl.num_programs(2) + split
     _store_heads(partial, parts, sums, exists, head_dim, dim_block)
@@ -287,8 +365,7 @@ def chunk(
         cache + kv_head * head_stride + layer_offset,
         first=tl.maximum(first_limit + 1 - window, 0) if window > 0 else 0,
         last=last_limit + 1,
-        all_from=tl.maximum(last_limit + 1 - window, 0) if window > 0 else 0,
-        all_to=first_limit + 1,
+        seen_to=0 if window > 0 else first_limit + 1,
         scale=scale,
         block_stride=block_stride,
         window=window,
@@ -297,5 +374,6 @@ def chunk(
         dim_block=dim_block,
         key_block=key_block,
         block_size=block_size,
+        is_one_row=False,
     )
     _store_heads(out, row * num_heads + head, sums, exists, head_dim, dim_block)
