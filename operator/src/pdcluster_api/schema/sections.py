@@ -27,6 +27,7 @@ from pdcluster_api.schema.values import (
     ObjectName,
     PodTemplate,
     Port,
+    Positive,
     Ranks,
     Replicas,
     Text,
