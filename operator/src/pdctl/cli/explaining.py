@@ -10,12 +10,13 @@ from pdcluster_api.errors import InvalidObjectError, InvalidTraceError, StartErr
 from pdcluster_api.plan.autoscale.explain import MAX_DECISIONS
 from pdcluster_api.schema.load import load_applied
 from pdcluster_api.schema.pdcluster import PDCluster
+from pdctl.cli.here import found_here
 from pdctl.cli.live import Place, read_live
 from pdctl.cli.preview import preview_of_cluster, preview_of_files, render_preview
 from pdctl.cli.refusals import failed, load_file, refused
 from pdctl.cli.replay import ReplayRequest, run_replay
 from pdctl.cli.request import AskedRequest, render_request
-from pdctl.cli.why import object_of_cluster, object_of_file, render_why
+from pdctl.cli.why import object_of_cluster, object_of_file, render_why, render_why_here
 from pdctl.local.run_directory import default_state_dir
 from pdctl.preview.immutable import identity_faults
 from pdctl.preview.preview import Preview
@@ -76,7 +77,8 @@ def why_command(
     ] = None,
 ) -> None:
     """Say why each pool has the workers that it has: metric values, rules, replicas; with
-    --request, why a request went where it went.
+    --request, why a request went where it went.  Of a cluster that runs on this machine, else of
+    one in Kubernetes.
     """
     if request is not None:
         asked = AskedRequest(request, name, url, api_key, state_dir or default_state_dir())
@@ -85,10 +87,16 @@ def why_command(
         except StartError as e:
             raise failed(e) from e
         return
-    if name is None and file is None:
-        raise failed(StartError("which cluster? give its NAME, or a file with -f", exit_code=2))
     try:
         place = Place(kubeconfig, context, namespace)
+        if file is None:
+            here = found_here(state_dir or default_state_dir(), name, place)
+            if here is not None:
+                typer.echo(render_why_here(here[1]))
+                return
+            if name is None:
+                message = "which cluster? none runs here: give its NAME, or a file with -f"
+                raise StartError(message, exit_code=2)
         body = object_of_cluster(place, name or "") if file is None else object_of_file(file, name)
         typer.echo(render_why(body, last, datetime.now(UTC)))
     except StartError as e:

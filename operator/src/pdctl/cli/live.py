@@ -51,16 +51,22 @@ class Place:
 
         Raises StartError (exit code 2) when there is none.
         """
-        path = self.kubeconfig or Path(
-            os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config"
-        )
-        if any(Path(part).is_file() for part in str(path).split(os.pathsep)):
-            return path
+        if self.has_file():
+            return self._file()
         message = (
-            f"no kubeconfig: there is no file {path}; set KUBECONFIG, give --kubeconfig, or read a "
-            "file instead"
+            f"no kubeconfig: there is no file {self._file()}; set KUBECONFIG, give --kubeconfig, "
+            "or read a file instead"
         )
         raise StartError(message, exit_code=2)
+
+    def has_file(self) -> bool:
+        """Return whether there is a kubeconfig."""
+        return any(Path(part).is_file() for part in str(self._file()).split(os.pathsep))
+
+    def _file(self) -> Path:
+        return self.kubeconfig or Path(
+            os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config"
+        )
 
     def in_namespace(self) -> str:
         """The namespace.

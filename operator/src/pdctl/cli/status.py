@@ -19,16 +19,25 @@ def find_run(state_dir: Path, name: str | None) -> dict[str, Any]:
     return find_directory(state_dir, name)[1]
 
 
+def names_here(state_dir: Path) -> list[str]:
+    """Names of the clusters that run here."""
+    return sorted({state["name"] for _, state in _running(state_dir, None)})
+
+
+def _running(state_dir: Path, name: str | None) -> list[tuple[RunDirectory, dict[str, Any]]]:
+    return [
+        (run, state)
+        for run in runs(state_dir, name or "*")
+        if run.is_alive and (state := run.read_state()) is not None
+    ]
+
+
 def find_directory(state_dir: Path, name: str | None) -> tuple[RunDirectory, dict[str, Any]]:
     """Folder and state of the running cluster of that name (of any name, if only one runs).
 
     Raises StartError when none or several do.
     """
-    running = [
-        (run, state)
-        for run in runs(state_dir, name or "*")
-        if run.is_alive and (state := run.read_state()) is not None
-    ]
+    running = _running(state_dir, name)
     names = sorted({state["name"] for _, state in running})
     if not running:
         raise StartError(

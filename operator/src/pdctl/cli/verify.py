@@ -27,11 +27,12 @@ from pdcluster_api.plan.status.verified_pairs import VerifiedPair, read_pairs
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.workload import PoolPair
+from pdctl.cli.here import found_here
 from pdctl.cli.live import Place, ask
 from pdctl.cli.refusals import failed
-from pdctl.cli.status import find_directory, transfer_line
+from pdctl.cli.status import transfer_line
 from pdctl.cli.table import table
-from pdctl.local.run_directory import RunDirectory, default_state_dir, runs
+from pdctl.local.run_directory import RunDirectory, default_state_dir
 from pdctl.local.verified import RunTransfers, content_of, has_prefill
 
 _HEADER = ("PREFILL", "DECODE", "RESULT", "TRANSPORT", "MOVED", "RATE", "TOKENS", "WORKERS")
@@ -55,7 +56,14 @@ class Patience:
 
 
 def verify_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="of the cluster", show_default=False)],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="of the cluster; not needed when one runs here",
+            show_default=False,
+        ),
+    ] = None,
     *,
     namespace: Annotated[
         str | None,
@@ -77,12 +85,12 @@ def verify_command(
     Exit code 0 = it does; 1 = it does not, or nothing could be verified.
     """
     request, place = _new_request(), Place(kubeconfig, context, namespace)
-    folder = state_dir or default_state_dir()
-    is_here = place == Place() and any(run.is_alive for run in runs(folder, name))
     try:
-        if is_here:
-            run, _ = find_directory(folder, name)
-            status = asyncio.run(verify_run(run, request))
+        found = found_here(state_dir or default_state_dir(), name, place)
+        if found is not None:
+            status = asyncio.run(verify_run(found[0], request))
+        elif name is None:
+            raise StartError("which cluster? none runs here: give its NAME", exit_code=2)
         else:
             status = verify_object(place, name, request)
     except StartError as e:

@@ -2,6 +2,7 @@
 to replicas.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -97,6 +98,19 @@ def render_why(body: Body, last: int, now: datetime) -> str:
             *(["\n".join([f"{name}, autoscale.mode {mode}", *present])] if present else []),
             *blocks,
             *hint,
+        ]
+    )
+
+
+def render_why_here(state: Mapping[str, Any]) -> str:
+    """Explanation of the pools of a run of this machine, from its state file."""
+    sizes = Counter((worker["role"], worker["pool"]) for worker in state["workers"])
+    return "\n".join(
+        [
+            f"{state['name']} runs on this machine (process {state['pid']}): its pools have the "
+            "sizes of its file, and no autoscaler changes them",
+            *(f"{role}/{pool}: {number}" for (role, pool), number in sorted(sizes.items())),
+            "why a request went where it went: pdctl why --request ID, by its x-request-id",
         ]
     )
 

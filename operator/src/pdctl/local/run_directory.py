@@ -1,16 +1,20 @@
 """The files of one run: state, configuration, certificates, etcd's data and logs, under the user's
 state folder.
 
+    STATE_DIR/NAME/lock            locked by the run of that name, while it lives
     STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  config/  certificates/  etcd/  logs/
 
 A run's folder outlives it, so that its logs can be read; the next run of the
 same name removes it.  Folders of runs that are still alive are left alone.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +47,35 @@ class RunDirectory:
             for folder in (run.config, run.certificates, run.logs):
                 folder.mkdir()
         except OSError as e:
-            raise StartError(
-                f"cannot write {parent}: {e.strerror}; choose another folder with --state-dir",
-                exit_code=1,
-            ) from e
+            raise _cannot_write(parent, e) from e
         return run
+
+    @staticmethod
+    @contextlib.contextmanager
+    def name_taken(state_dir: Path, name: str, port: int) -> Iterator[None]:
+        """Hold the name of a run, which serves at that port.
+
+        Raises StartError when another one holds it, or it cannot be written.
+        """
+        path = state_dir / name / "lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+")
+        except OSError as e:
+            raise _cannot_write(path.parent, e) from e
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                raise StartError(
+                    f"{name} runs here already: {path.read_text().strip()}; end that one first, or "
+                    "give this one another metadata.name",
+                    exit_code=2,
+                ) from e
+            file.truncate(0)
+            file.write(f"process {os.getpid()}, port {port}\n")
+            file.flush()
+            yield
 
     @property
     def config(self) -> Path:
@@ -113,6 +141,13 @@ def runs(state_dir: Path, name: str = "*") -> list[RunDirectory]:
         RunDirectory(path)
         for path in sorted(state_dir.glob(f"{name}/run-*-*"), key=lambda path: path.stat().st_mtime)
     ]
+
+
+def _cannot_write(folder: Path, error: OSError) -> StartError:
+    return StartError(
+        f"cannot write {folder}: {error.strerror}; choose another folder with --state-dir",
+        exit_code=1,
+    )
 
 
 def write_yaml(path: Path, content: dict[str, Any]) -> None:

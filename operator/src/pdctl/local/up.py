@@ -91,7 +91,10 @@ class _Signals:
 
 def up(request: UpRequest, screen: Screen) -> None:
     """Run a cluster until SIGINT or SIGTERM.  Raises InvalidObjectError or StartError."""
-    asyncio.run(_serve(prepare(request), screen))
+    prepared = prepare(request)
+    name, port = request.cluster.metadata.name, prepared.plan.ingress.http_port
+    with RunDirectory.name_taken(request.state_dir, name, port):
+        asyncio.run(_serve(prepared, screen))
 
 
 def prepare(request: UpRequest) -> Prepared:

@@ -22,6 +22,7 @@ STATE = {
         {
             "name": "chat-decode-cpu-0",
             "role": "decode",
+            "pool": "cpu",
             "state": "ready",
             "http": "127.0.0.1:8000",
             "pid": 7,
@@ -31,6 +32,7 @@ STATE = {
         {
             "name": "chat-prefill-cpu-0",
             "role": "prefill",
+            "pool": "cpu",
             "state": "restarting",
             "http": None,
             "pid": None,
@@ -40,6 +42,7 @@ STATE = {
         {
             "name": "chat-router-cpu-0",
             "role": "router",
+            "pool": "cpu",
             "state": "ready",
             "http": "127.0.0.1:8001",
             "pid": 8,
@@ -195,6 +198,67 @@ def test_status_of_several_asks_for_a_name(pdctl: Callable[..., Any], tmp_path: 
         2,
         "error: several clusters run here: name one of a, b\n",
     )
+
+
+@pytest.fixture
+def no_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+
+@pytest.mark.usefixtures("no_kubeconfig")
+@pytest.mark.parametrize("name", [[], ["chat"]])
+def test_why_explains_a_cluster_that_runs_here(
+    pdctl: Callable[..., Any], tmp_path: Path, name: list[str]
+) -> None:
+    RunDirectory.create(tmp_path, "chat").write_state(STATE | {"pid": 4})
+    result = pdctl("why", *name, "--state-dir", str(tmp_path))
+
+    assert (result.exit_code, result.output.splitlines()) == (
+        0,
+        [
+            "chat runs on this machine (process 4): its pools have the sizes of its file, and no "
+            "autoscaler changes them",
+            "decode/cpu: 1",
+            "prefill/cpu: 1",
+            "router/cpu: 1",
+            "why a request went where it went: pdctl why --request ID, by its x-request-id",
+        ],
+    )
+
+
+@pytest.mark.usefixtures("no_kubeconfig")
+@pytest.mark.parametrize("command", ["why", "verify"])
+def test_a_name_that_runs_nowhere_here_is_refused_with_those_that_do(
+    pdctl: Callable[..., Any], tmp_path: Path, command: str
+) -> None:
+    RunDirectory.create(tmp_path, "chat").write_state(STATE)
+    result = pdctl(command, "nope", "--state-dir", str(tmp_path))
+
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: no cluster named nope runs here, only chat; for one in Kubernetes set KUBECONFIG, "
+        "or give --kubeconfig\n",
+    )
+
+
+@pytest.mark.usefixtures("no_kubeconfig")
+@pytest.mark.parametrize("command", ["why", "verify"])
+def test_without_a_name_or_a_run_the_name_is_missing(
+    pdctl: Callable[..., Any], tmp_path: Path, command: str
+) -> None:
+    result = pdctl(command, "--state-dir", str(tmp_path))
+
+    assert (result.exit_code, result.stderr.split(": ")[1]) == (2, "which cluster? none runs here")
+
+
+@pytest.mark.usefixtures("no_kubeconfig")
+def test_options_of_kubernetes_mean_no_run_of_this_machine(
+    pdctl: Callable[..., Any], tmp_path: Path
+) -> None:
+    RunDirectory.create(tmp_path, "chat").write_state(STATE)
+    result = pdctl("why", "chat", "--namespace", "a", "--state-dir", str(tmp_path))
+
+    assert result.stderr.startswith("error: no kubeconfig")
 
 
 def test_module_is_pdctl() -> None:

@@ -26,7 +26,8 @@ SHORT = Problem(
 
 
 @pytest.fixture
-def why() -> Callable[..., Any]:
+def why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # no run of this machine is meant
     return lambda *arguments, stdin=None: CliRunner().invoke(
         app, ["why", *map(str, arguments)], input=stdin
     )
@@ -407,7 +408,7 @@ def test_a_name_or_a_file_is_needed(why: Callable[..., Any]):
 
     assert (result.exit_code, result.stderr) == (
         2,
-        "error: which cluster? give its NAME, or a file with -f\n",
+        "error: which cluster? none runs here: give its NAME, or a file with -f\n",
     )
 
 

@@ -37,10 +37,33 @@ def test_next_run_removes_ended_runs_of_its_name_only(tmp_path: Path) -> None:
     assert {run.path for run in runs(tmp_path, "chat")} == {alive.path, second.path}
 
 
+def test_a_name_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
+    with (
+        RunDirectory.name_taken(tmp_path, "chat", 8000),
+        RunDirectory.name_taken(tmp_path, "other", 8001),
+        pytest.raises(StartError) as refused,
+        RunDirectory.name_taken(tmp_path, "chat", 8002),
+    ):
+        pass
+    with RunDirectory.name_taken(tmp_path, "chat", 8002):
+        pass
+
+    assert str(refused.value) == (
+        f"chat runs here already: process {os.getpid()}, port 8000; end that one first, or give "
+        "this one another metadata.name"
+    )
+    assert refused.value.exit_code == 2
+
+
 def test_unwritable_state_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError) as refused:
         RunDirectory.create(tmp_path / "file", "chat")
+    with (
+        pytest.raises(StartError, match=r"cannot write .* choose another folder with --state-dir"),
+        RunDirectory.name_taken(tmp_path / "file", "chat", 8000),
+    ):
+        pass
 
     assert (
         str(refused.value)
