@@ -94,7 +94,8 @@ def test_dtype_that_is_none_of_ours_ends_with_2(new_cluster: NewCluster) -> None
         ),
         (
             {"model_type": "mamba"},
-            "(only decoder-only models with full or sliding attention can: set model.path to one)",
+            "(only decoder-only models with full or sliding attention can: set model.path to one, "
+            "or engine.type: vllm, if vLLM serves this one)",
         ),
     ],
 )

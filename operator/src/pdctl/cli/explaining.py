@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pdcluster_api.apiserver.body import Body
 from pdcluster_api.errors import InvalidObjectError, InvalidTraceError, StartError
 from pdcluster_api.plan.autoscale.explain import MAX_DECISIONS
 from pdcluster_api.schema.load import load_applied
@@ -87,20 +88,23 @@ def why_command(
         except StartError as e:
             raise failed(e) from e
         return
+    place = Place(kubeconfig, context, namespace)
     try:
-        place = Place(kubeconfig, context, namespace)
-        if file is None:
-            here = found_here(state_dir or default_state_dir(), name, place)
-            if here is not None:
-                typer.echo(render_why_here(here[1]))
-                return
-            if name is None:
-                message = "which cluster? none runs here: give its NAME, or a file with -f"
-                raise StartError(message, exit_code=2)
-        body = object_of_cluster(place, name or "") if file is None else object_of_file(file, name)
-        typer.echo(render_why(body, last, datetime.now(UTC)))
+        here = None if file else found_here(state_dir or default_state_dir(), name, place)
+        if here is not None:
+            typer.echo(render_why_here(here[1]))
+        else:
+            body = object_of_file(file, name) if file else _object(place, name)
+            typer.echo(render_why(body, last, datetime.now(UTC)))
     except StartError as e:
         raise failed(e) from e
+
+
+def _object(place: Place, name: str | None) -> Body:
+    if name is None:
+        message = "which cluster? none runs here: give its NAME, or a file with -f"
+        raise StartError(message, exit_code=2)
+    return object_of_cluster(place, name)
 
 
 def plan_command(

@@ -110,7 +110,7 @@ def status_command(
     """Show the workers of a cluster that runs on this machine."""
     try:
         run, state = find_directory(state_dir or default_state_dir(), name)
-        typer.echo(render_status(state | run.read_transfers(), output))
+        typer.echo(render_status(state | run.read_transfers() | run.read_remarks(), output))
     except StartError as e:
         raise failed(e) from e
 

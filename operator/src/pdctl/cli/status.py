@@ -71,7 +71,9 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
         f"{','.join(state['etcd']['endpoints'])}"
     )
     together = _together(state.get("disaggregation"))
-    return "\n".join([head, *lines, _ready(state["workers"]), *together, *transfer_line(state)])
+    remarks = state.get("remarks", ())
+    ready = _ready(state["workers"])
+    return "\n".join([head, *lines, ready, *together, *transfer_line(state), *remarks])
 
 
 def transfer_line(status: Mapping[str, Any]) -> list[str]:

@@ -41,7 +41,7 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
     model = cluster.spec.model
     if given is not None:
         if not given.is_dir():
-            raise StartError(f"--model-path: no folder at {given}; correct the path", exit_code=2)
+            raise StartError(f"--model-path: {_no_folder(given)}", exit_code=2)
         return FoundModel(given.absolute(), "--model-path")
     own = _own_path(model, source)
     if own is not None and own.is_dir():
@@ -60,6 +60,19 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
     )
 
 
+def _no_folder(path: Path) -> str:
+    """Reason why a path is no model folder, and the fix."""
+    if not path.is_file():
+        return f"no folder at {path}; correct the path"
+    if path.suffix != ".gguf":
+        return f"{path} is a file; give the folder that it is in"
+    return (
+        f"{path} is GGUF, which is not served; give the model's original folder, or convert it: "
+        "transformers' from_pretrained(FOLDER, gguf_file=NAME), then save_pretrained(TARGET), for "
+        "AutoModelForCausalLM and AutoTokenizer"
+    )
+
+
 def _own_path(model: ModelSpec, source: Path) -> Path | None:
     """The object's path, where that can be on this machine; one below a volume cannot."""
     if model.path is None or model.pvc is not None:
@@ -74,6 +87,8 @@ def _tried(model: ModelSpec, own: Path | None) -> str:
         object_says = f"spec.model.path is a folder of the volume {model.pvc.claim_name}"
     else:
         object_says = f"there is none at spec.model.path, {own}"
+        if own is not None and own.is_file():
+            object_says = f"of spec.model.path {_no_folder(own).partition(';')[0]}"
     return (
         f"--model-path is not given, {object_says}, and the cache has none at {cached_model(model)}"
     )

@@ -2,7 +2,8 @@
 state folder.
 
     STATE_DIR/NAME/lock            locked by the run of that name, while it lives
-    STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  config/  certificates/  etcd/  logs/
+    STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  remarks.json
+                                   config/  certificates/  etcd/  logs/
 
 A run's folder outlives it, so that its logs can be read; the next run of the
 same name removes it.  Folders of runs that are still alive are left alone.
@@ -119,6 +120,14 @@ class RunDirectory:
     def read_state(self) -> dict[str, Any] | None:
         """The state file; None until it is written."""
         return _read_json(self.path / "state.json")
+
+    def write_remarks(self, remarks: list[str]) -> None:
+        """Replace what workers remark on themselves; see `local.remarks`."""
+        replace_file(self.path / "remarks.json", json.dumps({"remarks": remarks}) + "\n")
+
+    def read_remarks(self) -> dict[str, Any]:
+        """Those remarks, under this name; empty until workers were asked."""
+        return _read_json(self.path / "remarks.json") or {}
 
     def write_transfers(self, content: dict[str, Any]) -> None:
         """Replace what is known of the KV transfers; see `local.verified`."""

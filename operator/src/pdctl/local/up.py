@@ -28,6 +28,7 @@ from pdctl.local.machine import available_cores, free_port, port_is_free
 from pdctl.local.model import FoundModel, find_model
 from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
+from pdctl.local.remarks import watch_remarks
 from pdctl.local.rows import Row
 from pdctl.local.run_directory import RunDirectory
 from pdctl.local.screen import Screen
@@ -182,6 +183,7 @@ async def _run_workers(prepared: Prepared, crew: _Crew, signals: _Signals, scree
         asyncio.create_task(crew.policy.run()),
         asyncio.create_task(watch_transfers(crew.run, crew.watcher.all_ready, screen.say)),
     }
+    remarks = asyncio.create_task(watch_remarks(crew.run, crew.watcher.all_ready, screen.say))
     stop = asyncio.create_task(signals.stop.wait())
     given_up = asyncio.create_task(crew.supervisor.given_up())
     ready = asyncio.create_task(crew.watcher.all_ready.wait())
@@ -200,9 +202,10 @@ async def _run_workers(prepared: Prepared, crew: _Crew, signals: _Signals, scree
     finally:
         await crew.supervisor.stop(signals.hurry)
         crew.watcher.look(workers)
-        for task in (*background, stop, given_up, ready):
+        tasks = (*background, remarks, stop, given_up, ready)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*background, stop, given_up, ready, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _prime(watcher: Watcher) -> None:

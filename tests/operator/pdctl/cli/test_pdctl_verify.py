@@ -48,7 +48,7 @@ async def test_figures_of_each_pair_are_shown_and_kept(
 
     line = (
         "kv transfer verified: True (KVMoved): prefill pool cpu to decode pool cpu: 1 kB over tcp "
-        "at 2 kB/s, checksums and 8 tokens equal"
+        "at 2 kB/s in this verification, checksums and 8 tokens equal"
     )
     assert result.exit_code == 0, result.stderr
     assert result.output.splitlines() == [

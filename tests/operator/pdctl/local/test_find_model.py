@@ -96,6 +96,26 @@ def test_a_given_folder_that_is_not_there_is_refused(
         find(VOLUME, document, tmp_path, tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("m.gguf", "m.gguf is GGUF, which is not served; give the model's original folder, or con"),
+        ("model.safetensors", "model.safetensors is a file; give the folder that it is in"),
+    ],
+)
+def test_a_file_is_refused_with_what_to_give(
+    cache: Path, document: dict[str, Any], tmp_path: Path, name: str, words: str
+) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(StartError, match=r"^--model-path: ") as refused:
+        find(VOLUME, document, tmp_path, tmp_path / name)
+    assert f"{tmp_path}/{words}" in str(refused.value)
+
+    with pytest.raises(InvalidObjectError) as invalid:
+        find({**OWN, "path": name}, document, tmp_path)
+    assert f"of spec.model.path {tmp_path}/{name} is " in str(invalid.value)
+
+
 def test_a_model_that_is_nowhere_is_refused_with_the_three_places_and_the_fix(
     cache: Path, document: dict[str, Any], tmp_path: Path
 ) -> None:

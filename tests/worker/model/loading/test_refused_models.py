@@ -88,7 +88,14 @@ def test_kind_is_refused_from_its_config_alone(tmp_path, fields, reason):
 def test_kind_is_refused_with_the_field_to_change(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "mamba"}))
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelError, match=r"only decoder-only models .*: set model\.path to one"):
+    fix = r"only decoder-only models .*: set model\.path to one, or engine\.type: vllm"
+    with pytest.raises(ModelError, match=fix):
+        load_model(tmp_path, block_size=16)
+
+
+def test_a_folder_of_gguf_is_refused_with_the_way_out(tmp_path):
+    (tmp_path / "m.Q4_0.gguf").touch()
+    with pytest.raises(ModelError, match=r"m\.Q4_0\.gguf is GGUF, .* or convert it"):
         load_model(tmp_path, block_size=16)
 
 

@@ -65,6 +65,9 @@ def test_eos_ids_come_from_the_first_file_that_names_them(folder, files, expecte
 def test_a_folder_without_tokenizer_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path)
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(ModelError, match=r"no tokenizer\.json: .*m\.gguf is GGUF, which is not"):
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,18 @@ def weights_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
+def gguf_fix(folder: Path) -> str:
+    """End of an error about a folder: the way out where its model is GGUF, else empty."""
+    found = next(iter(sorted(folder.glob("*.gguf"))), None)
+    if found is None:
+        return ""
+    return (
+        f"; {found.name} is GGUF, which is not served: take the model's original folder, or "
+        "convert it: transformers' from_pretrained(FOLDER, gguf_file=NAME), then "
+        "save_pretrained(TARGET), for AutoModelForCausalLM and AutoTokenizer"
+    )
+
+
 def fingerprint(folder: Path) -> str:
     """Hex sha256 of the config's essentials and of every weights file.
 

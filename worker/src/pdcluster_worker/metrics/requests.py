@@ -21,14 +21,16 @@ class RequestMetrics(Registering):
     def __init__(self) -> None:
         super().__init__()
         self.num_requests_running = self._gauge(
-            "num_requests_running", "requests in the engine's running set"
+            "num_requests_running",
+            "requests in the engine's running set; each of n choices is one",
         )
         self.num_requests_waiting = self._gauge(
-            "num_requests_waiting", "requests that wait for this worker's engine"
+            "num_requests_waiting",
+            "requests that wait for this worker's engine; each of n choices is one",
         )
         self.request_success = self._counter(
             "request_success",
-            "requests that completed",
+            "choices that completed, n of a request, at the worker that its client asked",
             "finish_reason",
             first=get_args(FinishReason),
         )
@@ -46,6 +48,12 @@ class RequestMetrics(Registering):
             "requests, transfers and then clients that a draining worker still waits for; "
             "0 when it does not drain",
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of admitted requests")
-        self.prefill_tokens = self._counter("prefill_tokens", "prompt tokens computed here")
+        self.prompt_tokens = self._counter(
+            "prompt_tokens",
+            "prompt tokens of requests that the engine admitted: once for each of n choices, and "
+            "of a remote prefill at the decode worker",
+        )
+        self.prefill_tokens = self._counter(
+            "prefill_tokens", "prompt tokens computed here, without those that a cache had"
+        )
         self.generation_tokens = self._counter("generation_tokens", "tokens sampled here")

@@ -165,7 +165,7 @@ def _of_pairs(pairs: Sequence[_Pair], num_refused: int) -> str:
 
 def _of_share(status: Status) -> str:
     rate = status.get("bytesPerSecond")
-    at = f" at about {readable_rate(rate)}" if isinstance(rate, int) else ""
+    at = f", where the last request's KV moved at about {readable_rate(rate)}" if rate else ""
     note = status.get("transportNote")
     return (
         f"about {status['remoteShare']} of long prompts are prefilled by prefill workers, over "

@@ -169,7 +169,8 @@ def problem_of(verified: Verification, floor: float | None) -> Problem | None:
 
 def figures_of(verified: Verification) -> str:
     """Figures of KV that moved, for a user."""
-    at = f" at {readable_rate(verified.bytes_per_second)}" if verified.bytes_per_second else ""
+    rate = verified.bytes_per_second
+    at = f" at {readable_rate(rate)} in this verification" if rate else ""
     size = f"{readable_rate(verified.num_bytes).removesuffix('/s')} " if verified.num_bytes else ""
     equal = "checksums and " if verified.has_checksum else ""
     return f"{size}over {verified.transport}{at}, {equal}{verified.num_tokens} tokens equal"

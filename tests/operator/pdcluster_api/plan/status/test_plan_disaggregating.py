@@ -101,7 +101,8 @@ def test_long_prompts_that_went_to_prefill_workers_are_true_with_share_transport
     assert told(seen) == (
         "True",
         "Offloading",
-        "about 90% of long prompts are prefilled by prefill workers, over tcp at about 1.2 GB/s",
+        "about 90% of long prompts are prefilled by prefill workers, over tcp, where "
+        "the last request's KV moved at about 1.2 GB/s",
     )
     assert figures(seen) == {
         "transport": "tcp",

@@ -128,8 +128,8 @@ def test_kv_that_moved_is_true_with_its_figures():
     assert told(plan) == (
         "True",
         "KVMoved",
-        "prefill pool cpu to decode pool cpu: 11.8 MB over tcp at 1.2 GB/s, checksums and 8 tokens "
-        "equal",
+        "prefill pool cpu to decode pool cpu: 11.8 MB over tcp at 1.2 GB/s in this verification, "
+        "checksums and 8 tokens equal",
     )
     assert plan.verify == ()
     assert plan.status["transfers"] == {

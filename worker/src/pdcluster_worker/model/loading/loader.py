@@ -22,6 +22,7 @@ from pdcluster_worker.model import attention
 from pdcluster_worker.model.kv_cache import DTYPES
 from pdcluster_worker.model.loading.probe import probe
 from pdcluster_worker.model.loading.support import (
+    OTHER_MODEL,
     Config,
     check_attention,
     check_kind,
@@ -109,7 +110,10 @@ def load_model(
     weights = fingerprint(path)
     kind = resolve_dtype(dtype)
     module = _read_weights(path, kind)
-    found = probe(module, config["num_hidden_layers"], limit)
+    try:
+        found = probe(module, config["num_hidden_layers"], limit)
+    except ModelError as e:
+        raise ModelError(f"{e}{OTHER_MODEL}") from e
     check_windows(config, found.windows, limit)
     shape = found.shape
     geometry = KVGeometry(

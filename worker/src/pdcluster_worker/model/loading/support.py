@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.machine.fingerprint import weights_files
+from pdcluster_worker.machine.fingerprint import gguf_fix, weights_files
 
 Config = dict[str, Any]
 
@@ -48,7 +48,8 @@ MULTIMODAL_FIELDS = (
 )
 SEQUENCE_LENGTH_ROPES = ("dynamic", "longrope")
 OTHER_MODEL = (
-    " (only decoder-only models with full or sliding attention can: set model.path to one)"
+    " (only decoder-only models with full or sliding attention can: set model.path to one, or "
+    "engine.type: vllm, if vLLM serves this one)"
 )
 
 
@@ -66,6 +67,7 @@ def read_config(folder: Path) -> Config:
     if not path.is_file():
         raise ModelError(
             f"{folder} has no config.json: model.path must be a Hugging Face model folder"
+            f"{gguf_fix(folder)}"
         )
     try:
         config = json.loads(path.read_bytes())

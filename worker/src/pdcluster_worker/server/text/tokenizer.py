@@ -14,6 +14,7 @@ import tokenizers
 
 from pdcluster_worker import token_bytes
 from pdcluster_worker.errors import ModelError, RequestError
+from pdcluster_worker.machine.fingerprint import gguf_fix
 from pdcluster_worker.server.text.chat_template import ChatTemplate, TemplateInput
 from pdcluster_worker.server.text.detokenizer import Piece
 
@@ -54,7 +55,7 @@ class Tokenizer:
         if not path.is_file():
             raise ModelError(
                 f"{folder}: no tokenizer.json: save the model with its fast tokenizer "
-                "(AutoTokenizer.save_pretrained)"
+                f"(AutoTokenizer.save_pretrained){gguf_fix(folder)}"
             )
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
