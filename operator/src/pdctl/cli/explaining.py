@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.errors import InvalidObjectError, InvalidTraceError, StartError
 from pdcluster_api.plan.autoscale.explain import MAX_DECISIONS
 from pdcluster_api.schema.load import load_applied
@@ -17,7 +16,7 @@ from pdctl.cli.preview import preview_of_cluster, preview_of_files, render_previ
 from pdctl.cli.refusals import failed, load_file, refused
 from pdctl.cli.replay import ReplayRequest, run_replay
 from pdctl.cli.request import AskedRequest, render_request
-from pdctl.cli.why import object_of_cluster, object_of_file, render_why, render_why_here
+from pdctl.cli.why import Body, object_of_cluster, object_of_file, render_why, render_why_here
 from pdctl.local.run_directory import default_state_dir
 from pdctl.preview.immutable import identity_faults
 from pdctl.preview.preview import Preview

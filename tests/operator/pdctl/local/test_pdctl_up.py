@@ -61,7 +61,7 @@ def start(
     started: list[Run] = []
 
     def begin(*options: str, standin: str = "serve", file: Path | None = None) -> Run:
-        output = tmp_path / "output"
+        output = tmp_path / f"output-{len(started)}"
         with output.open("wb") as written:
             served = str(file or write_document(document))
             command = [
@@ -266,6 +266,26 @@ async def test_up_refuses_an_edit_that_yaml_cannot_read_and_takes_the_next(
     path.write_text(good)
     await wait_until(lambda: "policy updated" in run.text(), "the line")
     assert run.states() == ["ready", "ready"]
+
+
+async def test_up_refuses_a_name_that_runs_here_until_that_run_has_ended(
+    start: Callable[..., Run], wait_until: Callable[..., Any]
+) -> None:
+    first = start()
+    await wait_until(lambda: "ready: http://127.0.0.1:" in first.text(), "the announcement")
+    port = first.text().partition("ready: http://127.0.0.1:")[2].partition("/")[0]
+    second = start()
+    assert second.process.wait(30) == 2
+    assert second.text() == (
+        f"error: chat runs here already: process {first.process.pid}, port {port}; end that one "
+        "first, or give this one another metadata.name\n"
+    )
+    assert first.process.poll() is None
+
+    first.process.kill()
+    first.process.wait()
+    third = start()
+    await wait_until(lambda: "chat: starting revision" in third.text(), "another run")
 
 
 async def test_up_refuses_a_taken_port(start: Callable[..., Run]) -> None:
