@@ -28,5 +28,5 @@ def forms() -> Forms:
 def follow(forms: Forms) -> Callable[[Constraint], Follower]:
     """A follower of a constraint, at its beginning."""
     return lambda constraint: Follower(
-        library().GrammarMatcher(forms.compile(constraint), [END], False, -1, None)
+        library().GrammarMatcher(forms.compile(constraint).compiled, [END], False, -1, None)
     )

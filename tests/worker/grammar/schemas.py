@@ -15,7 +15,7 @@ def of_schema(schema: Any, *, strict: bool = False) -> Constraint:
 
 def takes(forms: Any, constraint: Constraint, text: str) -> bool:
     """Return whether the text is a whole answer under the constraint."""
-    matcher = library().GrammarMatcher(forms.compile(constraint), [END], False, -1, None)
+    matcher = library().GrammarMatcher(forms.compile(constraint).compiled, [END], False, -1, None)
     return all(
         matcher.accept_token(byte, False) for byte in text.encode()
     ) and matcher.accept_token(END, False)

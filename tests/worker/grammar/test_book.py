@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -15,11 +16,12 @@ from tokenizers import AddedToken, decoders, models
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.grammar import book as room
-from pdcluster_worker.grammar import child
+from pdcluster_worker.grammar import compiling
 from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.grammar.child import CompileError, CompileProcess
+from pdcluster_worker.grammar.forms import Form
 from pdcluster_worker.grammar.vocabulary import read_vocabulary
-from pdcluster_worker.grammar.wire import Opened, Wrong, frame
+from pdcluster_worker.grammar.wire import Opened, Wrong, encode, frame
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import Sampling
 
@@ -270,19 +272,11 @@ def test_a_process_that_does_not_begin_says_why(tmp_path):
         process.compile(Constraint("regex", "a"))
 
 
-def test_a_grammar_that_is_too_large_once_compiled_is_an_error_of_its_constraint(
-    folder, monkeypatch
-):
-    monkeypatch.setattr(child, "MOST_ANSWER_BYTES", 1 << 20)
-    process = scripted(
-        folder,
-        "os.read(0, 9); os.write(1, (2 << 20).to_bytes(8, 'little')); time.sleep(60)",
-        seconds=20,
-    )
-    try:
-        with pytest.raises(
-            CompileError, match="is 2 MB once compiled, at most 1 are kept: make it simpler"
-        ):
-            process.compile(Constraint("regex", "a"))
-    finally:
-        process.close()
+def test_a_grammar_that_is_too_large_once_compiled_is_an_error_of_its_constraint(monkeypatch):
+    monkeypatch.setattr(compiling, "MOST_GRAMMAR_BYTES", 2 << 20)
+    compiled = SimpleNamespace(memory_size_bytes=lambda: 3 << 20)
+    forms = SimpleNamespace(compile=lambda _: Form("", compiled))
+
+    answer = compiling._compiled(forms, encode(Constraint("regex", "a")))
+
+    assert answer == Wrong("is 3 MB once compiled, at most 2 are kept: make it simpler")

@@ -9,12 +9,12 @@ Every method is called from the engine's thread.
 """
 
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.grammar.child import CompileError, CompileProcess
 from pdcluster_worker.grammar.follower import Follower
 from pdcluster_worker.grammar.line import CompileLine, Key
-from pdcluster_worker.grammar.native import library
+from pdcluster_worker.grammar.native import compiler_over, library
+from pdcluster_worker.grammar.resident import Grammar, ResidentGrammars
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM, Constraint
 
 logger = logging.getLogger(__name__)
@@ -43,18 +44,15 @@ it.
 """
 
 MOST_BYTES = 256 << 20
-"""Most bytes of compiled grammars that are kept for later requests, some megabytes each."""
+"""Most bytes of compiled grammars, about 3 MB each: of those that requests follow and those that
+are kept for later ones.  Beyond it nothing is compiled until something is freed.
+"""
+
+NICENESS = 10
+"""Niceness of the threads that compile: the engine's steps need the cores more."""
 
 MOST_ENTRIES = 1024
 """Constraints that are remembered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """A compiled grammar in this process."""
-
-    handle: Any
-    num_bytes: int
 
 
 class GrammarBook:
@@ -77,10 +75,13 @@ class GrammarBook:
         self._lock = threading.Lock()  # of the vocabulary
         self._line = CompileLine(NUM_PROCESSES)
         self._pending: dict[Key, Future[Grammar]] = {}  # of those in the line
-        self._lines = threading.Lock()  # of both
+        self._is_held_up = False  # for want of room
+        self._lines = threading.Lock()  # of these three
         self._entries: OrderedDict[Key, Future[Grammar]] = OrderedDict()
         self._waiting: dict[str, Key] = {}  # by request
         self._followers: dict[str, Follower] = {}
+        self._followed: dict[str, Grammar] = {}
+        self._resident = ResidentGrammars()
         self._counts = GrammarCounts()
         self._compiles: list[tuple[str, float]] = []  # appended to by the threads
 
@@ -114,7 +115,8 @@ class GrammarBook:
         error = entry.exception()
         if error is not None:
             return RequestError(str(error), param=CONSTRAINT_PARAM)
-        matcher = library().GrammarMatcher(entry.result().handle, ends, False, -1, None)
+        grammar = self._followed[request.request_id] = entry.result()
+        matcher = library().GrammarMatcher(grammar.handle, ends, False, -1, None)
         self._followers[request.request_id] = Follower(matcher)
         return True
 
@@ -127,6 +129,7 @@ class GrammarBook:
         unknown ids are a no-op.
         """
         self._followers.pop(request_id, None)
+        self._followed.pop(request_id, None)
         key = self._waiting.pop(request_id, None)
         if (
             key is not None
@@ -138,6 +141,7 @@ class GrammarBook:
             with self._lines:
                 self._line.discard(key)
                 self._pending.pop(key, None)
+        self._make_room()
 
     def take_counts(self) -> GrammarCounts:
         """Counts since the last call."""
@@ -158,13 +162,13 @@ class GrammarBook:
         key = _key(constraint)
         entry = self._entries.get(key)
         if entry is None or _may_be_tried_again(entry):
-            self._make_room()
             entry = self._entries[key] = Future()
             entry.add_done_callback(lambda _: self.on_change())
             self._enqueue(tenant, key, entry)
         elif key in self._pending:
             self._enqueue(tenant, key, entry)  # at this tenant's turn, if that comes first
         self._entries.move_to_end(key)
+        self._make_room()
         return entry
 
     def _enqueue(self, tenant: str, key: Key, entry: Future[Grammar]) -> None:
@@ -172,51 +176,75 @@ class GrammarBook:
             if not self._line.add(tenant, key):
                 return
             self._pending[key] = entry
+        self._begin_next()
+
+    def _begin_next(self) -> None:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(NUM_PROCESSES, "grammar")
+            self._pool = ThreadPoolExecutor(NUM_PROCESSES, "grammar", _lower_priority)
         self._pool.submit(self._compile_in_turn)
 
     def _compile_in_turn(self) -> None:
         """In a thread of the pool: compile until no constraint may be begun."""
-        while (turn := self._take()) is not None:
-            tenant, key, entry = turn
-            started = time.monotonic()
-            try:
-                if entry.set_running_or_notify_cancel():
-                    entry.set_result(self._compile(Constraint(*key)))
-            except BaseException as e:
-                entry.set_exception(e)
-            finally:
-                with self._lines:
-                    self._line.done(tenant, time.monotonic() - started)
+        while self._compile_next():
+            pass
+
+    def _compile_next(self) -> bool:
+        turn = self._take()
+        if turn is None:
+            return False
+        tenant, key, entry = turn
+        started = time.monotonic()
+        try:
+            if entry.set_running_or_notify_cancel():
+                entry.set_result(self._compile(Constraint(*key)))
+        except BaseException as e:
+            entry.set_exception(e)
+        finally:
+            with self._lines:
+                self._line.done(tenant, time.monotonic() - started)
+        return True
 
     def _take(self) -> tuple[str, Key, Future[Grammar]] | None:
         with self._lines:
-            turn = self._line.take()
+            self._is_held_up = bool(self._pending) and self._is_full()
+            turn = None if self._is_held_up else self._line.take()
             return None if turn is None else (*turn, self._pending.pop(turn[1]))
 
+    def _is_full(self) -> bool:
+        return self._resident.num_bytes >= MOST_BYTES
+
     def _make_room(self) -> None:
-        """Forget what was longest not asked for; followers keep what they need."""
-        kept = sum(_num_bytes(entry) for entry in self._entries.values())
-        for key, entry in list(self._entries.items()):
-            if kept <= MOST_BYTES and len(self._entries) < MOST_ENTRIES:
-                return
-            if entry.done():
-                kept -= _num_bytes(entry)
+        """Forget what was longest not used, but for what a request waits for; where bytes are
+        short, what a request follows stays too, as it takes them all the same.
+
+        Goes on compiling once there is room.
+        """
+        needed, kept = set(self._waiting.values()), {None, *map(id, self._followed.values())}
+        for key in list(self._entries):
+            is_long = len(self._entries) > MOST_ENTRIES
+            if not is_long and not self._is_full():
+                break
+            is_idle = key not in needed and self._entries[key].done()
+            if is_idle and (is_long or _result_id(self._entries[key]) not in kept):
                 del self._entries[key]
+        with self._lines:
+            may_go_on = self._is_held_up and not self._is_full()
+            self._is_held_up &= not may_go_on
+        if may_go_on:
+            self._begin_next()
 
     def _compile(self, constraint: Constraint) -> Grammar:
         """In a thread of the pool, which has a process of its own."""
         started = time.monotonic()
         outcome = "failed"
         try:
-            compiled = self._process().compile(constraint)
-            native = library()
-            handle = native.CompiledGrammar.deserialize_json(
-                compiled.grammar, self._read_vocabulary()
+            text = self._process().compile(constraint).grammar
+            self._resident.give_back()
+            handle = compiler_over(self._read_vocabulary()).compile_grammar_ebnf(
+                library().Grammar.deserialize_json(text)
             )
             outcome = "compiled"
-            return Grammar(handle, int(handle.memory_size_bytes()))
+            return self._resident.add(Grammar(handle, int(handle.memory_size_bytes())))
         except CompileError as e:
             logger.info(
                 "constraint refused kind=%s characters=%d reason=%s",
@@ -264,5 +292,10 @@ def _may_be_tried_again(entry: Future[Grammar]) -> bool:
     return failed is not None and time.monotonic() - failed > RETRY_SECONDS
 
 
-def _num_bytes(entry: Future[Grammar]) -> int:
-    return entry.result().num_bytes if entry.done() and entry.exception() is None else 0
+def _result_id(entry: Future[Grammar]) -> int | None:
+    return id(entry.result()) if entry.done() and entry.exception() is None else None
+
+
+def _lower_priority() -> None:
+    """Lower that of this thread; those that xgrammar starts from it have the same."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

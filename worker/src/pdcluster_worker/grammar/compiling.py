@@ -3,13 +3,13 @@ grammars for an engine.
 
 It reads constraints from stdin and answers on stdout (`grammar.wire`).  It is a
 process of its own, with little memory and a low priority, so that no text that a
-client sends can hold up, bloat or end the engine.
+client sends can hold up, bloat or end the engine, which compiles itself what has
+compiled here: a compiled grammar as text takes more time and memory than a second compile.
 """
 
 import os
 import resource
 import sys
-import time
 from pathlib import Path
 from typing import cast
 
@@ -27,9 +27,13 @@ from pdcluster_worker.grammar.wire import (
     read_frame,
 )
 from pdcluster_worker.machine.early_end import die_with_parent
+from pdcluster_worker.machine.freed_memory import give_back_freed_memory
 
-MEMORY_BYTES = 4 << 30
-"""Address space of the process; a compile that needs more fails."""
+MOST_WORK_BYTES = 96 << 20
+"""Memory for one compile, over what the process has once it is open; one that needs more fails."""
+
+MOST_GRAMMAR_BYTES = 32 << 20
+"""Largest compiled grammar; one of 200 tools has 3 MB, one of 500 properties as much."""
 
 NICENESS = 10
 """Compiling takes a core for seconds, and the engine's steps need it more."""
@@ -42,17 +46,24 @@ def main(folder: Path, vocab_size: int) -> int:
     cast(dict[str, object], sys.modules)["torch"] = None  # tvm_ffi imports it where it finds it
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         forms, opened = _open(folder, vocab_size)
     except ModelError as e:
         forms, opened = None, Wrong(str(e))
+    most = _address_space() + MOST_WORK_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     answers.write(frame(opened))
     answers.flush()
     while forms is not None and (content := read_frame(sys.stdin.buffer)) is not None:
         answers.write(frame(_compiled(forms, content)))
         answers.flush()
+        give_back_freed_memory()
     return 0
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
 
 
 def _open(folder: Path, vocab_size: int) -> tuple[Forms | None, Answer]:
@@ -63,14 +74,19 @@ def _open(folder: Path, vocab_size: int) -> tuple[Forms | None, Answer]:
 
 
 def _compiled(forms: Forms, content: bytes) -> Answer:
-    started = time.monotonic()
     try:
-        compiled = forms.compile(decode_constraint(content))
+        form = forms.compile(decode_constraint(content))
     except FormError as e:
         return Wrong(str(e))
     except (RuntimeError, ValueError, MemoryError, RecursionError) as e:
         return Wrong(complaint(e) or type(e).__name__)
-    return Compiled(str(compiled.serialize_json()), time.monotonic() - started)
+    num_bytes = int(form.compiled.memory_size_bytes())
+    if num_bytes > MOST_GRAMMAR_BYTES:
+        return Wrong(
+            f"is {num_bytes >> 20} MB once compiled, at most {MOST_GRAMMAR_BYTES >> 20} are kept: "
+            "make it simpler"
+        )
+    return Compiled(str(form.grammar.serialize_json()))
 
 
 if __name__ == "__main__":

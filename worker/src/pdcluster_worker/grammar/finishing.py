@@ -3,7 +3,7 @@
 from typing import Any
 
 from pdcluster_worker.grammar.intersection import Node
-from pdcluster_worker.grammar.patterns import MOST_REPEATED, as_written, of_length
+from pdcluster_worker.grammar.patterns import as_written
 
 _MAPS = ("properties", "patternProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -40,27 +40,10 @@ def finished(part: Any, *, is_json: bool) -> Any:
 
 
 def _bound_texts(found: Node) -> None:
-    """Keep strings to what JSON can hold as it is written; a format beside a pattern and a length
-    beside either have no effect.
-    """
+    """Keep patterns to what JSON can hold as it is written; a format beside one has no effect."""
     if "pattern" in found:
         found.pop("format", None)  # xgrammar would follow it alone
         found["pattern"] = as_written(found["pattern"])
-    lengths = {name: found[name] for name in ("minLength", "maxLength") if name in found}
-    least, most = lengths.get("minLength", 0), lengths.get("maxLength")
-    if not lengths or "pattern" in found or "format" in found or not _are_bounds(least, most):
-        return
-    for name in lengths:
-        found.pop(name)
-    found["pattern"] = of_length(least, most)
-
-
-def _are_bounds(least: Any, most: Any) -> bool:
-    """Return whether xgrammar accepts them and a pattern can express them."""
-    is_right = isinstance(least, int) and (
-        most is None or (isinstance(most, int) and least <= most)
-    )
-    return is_right and max(least, most or 0) <= MOST_REPEATED
 
 
 def _bound_properties(found: Node) -> None:

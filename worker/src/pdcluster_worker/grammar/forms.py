@@ -5,12 +5,13 @@ Runs in the compile process only.
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pdcluster_worker.grammar.native import complaint
-from pdcluster_worker.grammar.patterns import with_plain_characters
+from pdcluster_worker.grammar.native import compiler_over, complaint
+from pdcluster_worker.grammar.rules import simplified
 from pdcluster_worker.grammar.schema import Prepared, SchemaError, pointer, prepare
 from pdcluster_worker.grammar.tags import prepared_tag
 from pdcluster_worker.messages.constraint import Constraint
@@ -21,14 +22,20 @@ with blanks.
 """
 
 _LARK = re.compile(r"^\s*\??start\s*:(?!:=)", re.MULTILINE)
-_LENGTH = re.compile(r'"(min|max)Length"')
-"""In a schema that is ready for xgrammar only lengths are left that it counts itself."""
-
 _ANY_OBJECT = '{"type":"object"}'
+_NO_TEXT = "no text at all fits it"
 
 
 class FormError(ValueError):
     """A constraint that cannot be compiled; the message says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A constraint as xgrammar's Grammar, and compiled."""
+
+    grammar: Any
+    compiled: Any
 
 
 class Forms:
@@ -36,56 +43,51 @@ class Forms:
 
     def __init__(self, native: Any, vocabulary: Any, vocab_size: int) -> None:
         self._native = native
+        self._vocabulary = vocabulary
         self._num_words = -(-vocab_size // 32)
-        self._compiler = native.GrammarCompiler(vocabulary, 1, False, -1)
+        self._compiler = compiler_over(vocabulary)
 
-    def compile(self, constraint: Constraint) -> Any:
-        """The compiled grammar.  Raises FormError, and RuntimeError as xgrammar does."""
-        compiled = self._compile(constraint)
+    def compile(self, constraint: Constraint) -> Form:
+        """The grammar and its compiled form.  Raises FormError, and RuntimeError as xgrammar
+        does.
+        """
+        grammar = self._grammar(constraint)
+        compiled = self._compiler.compile_grammar_ebnf(grammar)
         matcher = self._native.GrammarMatcher(compiled, [0], False, -1, None)
         words = np.zeros((1, self._num_words), dtype=np.int32)
         if matcher.fill_next_token_bitmask(words, 0, False) and not words.any():
-            raise FormError(
-                "#: no text at all fits it"
-                if constraint.kind == "json_schema"
-                else "no text at all fits it"
-            )
-        return compiled
+            raise FormError(f"#: {_NO_TEXT}" if constraint.kind == "json_schema" else _NO_TEXT)
+        return Form(grammar, compiled)
 
-    def _compile(self, constraint: Constraint) -> Any:
+    def _grammar(self, constraint: Constraint) -> Any:
         text = constraint.text
         match constraint.kind:
             case "json_object":
-                compiled = self._json(_ANY_OBJECT)
+                grammar = self._json(_ANY_OBJECT)
             case "json_schema":
-                compiled = self._schema(text, strict=constraint.strict)
+                grammar = self._schema(text, strict=constraint.strict)
             case "regex":
-                compiled = self._compiler.compile_regex(text)
+                grammar = self._native.Grammar.from_regex(text, False)
             case "choice":
-                compiled = self._ebnf(" | ".join(map(literal, json.loads(text))))
+                grammar = self._rules(f"root ::= {' | '.join(map(literal, json.loads(text)))}")
             case "grammar":
-                compiled = (
-                    self._compiler.compile_lark(text, [], [])
+                grammar = (
+                    self._native.Grammar.from_lark(text, self._vocabulary, [], [])
                     if _LARK.search(text)
                     else self._rules(text)
                 )
             case "structural_tag":
-                compiled = self._tag(text)
-        return compiled
+                grammar = self._tag(text)
+        return grammar
 
     def _json(self, schema: str) -> Any:
-        if not _LENGTH.search(schema):
-            return self._compiler.compile_json_schema(schema, *_JSON)
-        return self._plain(self._native.Grammar.from_json_schema(schema, *_JSON[:-1], False, False))
+        return self._simplified(self._native.Grammar.from_json_schema(schema, *_JSON, False))
 
-    def _plain(self, grammar: Any) -> Any:
-        return self._rules(with_plain_characters(grammar.to_string()))
-
-    def _ebnf(self, alternatives: str) -> Any:
-        return self._rules(f"root ::= {alternatives}")
+    def _simplified(self, grammar: Any) -> Any:
+        return self._rules(simplified(grammar.to_string()))
 
     def _rules(self, text: str) -> Any:
-        return self._compiler.compile_grammar_from_strings(text, "root")
+        return self._native.Grammar.from_ebnf(text, "root")
 
     def _schema(self, text: str, *, strict: bool) -> Any:
         try:
@@ -100,11 +102,16 @@ class Forms:
     def _tag(self, text: str) -> Any:
         try:
             prepared = prepared_tag(text, MOST_WHITE_SPACE)
-            if not _LENGTH.search(prepared):
-                return self._compiler.compile_structural_tag(prepared)
-            return self._plain(self._native.Grammar.from_structural_tag(prepared))
         except SchemaError as e:
             raise FormError(f"in a schema of the structural tag: {e}") from e
+        try:
+            grammar = self._native.Grammar.from_structural_tag(prepared)
+        except RuntimeError as e:
+            if "tokenizer_info" not in str(e):
+                raise
+            # tokens by their text, which the compiler alone looks up
+            grammar = self._compiler.compile_structural_tag(prepared).grammar()
+        return self._simplified(grammar)
 
     def _place(self, prepared: Prepared, error: RuntimeError) -> str:
         """Describe the fault, with the innermost schema that is refused by itself."""
@@ -113,7 +120,7 @@ class Forms:
                 continue
             try:
                 self._native.Grammar.from_json_schema(
-                    json.dumps(prepared.whole(part)), *_JSON[:-1], False, False
+                    json.dumps(prepared.whole(part)), *_JSON, False
                 )
             except RuntimeError as e:
                 return f"{pointer(place)}: {complaint(e)}"

@@ -18,6 +18,10 @@ _WHERE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is fal
 """Time, source line and check, which xgrammar puts before what it says."""
 
 
+NUM_THREADS = 2
+"""Threads that make the masks of one grammar."""
+
+
 @cache
 def library() -> Any:
     """The native classes: TokenizerInfo, GrammarCompiler, CompiledGrammar,
@@ -33,6 +37,11 @@ def library() -> Any:
         sys.modules["xgrammar"] = package
     importlib.import_module("xgrammar.load_binding")
     return importlib.import_module("xgrammar.base")._core
+
+
+def compiler_over(vocabulary: Any) -> Any:
+    """A compiler that keeps nothing; two threads make masks."""
+    return library().GrammarCompiler(vocabulary, NUM_THREADS, False, -1)
 
 
 def complaint(error: Exception) -> str:

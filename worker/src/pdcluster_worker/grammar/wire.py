@@ -14,16 +14,15 @@ LENGTH_BYTES = 8
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """The vocabulary as xgrammar writes it, for the engine to read compiled grammars with."""
+    """The vocabulary as xgrammar writes it, for the engine to compile with."""
 
     vocabulary: str
 
 
 class Compiled(msgspec.Struct, frozen=True, tag=True):
-    """A grammar as xgrammar writes it, and how long it took to compile."""
+    """A grammar that compiles, as xgrammar writes it before it is compiled."""
 
     grammar: str
-    seconds: float
 
 
 class Wrong(msgspec.Struct, frozen=True, tag=True):

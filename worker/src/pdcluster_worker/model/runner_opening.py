@@ -16,6 +16,7 @@ from msgspec import structs
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.machine.freed_memory import give_back_freed_memory
 from pdcluster_worker.machine.native_dtype import dtype_of_device
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.beginning import AtOnce, InThread
@@ -25,7 +26,6 @@ from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.answers import Asked, Question, forget
 from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo
 from pdcluster_worker.model.opening import by_transformers, open_model
-from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.library_pages import release_library_pages
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.opening import open_ranks

@@ -1,20 +1,11 @@
-"""Keeps what a step frees, so that the next step's tensors are not made of fresh pages, and gives
-back what loading freed.
-"""
+"""Keeps what a step frees, so that the next step's tensors are not made of fresh pages."""
 
-import contextlib
 import ctypes
 
 # Of glibc's malloc.h.
 _TRIM_THRESHOLD, _MAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 64 << 20
 _LARGEST_BYTES = 32 << 20  # the largest map threshold that glibc takes
-
-
-def give_back_freed_memory() -> None:
-    """Give what loading a model has freed back to the kernel, where malloc is glibc's."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_freed_memory() -> bool:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.engine.ports import KVMemory
+from pdcluster_worker.machine.freed_memory import give_back_freed_memory
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.families import read_weights
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import LoadedModel, load_model
 from pdcluster_worker.model.ops.choose import make_operations
-from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.library_pages import release_library_pages
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel import control as wire
