@@ -818,3 +818,25 @@ async def test_a_format_of_the_text_changes_nothing_in_calls_that_are_forced(
         await client.chat.completions.create(
             model="tiny", messages=ASK, response_format=form, **fields
         )
+
+
+async def test_a_call_in_reasoning_that_is_never_closed_is_answered(rig, client):
+    source = rig.tokenizer.chat_template.tool_source
+    rig.say(f"<think>They want the time.\n{HERMES_NOW}")
+    async with client_of(rig, source, reasoning="qwen3") as thinker:
+        reply = await thinker.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+        calls, rest = await streamed(thinker, tools=TOOLS)
+    message, reason = reply.choices[0].message, reply.choices[0].finish_reason
+
+    assert [call.function.name for call in message.tool_calls] == ["now"]
+    assert (message.content, message.reasoning, reason) == (
+        None,
+        "They want the time.",
+        "tool_calls",
+    )
+    assert [call["name"] for call in calls] == ["now"]
+    assert rest == {
+        "finish_reason": "tool_calls",
+        "content": "",
+        "reasoning": "They want the time.",
+    }

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer
+from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer, UnclosedReasoning
 from pdcluster_worker.server.reasoning.registry import parser_for, start_for
 from pdcluster_worker.server.reasoning.think import Start, ThinkTags, start_within
 from pdcluster_worker.server.text.events import Answer, Delta, assembled
@@ -18,10 +18,18 @@ R1 = "<\uff5cAssistant\uff5c><think>\n {% if '</think>' in content %}"
 
 
 def parsed(
-    start: Start, pieces: list[str], *, shows: bool = True, has_tools: bool = False
+    start: Start,
+    pieces: list[str],
+    *,
+    shows: bool = True,
+    has_tools: bool = False,
+    form: str = "hermes",
 ) -> Answer:
-    calls = FORMS["hermes"].parser(TOOLS, Numbering(lambda: "call")) if has_tools else None
-    parser = ReasonedAnswer(ThinkTags(start), calls, shows_reasoning=shows)
+    calls, probe = (FORMS[form].parser(TOOLS, Numbering(lambda: "call")) for _ in range(2))
+    unclosed = UnclosedReasoning(probe) if has_tools else None
+    parser = ReasonedAnswer(
+        ThinkTags(start), calls if has_tools else None, unclosed=unclosed, shows_reasoning=shows
+    )
     parts = [*(part for piece in pieces for part in parser.feed(piece)), *parser.end()]
     return assembled([Delta(0, tuple(parts), finish_reason="stop")])
 
@@ -73,6 +81,48 @@ def test_calls_come_after_the_reasoning_and_those_within_it_are_thoughts() -> No
 
     assert (got.reasoning, got.text) == (f"Shall I {HERMES_NOW}?", "")
     assert called(got) == (("now", {}),)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "reasoning", "answer"),
+    [
+        ("hermes", f"Shall I?\n\n{HERMES_NOW}", "Shall I?", ""),
+        ("hermes", f"<think>\n{HERMES_NOW}", "", ""),
+        (
+            "hermes",
+            f"Hm. <tool_call>no</tool_call> {HERMES_NOW}\nSo.",
+            "Hm. <tool_call>no</tool_call>",
+            "So.",
+        ),
+        ("hermes", f"a{HERMES_NOW.removesuffix('</tool_call>')}", "a", ""),
+        ("mistral", "So [TOOL_CALLS]now[ARGS]{}", "So", ""),
+        ("qwen3_coder", "So\n<function=now>\n</function>\n", "So", ""),
+        ("llama3_json", '{"name": "now", "parameters": {}}', "", ""),
+        ("pythonic", "\n[now()]", "", ""),
+    ],
+)
+def test_a_call_in_reasoning_that_is_never_closed_is_one(form, text, reasoning, answer) -> None:
+    for pieces in ([text], list(text)):
+        got = parsed("inside", pieces, has_tools=True, form=form)
+        assert (got.reasoning, got.text, called(got)) == (reasoning, answer, (("now", {}),))
+        hidden = parsed("inside", pieces, has_tools=True, form=form, shows=False)
+        assert (hidden.reasoning, hidden.text, called(hidden)) == ("", answer, (("now", {}),))
+
+
+@pytest.mark.parametrize("text", ["<tool_call>x", '<tool_call>{"name": "launch"}</tool_call> so'])
+def test_what_is_no_call_in_reasoning_that_is_never_closed_stays_a_thought(text) -> None:
+    for pieces in ([text], list(text)):
+        got = parsed("inside", pieces, has_tools=True)
+        assert (got.reasoning, got.text, got.tool_calls) == (text, "", ())
+
+
+def test_reasoning_is_given_out_as_it_comes_up_to_a_call() -> None:
+    calls, probe = (FORMS["hermes"].parser(TOOLS, Numbering(lambda: "call")) for _ in range(2))
+    parser = ReasonedAnswer(ThinkTags("inside"), calls, unclosed=UnclosedReasoning(probe))
+    pieces = ["Let", " me", HERMES_NOW, " or", " not?</think>No."]
+    shown = [[part.text for part in parser.feed(piece)] for piece in pieces]
+
+    assert shown == [["Let"], [" me"], [], [], [f"{HERMES_NOW} or not?", "No."]]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.answer_format import Reasoning
-from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer
+from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer, UnclosedReasoning
 from pdcluster_worker.server.generation.model_parsers import ModelParsers
 from pdcluster_worker.server.generation.structured import constraint_param
 from pdcluster_worker.server.generation.tool_choice import ToolUse
@@ -103,12 +103,16 @@ def rules_for(
 
     def new_parser() -> ReasonedAnswer:
         thinking = None if parsers.reasoning is None else ThinkTags(reasoning.start)
-        calls: CallParser | None = _forced(use, new_id) if use.is_forced else None
-        if form is not None:
-            calls = form.parser(use.tools, Numbering(new_id, use.most), is_constrained=holds_calls)
-        markers = frozenset() if form is None else form.markers
+        shows = request.include_reasoning is not False
+        if form is None:
+            calls = _forced(use, new_id) if use.is_forced else None
+            return ReasonedAnswer(thinking, calls, shows_reasoning=shows)
         return ReasonedAnswer(
-            thinking, calls, markers=markers, shows_reasoning=request.include_reasoning is not False
+            thinking,
+            form.parser(use.tools, Numbering(new_id, use.most), is_constrained=holds_calls),
+            unclosed=UnclosedReasoning(form.parser(use.tools, Numbering(new_id))),
+            markers=form.markers,
+            shows_reasoning=shows,
         )
 
     param = None if use.is_forced else constraint_param(request)

@@ -5,13 +5,12 @@ the text is reasoning from its first character; where it ends after a closed
 one, there is none.  In between, `qwen3` looks for an opening tag at the start,
 and takes text without one for the answer; `deepseek_r1` takes it for reasoning,
 since that model may leave the opening tag out.  Reasoning that never ends is
-all reasoning: the answer is empty.
+all reasoning here; the calls in it are `answer_parser`'s business.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from pdcluster_worker.server.text.events import Part, ReasoningDelta
 from pdcluster_worker.server.text.held_text import TrailingSpace, held_back
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -48,7 +47,7 @@ def start_within(message: str) -> Start:
 class Split:
     """Parts of a piece of text: reasoning, and then answer."""
 
-    reasoning: list[Part]
+    reasoning: str
     answer: str
 
 
@@ -69,7 +68,7 @@ class ThinkTags:
     def feed(self, text: str) -> Split:
         """Take more text."""
         if self._state == "answer":
-            return Split([], text)
+            return Split("", text)
         self._text += text
         if self._state == "before":
             return self._before()
@@ -78,8 +77,8 @@ class ThinkTags:
     def end(self) -> Split:
         """No more text."""
         if self._state == "inside":
-            return Split(self._shown(self._taken("inside")) + self._leftover(), "")
-        return Split([], self._taken("answer"))
+            return Split(self._space.shown(self._taken("inside")) + self._space.rest(), "")
+        return Split("", self._taken("answer"))
 
     def _before(self) -> Split:
         """The opening tag, or text without one: that is the answer."""
@@ -87,16 +86,16 @@ class ThinkTags:
         if start.startswith(OPEN):
             self._state, self._text = "inside", start[len(OPEN) :]
             return self._inside()
-        return Split([], "" if OPEN.startswith(start) else self._taken("answer"))
+        return Split("", "" if OPEN.startswith(start) else self._taken("answer"))
 
     def _inside(self) -> Split:
         before, tag, after = self._text.partition(CLOSE)
         if tag:
             self._state, self._text = "answer", ""
-            return Split(self._shown(self._opened(before)), after)
+            return Split(self._space.shown(self._opened(before)), after)
         certain = len(self._text) - held_back(self._text, [OPEN, CLOSE])
         text, self._text = self._text[:certain], self._text[certain:]
-        return Split(self._shown(self._opened(text)), "")
+        return Split(self._space.shown(self._opened(text)), "")
 
     def _opened(self, text: str) -> str:
         """Without an opening tag at the start, which a model may write although the
@@ -105,14 +104,6 @@ class ThinkTags:
         while self._space.drops and (start := text.lstrip()).startswith(OPEN):
             text = start[len(OPEN) :]
         return text
-
-    def _shown(self, text: str) -> list[Part]:
-        shown = self._space.shown(text)
-        return [ReasoningDelta(shown)] if shown else []
-
-    def _leftover(self) -> list[Part]:
-        space = self._space.rest()
-        return [ReasoningDelta(space)] if space else []
 
     def _taken(self, state: Start) -> str:
         text, self._text, self._state = self._text, "", state
