@@ -23,11 +23,11 @@ from pdcluster_api.schema.values import (
     MAX_WORKERS,
     ChatTemplate,
     Endpoint,
+    HardwareNumber,
     Name,
     ObjectName,
     PodTemplate,
     Port,
-    Positive,
     Ranks,
     Replicas,
     Text,
@@ -147,11 +147,11 @@ class AcceleratorSpec(Section):
 
     resource: Annotated[Text, Field(max_length=MAX_RESOURCE)] | None = None
     node_labels: dict[str, str] = Field(default_factory=dict)
-    memory_bytes: Positive | None = None
-    bandwidth_bytes: Positive | None = None
-    bf16_flops: Positive | None = None
-    fp8_flops: Positive | None = None
-    fp4_flops: Positive | None = None
+    memory_bytes: HardwareNumber | None = None
+    bandwidth_bytes: HardwareNumber | None = None
+    bf16_flops: HardwareNumber | None = None
+    fp8_flops: HardwareNumber | None = None
+    fp4_flops: HardwareNumber | None = None
 
 
 class PoolSpec(Section):

@@ -35,6 +35,7 @@ MAX_WEIGHT = 1_000_000
 
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Natural = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+HardwareNumber = Annotated[int, Field(ge=1, le=10**18)]
 WholeSeconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 AcceleratorCount = Annotated[int, Field(ge=1, le=MAX_ACCELERATORS_IN_USE)]
 Ranks = Annotated[int, Field(ge=1, le=8)]
