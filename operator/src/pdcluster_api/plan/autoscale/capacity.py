@@ -66,6 +66,12 @@ def _num_refused(pool: Pool) -> int:
     return 0 if facts.fault is None else max(0, facts.replicas - facts.current)
 
 
+def _each_of(gpu: str, pools: Sequence[Pool]) -> str:
+    """Accelerators of a type's workers, as text; empty where each has one."""
+    numbers = sorted({pool.facts.gpus_per_replica for pool in pools if pool.facts.gpu == gpu})
+    return "" if numbers in ([], [1]) else f" of {' or '.join(map(str, numbers))} accelerators"
+
+
 def capacity_problems(
     pools: Sequence[Pool], backoff: Mapping[str, float], missing: Mapping[str, int]
 ) -> Iterator[Problem]:
@@ -83,8 +89,8 @@ def capacity_problems(
     for gpu, number in sorted((+short).items()):
         workers = "1 worker" if number == 1 else f"{number} workers"
         message = (
-            f"{gpu} is short of {workers} that no node takes; nothing more is asked of it while a "
-            "pod waits, nor for backoffSeconds after that"
+            f"{gpu} is short of {workers}{_each_of(gpu, pools)} that no node takes; nothing more "
+            "is asked of it while a pod waits, nor for backoffSeconds after that"
         )
         yield Problem(conditions.CAPACITY_SHORT, message)
     for pool in pools:

@@ -170,6 +170,16 @@ def test_a_price_is_of_one_accelerator_and_the_number_is_said() -> None:
     assert why == "the cheapest pool that has capacity: 8 x H100 at a price of 2 each"
 
 
+def test_capacity_that_is_short_is_of_workers_with_all_their_accelerators() -> None:
+    waiting = {"ready": 1, "unschedulable": 2, "unschedulable_top": 2, "unschedulable_seconds": 999}
+    spec = make_spec(prefill=[pool(3, **EIGHT)], decode=[pool(1)])
+    mixed = make_spec(prefill=[pool(3, **EIGHT), pool(1, "y", gpu="B200")], decode=[pool(1)])
+
+    for each, said in ((spec, "of 8 accelerators"), (mixed, "of 1 or 8 accelerators")):
+        (problem,) = see(each, facts_of(each, prefill_x=waiting)).decision.problems
+        assert problem.message.startswith(f"B200 is short of 2 workers {said} that no node takes")
+
+
 def test_the_workers_of_an_object_are_limited_beside_its_accelerators() -> None:
     pools = [
         Pool(PoolFacts(role, "x", "H100", 0, 0, 0), 0, high=4000) for role in ("prefill", "decode")
