@@ -4,12 +4,15 @@ it; a validator that is not ours agrees.
 
 import json
 import time
-from typing import Any
+from datetime import date
+from enum import Enum
+from typing import Annotated, Any, Literal
 
 import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
 from pdcluster_worker.server.text.events import Delta, assembled
 from pdcluster_worker.server.tools.calls import Tool
@@ -148,6 +151,57 @@ def test_arguments_are_looked_up_wherever_the_schema_has_them(
     whole = {"type": "object", "$defs": {"Args": args}, **parameters}
 
     assert given_by(whole, call_of(written)) == expected
+
+
+class Color(Enum):
+    BLUE = "blue"
+    RED = "red"
+
+
+class Place(BaseModel):
+    name: str
+    near: "Place | None" = None
+
+
+class Trip(BaseModel):
+    color: Color
+    to: Place
+    days: Literal[1, 2]
+    on: date
+    stops: list[Place] = []
+    note: Annotated[str, Field(max_length=5)] | None = None
+    weights: dict[str, float] = {}
+
+
+def test_a_pydantic_model_takes_the_arguments_of_its_own_schema() -> None:
+    written = {
+        "color": "\n\nblue\n",
+        "to": '\n{"name": "Rome", "near": {"name": "Ostia"}}\n',
+        "days": "\n2\n",
+        "on": "\n\n2026-01-02\n",
+        "stops": "[{'name': 'Pisa', 'near': None}]",
+        "note": "\n\nshort\n\n",
+        "weights": '{"a": 1}',
+    }
+    found = given_by(Trip.model_json_schema(), call_of(written))
+
+    assert Trip.model_validate_json(json.dumps(found), strict=True) == Trip(
+        color=Color.BLUE,
+        to=Place(name="Rome", near=Place(name="Ostia")),
+        days=2,
+        on=date(2026, 1, 2),
+        stops=[Place(name="Pisa")],
+        note="short",
+        weights={"a": 1.0},
+    )
+
+
+def test_a_long_list_takes_no_type_from_the_arguments_after_it() -> None:
+    whole = {"type": "integer"}
+    parameters = {"properties": {"a": {"type": "array", "items": whole}, "b": whole}}
+    long = list(range(10_000))
+
+    assert typed({"a": json.dumps(long), "b": "1"}, parameters) == {"a": long, "b": 1}
 
 
 SPACE = st.sampled_from(["", "\n", " \n", "\n\n"])

@@ -61,7 +61,8 @@ def _readings(text: str, types: frozenset[str] | None) -> Iterator[Any]:
         yield from (value for value in _unlike_text(bare) if type_of(value) in types)
     unwrapped = text.removeprefix("\n").removesuffix("\n")
     yield from (unwrapped, text.strip("\r\n"), bare, text)
-    yield from (value for value in _values(bare) if types is None or type_of(value) in types)
+    if types != {"string"} or bare.startswith(("'", '"')):
+        yield from (value for value in _values(bare) if types is None or type_of(value) in types)
 
 
 def _unlike_text(text: str) -> Iterator[Any]:
