@@ -182,6 +182,22 @@ def test_white_space_between_two_parts_has_an_end(forms):
             "#/format: cannot be enforced beside pattern",
         ),
         (
+            of_schema({"type": "string", "pattern": "^(?!a)[a-c]$"}, strict=True),
+            "#/pattern: cannot be enforced with a lookahead or lookbehind",
+        ),
+        (
+            of_schema({"propertyNames": {"pattern": "(x)(?=a).*"}}, strict=True),
+            "#/propertyNames/pattern: cannot be enforced with a lookahead",
+        ),
+        (
+            of_schema({"type": "object", "patternProperties": {"(?<!a)b": {}}}, strict=True),
+            "#/patternProperties: cannot be enforced with a lookahead",
+        ),
+        (
+            of_tag({"type": "string", "pattern": "a(?!b).*"}, strict=True),
+            "#/pattern: cannot be enforced with a lookahead",
+        ),
+        (
             of_schema({"type": "string", "format": "date", "minLength": 20}, strict=True),
             "#/minLength: cannot be enforced beside format",
         ),
@@ -253,6 +269,15 @@ def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
             '"http://a"',
         ),
         ({"type": "string", "pattern": r"^C:\\\w+$"}, r'"C:\\x"', r'"C:\x"'),
+        ({"type": "string", "pattern": r"^[\n]$"}, r'"\n"', '"\n"'),
+        ({"type": "string", "pattern": '^["]{2}$'}, r'"\"\""', '""""'),
+        ({"type": "string", "pattern": r"^[\\]$"}, r'"\\"', '"\\"'),
+        ({"type": "string", "pattern": r"^[\u0000-\x1f]$"}, r'"\u001f"', '"\x1f"'),
+        ({"type": "string", "pattern": r"^[^ -\uffff\u{10000}-\u{10ffff}]$"}, r'"\t"', '"\t"'),
+        ({"type": "string", "pattern": r"^\cJ[\cJ]\u{a}\0$"}, r'"\n\n\n\u0000"', '"\n\n\n\0"'),
+        ({"type": "string", "pattern": "^[^]$"}, '"a"', '"\n"'),
+        ({"type": "string", "pattern": r"^[a\n]$"}, '"a"', '"\n"'),
+        ({"type": "string", "pattern": "^(?!a)[a-c]$"}, '"b"', '"d"'),
         ({"type": "string", "pattern": r"^(\x41\n)+$"}, r'"A\nA\n"', '"A\nA\n"'),
         (
             {"type": "object", "patternProperties": {'^"$': {}}, "additionalProperties": False},

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from pdcluster_worker.grammar.combining import Combining
 from pdcluster_worker.grammar.finishing import finished
 from pdcluster_worker.grammar.intersection import Node, Pointer
+from pdcluster_worker.grammar.patterns import looks_around
 
 MOST_COUNTED = 10_000
 """Characters, items and properties: a larger upper bound is as good as none, a larger lower one is
@@ -273,6 +274,9 @@ def _of_no_effect(part: Node) -> Iterator[tuple[str, str]]:
                 for length in ("minLength", "maxLength")
                 if length in part
             )
+    for name in ("pattern", "patternProperties"):
+        if any(map(looks_around, _texts(part.get(name, ())))):
+            yield name, "with a lookahead or lookbehind"
     if not any(name in part for name in _TYPED):
         yield from ((name, "without a type") for name in _BOUNDS if name in part)
     properties, required = part.get("properties", {}), part.get("required", [])
@@ -283,6 +287,10 @@ def _of_no_effect(part: Node) -> Iterator[tuple[str, str]]:
         and ("patternProperties" in part or part.get("additionalProperties") is False)
     ):
         yield "required", "for a name that is not among the properties"
+
+
+def _texts(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else [*value] if isinstance(value, dict) else []
 
 
 def _at(root: Any, place: Pointer) -> Any:
