@@ -66,11 +66,13 @@ def main() -> int:
     figures: dict[str, Any] = {}
     for batch, context in DECODES:
         ways = _variants(cache, DECODE_SIZES, DECODE_VARIANTS) | fa3
-        _measure(figures, f"decode {batch} x {context}", ways, copy, [context] * batch, 1)
+        plan = copy.place(plan_of([context] * batch, 1))
+        _measure(figures, f"decode {batch} x {context}", ways, plan)
     for rows, context in CHUNKS:
         ways = _variants(cache, CHUNK_SIZES, CHUNK_VARIANTS) | fa3
         ways["torch"] = _torch(cache, plan_of([context], rows))
-        _measure(figures, f"chunk of {rows}, context {context}", ways, copy, [context], rows)
+        plan = copy.place(plan_of([context], rows))
+        _measure(figures, f"chunk of {rows}, context {context}", ways, plan)
     return 0
 
 
@@ -127,14 +129,11 @@ def _measure(
     figures: dict[str, Any],
     name: str,
     ways: dict[str, Attend],
-    copy: PlanCopy,
-    contexts: list[int],
-    rows: int,
+    plan: StepPlan,
 ) -> None:
-    """Microseconds of one layer by each way."""
-    plan = copy.place(plan_of(contexts, rows))
+    """Microseconds of one layer by each way.  plan: on the device."""
     width = (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim
-    qkv = torch.empty(len(contexts) * rows, width, dtype=torch.bfloat16, device=DEVICE).normal_()
+    qkv = torch.empty(plan.num_tokens, width, dtype=torch.bfloat16, device=DEVICE).normal_()
     figures[name] = {}
     for way, attend in ways.items():
         try:

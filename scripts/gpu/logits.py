@@ -17,7 +17,7 @@ PROMPT = 40 if REHEARSES else 300
 DECODES = 8
 CHUNK = 16 if REHEARSES else 128
 MAX_DIFFERENCE = 0.08
-"""Of the logits' size; 8B in bfloat16 by two orders of sums."""
+"""A share of the logits' size; 8B in bfloat16 by two orders of sums."""
 
 
 @torch.inference_mode()
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of the expected logits' size; NaN where either is not finite."""
+    """Return it as a share of the expected logits' size; NaN where either is not finite."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 

@@ -1,4 +1,4 @@
-"""Which chunks torch attends to, and batches without it.  Its results are compared on a GPU and in
+"""The chunks that torch attends to, and batches without it.  Its results are compared on a GPU and in
 the interpreter (test_cuda_operations).
 """
 

@@ -77,7 +77,6 @@ def _tile(
     block_stride: tl.tensor,
     window: tl.constexpr,
     head_dim: tl.constexpr,
-    dim_block: tl.constexpr,
     key_block: tl.constexpr,
     block_size: tl.constexpr,
     is_whole: tl.constexpr,
@@ -88,7 +87,7 @@ def _tile(
     is_whole: every row sees all of them, so nothing is masked.
     is_one_row: rows see the same keys, so no value reaches a row that does not see it.
     """
-    dims = tl.arange(0, dim_block)
+    dims = tl.arange(0, query.shape[1])
     places = start + tl.arange(0, key_block)
     exists = places < last
     mask = (dims < head_dim)[None, :]
@@ -99,7 +98,7 @@ def _tile(
         mask = mask & exists[:, None]
     offsets = block * block_stride + (places % block_size) * head_dim
     pointers = keys + offsets[:, None] + dims[None, :]
-    if is_whole and head_dim == dim_block:
+    if is_whole and head_dim == query.shape[1]:
         key = tl.load(pointers)
         value = tl.load(pointers + block_size * head_dim)
     else:
@@ -136,9 +135,7 @@ def _attend(
     scale: tl.tensor,
     block_stride: tl.tensor,
     window: tl.constexpr,
-    rows: tl.constexpr,
     head_dim: tl.constexpr,
-    dim_block: tl.constexpr,
     key_block: tl.constexpr,
     block_size: tl.constexpr,
     is_one_row: tl.constexpr,
@@ -150,52 +147,31 @@ def _attend(
     seen_to: every row sees keys [first, seen_to).
     Returns normed sums [rows, dim_block] and log2 of the weights' sums [rows], both float32.
     """
-    best = tl.full((rows,), float("-inf"), tl.float32)
-    total = tl.zeros((rows,), tl.float32)
-    sums = tl.zeros((rows, dim_block), tl.float32)
+    best = tl.full((query.shape[0],), float("-inf"), tl.float32)
+    total = tl.zeros((query.shape[0],), tl.float32)
+    sums = tl.zeros(query.shape, tl.float32)
     edge = first + tl.maximum(seen_to - first, 0) // key_block * key_block
-    for start in range(first, edge, key_block):
-        best, total, sums = _tile(
-            query,
-            limits,
-            table,
-            keys,
-            start=start,
-            last=last,
-            best=best,
-            total=total,
-            sums=sums,
-            scale=scale,
-            block_stride=block_stride,
-            window=window,
-            head_dim=head_dim,
-            dim_block=dim_block,
-            key_block=key_block,
-            block_size=block_size,
-            is_whole=True,
-            is_one_row=is_one_row,
-        )
-    for start in range(edge, last, key_block):
-        best, total, sums = _tile(
-            query,
-            limits,
-            table,
-            keys,
-            start=start,
-            last=last,
-            best=best,
-            total=total,
-            sums=sums,
-            scale=scale,
-            block_stride=block_stride,
-            window=window,
-            head_dim=head_dim,
-            dim_block=dim_block,
-            key_block=key_block,
-            block_size=block_size,
-            is_whole=False,
-            is_one_row=is_one_row,
-        )
+    for part in tl.static_range(2):  # tiles that all rows see whole, then those at the edge
+        for start in range(edge if part else first, last if part else edge, key_block):
+            best, total, sums = _tile(
+                query,
+                limits,
+                table,
+                keys,
+                start=start,
+                last=last,
+                best=best,
+                total=total,
+                sums=sums,
+                scale=scale,
+                block_stride=block_stride,
+                window=window,
+                head_dim=head_dim,
+                key_block=key_block,
+                block_size=block_size,
+                is_whole=part == 0,
+                is_one_row=is_one_row,
+            )
     return sums / total[:, None], best + tl.log2(total)
 
 
@@ -240,9 +216,9 @@ def decode(
     max_splits: tl.constexpr,
     doublings: tl.constexpr,
 ) -> None:
-    """One program a sequence of one row, KV head and split.
+    """One program a sequence of one row, KV head and split, which `merge` puts together.
 
-    partial: [sequences, num_heads, splits, head_dim] float32; weights: [.., splits], for `merge`.
+    partial: [sequences, num_heads, splits, head_dim] float32; weights: the same without head_dim.
     """
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(contexts + sequence)
@@ -255,10 +231,9 @@ def decode(
     heads = tl.arange(0, rows)
     head, exists = kv_head * group + heads, heads < group
     places = tl.load(firsts + sequence).to(tl.int64) * (num_heads + 2 * num_kv_heads) + head
-    query = _load_heads(qkv, places, exists, head_dim, dim_block)
     sums, logs = _attend(
-        query,
-        tl.zeros((rows,), tl.int32) + context - 1,
+        _load_heads(qkv, places, exists, head_dim, dim_block),
+        tl.full((rows,), 0, tl.int32) + context - 1,
         tables + tl.load(seats + sequence).to(tl.int64) * table_stride,
         cache + kv_head * head_stride + layer_offset,
         first=first,
@@ -267,9 +242,7 @@ def decode(
         scale=scale,
         block_stride=block_stride,
         window=window,
-        rows=rows,
         head_dim=head_dim,
-        dim_block=dim_block,
         key_block=key_block,
         block_size=block_size,
         is_one_row=True,
@@ -369,9 +342,7 @@ def chunk(
         scale=scale,
         block_stride=block_stride,
         window=window,
-        rows=rows,
         head_dim=head_dim,
-        dim_block=dim_block,
         key_block=key_block,
         block_size=block_size,
         is_one_row=False,
