@@ -538,6 +538,14 @@ async def test_a_final_message_of_the_assistant_is_continued(rig, client, conten
     assert final.content[0].text == "Hello, world!"
 
 
+async def test_a_template_that_cannot_continue_a_message_is_said_of_the_messages(rig, http):
+    rig.tokenizer.chat_template = ChatTemplate("{{ messages[0].content }}", {})
+    begun = [*ASK, {"role": "assistant", "content": "So"}]
+    reply = await http.post("/v1/messages", json=BODY | {"messages": begun})
+
+    assert reply.json()["error"]["message"].startswith("messages: the model's chat template chang")
+
+
 @pytest.mark.parametrize("content", ["", []])
 async def test_an_empty_final_message_of_the_assistant_begins_nothing(rig, http, content):
     messages = [*ASK, {"role": "assistant", "content": content}]

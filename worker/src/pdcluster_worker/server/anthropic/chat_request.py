@@ -40,6 +40,7 @@ _SAMPLING = (
 NAMES = Names(
     {
         "messages": "messages",
+        "continue_final_message": "messages",
         "stop": "stop_sequences",
         "response_format": "output_config.format",
         "thinking_token_budget": "thinking.budget_tokens",

@@ -14,6 +14,7 @@ from pdcluster_worker.server.tools.calls import Schema
 from pdcluster_worker.server.tools.pythonic import literal_of
 from pdcluster_worker.server.tools.schema_match import SchemaMatch, Validity, type_of
 
+_TEXT_ALONE = frozenset({"string"})
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -61,7 +62,7 @@ def _readings(text: str, types: frozenset[str] | None) -> Iterator[Any]:
         yield from (value for value in _unlike_text(bare) if type_of(value) in types)
     unwrapped = text.removeprefix("\n").removesuffix("\n")
     yield from (unwrapped, text.strip("\r\n"), bare, text)
-    if types != {"string"} or bare.startswith(("'", '"')):
+    if types != _TEXT_ALONE or bare.startswith(("'", '"')):
         yield from (value for value in _values(bare) if types is None or type_of(value) in types)
 
 
