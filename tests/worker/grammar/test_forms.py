@@ -83,6 +83,19 @@ TAG = {
             '{"next": 1}',
         ),
         (of_schema({"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]}), "null", "1"),
+        (of_schema({"anyOf": [{"type": "array", "items": {"$ref": "#"}}]}), "[[], [[]]]", "[1]"),
+        (
+            of_schema(
+                {
+                    "type": "object",
+                    "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+                    "required": ["a"],
+                }
+            ),
+            '{"a": {"a": null}}',
+            "{}",
+        ),
+        (Constraint("grammar", 'root ::= ("a" root | ("b")){1,2} [x-z]?'), "abbz", "aa"),
         (
             of_schema({"type": "string", "maxLength": 10**9, "not": {"const": "a"}, "x-own": 1}),
             '"a"',
@@ -217,6 +230,51 @@ def test_white_space_between_two_parts_has_an_end(forms):
         ),
         (of_schema(False), "Schema 'false' cannot accept any value"),
         (of_schema({"$ref": "#"}), "#: no text at all fits it"),
+        (
+            of_schema({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+            "#: no text at all fits it: it needs itself without end",
+        ),
+        (
+            of_schema(
+                {
+                    "properties": {"a": {"$ref": "#/$defs/A"}, "next": {"$ref": "#"}},
+                    "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}},
+                }
+            ),
+            "#/properties/a: no text at all fits it",
+        ),
+        (
+            of_schema(
+                {
+                    "type": "array",
+                    "items": {"$ref": "#/$defs/node"},
+                    "$defs": {
+                        "node": {
+                            "type": "object",
+                            "properties": {
+                                "n": {"type": "integer"},
+                                "of": {"$ref": "#/$defs/node"},
+                            },
+                            "required": ["n", "of"],
+                        }
+                    },
+                }
+            ),
+            "#/$defs/node/properties/of: no text at all fits it",
+        ),
+        (
+            of_schema({"type": "array", "minItems": 1, "items": {"$ref": "#"}}),
+            "#: no text at all fits it",
+        ),
+        (
+            of_tag({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, strict=False),
+            "in a schema of the structural tag: no text at all fits it: it needs itself",
+        ),
+        (Constraint("grammar", 'root ::= "a" root'), "no text at all fits it: it needs itself"),
+        (
+            Constraint("grammar", 'start: "a" x\nx: "b" x'),
+            "no text at all fits it: it needs itself",
+        ),
     ],
 )
 def test_what_cannot_be_compiled_says_where(forms, constraint, words):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pdcluster_worker.grammar.native import compiler_over, complaint
-from pdcluster_worker.grammar.rules import simplified
+from pdcluster_worker.grammar.rules import endless, simplified
 from pdcluster_worker.grammar.schema import Prepared, SchemaError, pointer, prepare
 from pdcluster_worker.grammar.tags import prepared_tag
 from pdcluster_worker.messages.constraint import Constraint
@@ -24,10 +24,15 @@ with blanks.
 _LARK = re.compile(r"^\s*\??start\s*:(?!:=)", re.MULTILINE)
 _ANY_OBJECT = '{"type":"object"}'
 _NO_TEXT = "no text at all fits it"
+_ENDLESS = f"{_NO_TEXT}: it needs itself without end, so make that optional"
 
 
 class FormError(ValueError):
     """A constraint that cannot be compiled; the message says where and why."""
+
+
+class EndlessError(RuntimeError):
+    """A grammar has a rule that no text can end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class Forms:
                 grammar = self._rules(f"root ::= {' | '.join(map(literal, json.loads(text)))}")
             case "grammar":
                 grammar = (
-                    self._native.Grammar.from_lark(text, self._vocabulary, [], [])
+                    _with_ends(self._native.Grammar.from_lark(text, self._vocabulary, [], []))
                     if _LARK.search(text)
                     else self._rules(text)
                 )
@@ -87,7 +92,7 @@ class Forms:
         return self._rules(simplified(grammar.to_string()))
 
     def _rules(self, text: str) -> Any:
-        return self._native.Grammar.from_ebnf(text, "root")
+        return _with_ends(self._native.Grammar.from_ebnf(text, "root"))
 
     def _schema(self, text: str, *, strict: bool) -> Any:
         try:
@@ -111,20 +116,26 @@ class Forms:
                 raise
             # tokens by their text, which the compiler alone looks up
             grammar = self._compiler.compile_structural_tag(prepared).grammar()
-        return self._simplified(grammar)
+        try:
+            return self._simplified(grammar)
+        except EndlessError as e:
+            raise FormError(f"in a schema of the structural tag: {e}") from e
 
     def _place(self, prepared: Prepared, error: RuntimeError) -> str:
         """Describe the fault, with the innermost schema that is refused by itself."""
+        is_endless = isinstance(error, EndlessError)
         for place, part in sorted(prepared.nodes, key=lambda node: -len(node[0])):
-            if "$ref" in part:
+            if "$ref" in part and (not is_endless or part["$ref"] == "#"):
                 continue
             try:
-                self._native.Grammar.from_json_schema(
-                    json.dumps(prepared.whole(part)), *_JSON, False
+                _with_ends(
+                    self._native.Grammar.from_json_schema(
+                        json.dumps(prepared.whole(part)), *_JSON, False
+                    )
                 )
             except RuntimeError as e:
                 return f"{pointer(place)}: {complaint(e)}"
-        return complaint(error)
+        return f"#: {complaint(error)}" if is_endless else complaint(error)
 
 
 _JSON = (True, None, None, False, MOST_WHITE_SPACE, False)
@@ -132,6 +143,12 @@ _JSON = (True, None, None, False, MOST_WHITE_SPACE, False)
 
 Any white space, so no indent and no separators; not its strict mode; properties in order.
 """
+
+
+def _with_ends(grammar: Any) -> Any:
+    if endless(grammar.to_string()):
+        raise EndlessError(_ENDLESS)
+    return grammar
 
 
 def literal(text: str) -> str:

@@ -17,8 +17,14 @@ _PIECE = re.compile(
     re.DOTALL,
 )
 _MEANT = {
-    **{r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\f": "\f", r"\v": "\v", r"\0": "\0"},
-    **{r"\"": '"', r"\\": "\\"},
+    r"\n": "\n",
+    r"\r": "\r",
+    r"\t": "\t",
+    r"\f": "\f",
+    r"\v": "\v",
+    r"\0": "\0",
+    r"\"": '"',
+    r"\\": "\\",
 }
 _ESCAPED = '"\\' + "".join(map(chr, range(0x20)))
 """Characters that a JSON string has by an escape alone."""
