@@ -148,3 +148,15 @@ async def test_a_client_that_ends_before_its_request_is_whole_gets_nothing(rig, 
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await reader.read() == b""
     writer.close()
+
+
+async def test_an_answer_that_comes_at_once_has_nothing_before_it(rig, server):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write_eof()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        answer = await reader.read()
+    writer.close()
+
+    assert answer.endswith(b'"reason":null}')
+    assert answer.replace(INTERIM, b"").startswith(b"HTTP/1.1 200 OK")
