@@ -96,7 +96,7 @@ class RatioSpec(Section):
 
 class BudgetSpec(Section):
     """Most accelerators of all pools together, pods that still end included; a worker counts with
-    all it has, and one without any as one.
+    all it has, one without any as one, a router as none.
 
     per_gpu: by type, as in pools[].gpu.
     """

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Pool, Vector
 from pdcluster_api.plan.autoscale.values import PoolFacts
 from pdcluster_api.schema.autoscale import BudgetSpec
+from pdcluster_api.schema.sections import ROUTER
 from pdcluster_api.schema.values import MAX_WORKERS
 
 
@@ -21,7 +22,7 @@ class Budget:
     """Limits of accelerators by GPU type, in all and of workers under their own keys; without any,
     all fits.
 
-    others: what pools which are no longer declared still hold
+    others: what pools hold that no decision sizes: undeclared ones, and routers
     """
 
     limits: dict[str, int] = field(default_factory=dict)
@@ -42,6 +43,8 @@ class Budget:
         others = Counter[str]()
         for facts in undeclared:
             others[WORKERS] += facts.current
+            if facts.role == ROUTER:  # it computes nothing
+                continue
             # a type that is not known any more counts in all alone
             for gpu in {ALL, facts.gpu}:
                 others[gpu] += facts.current * facts.gpus_per_replica

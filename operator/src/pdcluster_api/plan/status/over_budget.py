@@ -15,6 +15,7 @@ from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.autoscale import AutoscaleSpec, BudgetSpec
+from pdcluster_api.schema.sections import ROUTER
 from pdcluster_api.schema.workload import Workload, WorkloadId
 
 
@@ -38,7 +39,8 @@ class SideBySide:
         states = {state.id: state for state in self.states}
         declared = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in self.sizes}
         every, old = Counter[str](), Counter[str]()
-        for workload in self.workloads:
+        computing = (each for each in self.workloads if each.id.role != ROUTER)
+        for workload in computing:
             gpu, number = _of(workload.id, states, declared)
             every[gpu] += number * workload.replicas
             if workload.id.revision != self.target:

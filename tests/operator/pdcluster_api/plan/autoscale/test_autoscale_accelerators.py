@@ -118,6 +118,16 @@ def test_pods_of_pools_that_are_gone_count_with_their_own_number() -> None:
     assert outcome.decision.replicas == {P: 1, D: 3}
 
 
+def test_routers_hold_no_accelerator_of_the_budget() -> None:
+    spec = make_spec(prefill=[pool(1, **EIGHT)], decode=[pool(1, **EIGHT)], budget={"total": 16})
+    router = PoolFacts("router", "front", "cpu", 2, 2, 2)
+
+    outcome = see(spec, [*facts_of(spec), router])
+
+    assert outcome.decision.replicas == {P: 1, D: 1}
+    assert outcome.decision.problems == ()
+
+
 def test_another_revision_counts_with_the_number_that_it_had() -> None:
     spec = make_spec(prefill=[pool(1)], decode=[pool(1, gpusPerReplica=2)], budget={"total": 12})
     before = Holding(1, 1, (0,), grows=False, gpus_per_replica=8)

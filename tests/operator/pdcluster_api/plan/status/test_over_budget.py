@@ -104,6 +104,15 @@ def test_nothing_is_said_where_no_budget_is_exceeded(cluster: PDCluster) -> None
     assert (started.warning, ":" in started.message) == (False, False)
 
 
+def test_routers_are_no_accelerators() -> None:
+    cluster = scaled(total=64)
+    observed = before(cluster)
+    routers = workload(identity(OLD, "router"), 3)
+    beside = replace(observed, workloads=[*observed.workloads, routers])
+
+    assert message(plan_cluster(cluster, beside, NOW)) is None
+
+
 def test_a_cluster_without_a_roll_out_has_no_such_condition() -> None:
     cluster = scaled(total=8)  # another condition says that this is too little
 
