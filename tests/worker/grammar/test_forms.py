@@ -83,6 +83,36 @@ TAG = {
             '{"next": 1}',
         ),
         (of_schema({"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]}), "null", "1"),
+        (of_schema({"type": "string", "enum": [1, "a"]}), '"a"', "1"),
+        (of_schema({"type": ["integer", "null"], "enum": [1.5, 2.0, None]}), "null", "1.5"),
+        (of_schema({"enum": [1, "a", "bcd"], "const": "a"}), '"a"', "1"),
+        (of_schema({"enum": [1, 5, "a", "bcd"], "minimum": 3, "maxLength": 2}), '"a"', "1"),
+        (of_schema({"enum": [1, 5], "exclusiveMaximum": 5, "exclusiveMinimum": 0}), "1", "5"),
+        (of_schema({"type": "integer", "minimum": -3.5, "maximum": 2.5}), "-3", "-4"),
+        (of_schema({"type": "integer", "minimum": -3.5, "maximum": 2.5}), "2", "3"),
+        (
+            of_schema(
+                {
+                    "type": ["integer", "null"],
+                    "exclusiveMinimum": 0.5,
+                    "exclusiveMaximum": 2.5,
+                }
+            ),
+            "1",
+            "0",
+        ),
+        (
+            of_schema({"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5}),
+            "2",
+            "3",
+        ),
+        (of_schema({"type": "number", "minimum": -3.5}), "-3.5", "-4"),
+        (
+            of_schema({"type": "array", "prefixItems": [{"type": "null"}, {}], "maxItems": 1}),
+            "[null]",
+            "[null, 1]",
+        ),
+        (of_schema({"type": "array", "items": [{}, {}], "maxItems": 0}), "[]", "[1]"),
         (of_schema({"anyOf": [{"type": "array", "items": {"$ref": "#"}}]}), "[[], [[]]]", "[1]"),
         (
             of_schema(
@@ -162,6 +192,17 @@ def test_white_space_between_two_parts_has_an_end(forms):
         (of_schema({"properties": []}), "#/properties: must be an object whose values are schemas"),
         (of_schema({"anyOf": []}), "#/anyOf: must be a list of schemas that is not empty"),
         (of_schema({"allOf": [3]}), "#/allOf/0: must be a schema"),
+        (
+            of_schema({"items": {"type": "string", "enum": [1, 2]}}),
+            "#/items/enum: has no value that fits what stands beside it",
+        ),
+        (of_schema({"type": "integer", "const": "a"}), "#/const: has no value that fits"),
+        (of_schema({"const": 1, "enum": [2]}), "#/const: has no value that fits"),
+        (of_schema({"minimum": "a", "type": "integer"}), "#: "),
+        (
+            of_schema({"type": "array", "prefixItems": [{}, {}], "minItems": 2, "maxItems": 1}),
+            "#: ",
+        ),
         (of_schema({"enum": []}), "#/enum: must be a list that is not empty"),
         (of_schema({"required": "a"}), "#/required: must be a list of names"),
         (of_schema({"pattern": 3}), "#/pattern: must be text"),

@@ -44,7 +44,7 @@ def both(one: Any, other: Any) -> Any:
         return other
     if other is True or other == {}:
         return one
-    parts = {_key(part): part for node in (one, other) for part in _together(node)}
+    parts = {key_of(part): part for node in (one, other) for part in _together(node)}
     return {"allOf": list(parts.values())}
 
 
@@ -64,7 +64,7 @@ def intersection(one: Node, other: Node, report: Report) -> Node | None:
             {
                 name: choose(one[name], other[name])
                 for name in names
-                if _is_number(one.get(name)) and _is_number(other.get(name))
+                if is_number(one.get(name)) and is_number(other.get(name))
             }
         )
     if "required" in one and "required" in other:
@@ -199,11 +199,11 @@ def _values(one: Node, other: Node, made: Node, report: Report) -> None:
         return
     made.pop("const", None)
     types = types_of(made)
-    known = [{_key(value) for value in values} for values in lists if values is not None]
+    known = [{key_of(value) for value in values} for values in lists if values is not None]
     made["enum"] = [
         value
         for value in next(values for values in lists if values is not None)
-        if all(_key(value) in keys for keys in known)
+        if all(key_of(value) in keys for keys in known)
         and (types is None or is_within(type_of(value), types))
     ]
     for node, values in zip((one, other), lists, strict=True):
@@ -232,7 +232,8 @@ def type_of(value: Any) -> str:
     return names.get(type(value), "null")
 
 
-def _key(value: Any) -> str:
+def key_of(value: Any) -> str:
+    """A text that equal values of JSON share."""
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
     return json.dumps(whole, sort_keys=True)
 
@@ -242,14 +243,15 @@ def _is_empty(made: Node) -> bool:
     types = types_of(made)
     return types is not None and any(
         set(types) <= set(kinds)
-        and _is_number(made.get(least))
-        and _is_number(made.get(most))
+        and is_number(made.get(least))
+        and is_number(made.get(most))
         and made[least] > made[most]
         for least, most, kinds in _ENDS
     )
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number of JSON."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

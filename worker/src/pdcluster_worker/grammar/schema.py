@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from pdcluster_worker.grammar.combining import Combining
 from pdcluster_worker.grammar.finishing import finished
 from pdcluster_worker.grammar.intersection import Node, Pointer
+from pdcluster_worker.grammar.listed import settle
 from pdcluster_worker.grammar.patterns import looks_around
 
 MOST_COUNTED = 10_000
@@ -158,6 +159,11 @@ class _Reading:
             made["$ref"] = self._reference(part["$ref"], place)
         made.update(self._values(part, place))
         made.update(self._inner(part, place))
+        keyword = settle(made)
+        if keyword is not None:
+            raise SchemaError(
+                (*place, keyword), "has no value that fits what stands beside it in this schema"
+            )
         return made
 
     def _inner(self, part: Node, place: Pointer) -> Node:
