@@ -27,8 +27,8 @@ def read_json_of_any_depth() -> None:
     """Let kopf read JSON as we do: by its own reader an object of some thousand levels, which any
     user may make, ends the operator.
     """
-    api.json = SimpleNamespace(loads=lambda line: decoded(line.encode()))
-    api.get = _get
+    reader = SimpleNamespace(loads=lambda line: decoded(line.encode()))
+    vars(api).update(json=reader, get=_get)
 
 
 async def _get(url: str, **options: Any) -> Any:
