@@ -16,6 +16,7 @@ import pytest
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.sections import MAX_POOLS
 from pdcluster_api.schema.values import MAX_SPEC_BYTES, MAX_TEMPLATE, MAX_TEMPLATE_BYTES
+from pdcluster_operator.informer.cache import MAX_BYTES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
@@ -108,6 +109,7 @@ async def test_the_largest_object_holds_the_loop_for_no_long_stretch(
         seen = Stretches(monkeypatch)
         await asyncio.create_task(passes.until_written())
         assert len(scene.children("StatefulSet")) == MAX_POOLS + 1  # and etcd's
+        assert passes.loop.cache._num_bytes[passes.key] < MAX_BYTES / 2  # of one revision
         first, seen.longest = seen.longest, 0.0
         passes.session.settled = passes.session.rest = None  # all is compared again
         done = await asyncio.create_task(passes.one())

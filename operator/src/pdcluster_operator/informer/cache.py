@@ -9,7 +9,7 @@ is not known here, except for the label and the owner that name their PDCluster.
 
 Whatever a user makes can have our label and an owner of our kind.  So of an object whose owner is
 not the very PDCluster that is here only the identity is kept: that its name is taken, and until
-when.
+when; and so of what is more than any PDCluster has.
 """
 
 import sys
@@ -44,6 +44,11 @@ _POD_LABELS = frozenset(
 )
 MAX_UID = 64
 """Characters of a uid that is believed; one of Kubernetes has 36."""
+MAX_BYTES = 24 * 2**20
+"""Bytes of all objects of one PDCluster, as JSON: above those of the largest one with two
+revisions.  A user may make more that look like its own: of those only the identity is kept, by
+which they are deleted.
+"""
 MAX_OWNERS = 4
 """Owners that are kept of an object that is not ours: a real one has one."""
 # managers of their fields are not needed
@@ -81,7 +86,8 @@ class Cache:
 
     _removed: by uid the objects deleted lately: the last version, and the time of its deletion
               event
-    _changes: of each PDCluster with its objects, the number of the last change
+    _num_bytes: of each PDCluster with its objects, as JSON
+    _changes: likewise, the number of the last change
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -89,6 +95,7 @@ class Cache:
     _entries: dict[Name, _Entry] = field(default_factory=dict)
     _removed: "OrderedDict[str, tuple[int, float]]" = field(default_factory=OrderedDict)
     _children: defaultdict[Key, set[Name]] = field(default_factory=lambda: defaultdict(set))
+    _num_bytes: defaultdict[Key, int] = field(default_factory=lambda: defaultdict(int))
     _changes: dict[Key, int] = field(default_factory=dict)
     _num_changes: int = 0
 
@@ -103,10 +110,11 @@ class Cache:
         if owner is None:  # its label or its owner was taken away
             return self.forget(name)
         foreign = () if kind in (KIND, "Pod") else self._foreign(owner, body)
-        kept = identity_of(kind, body, owner) if foreign else trim(kind, body)
         self._drop(name)
-        self._entries[name] = _Entry(version, owner, self._packing.pack(kind, kept), foreign)
+        packed = self._pack(kind, body, owner, is_foreign=bool(foreign))
+        self._entries[name] = _Entry(version, owner, packed, foreign)
         self._children[owner].add(name)
+        self._num_bytes[owner] += packed.num_bytes
         self._note_change(owner)
         return owner
 
@@ -168,6 +176,14 @@ class Cache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def _pack(self, kind: str, body: Mapping[str, Any], owner: Key, *, is_foreign: bool) -> Packed:
+        if not is_foreign:
+            packed = self._packing.pack(kind, trim(kind, body))
+            total = self._num_bytes[owner] + packed.num_bytes
+            if kind in (KIND, "Pod") or total <= MAX_BYTES:
+                return packed
+        return self._packing.pack(kind, identity_of(kind, body, owner, self._uid(owner)))
+
     def _uid(self, key: Key) -> str | None:
         cluster = self._entries.get(Name(KIND, *key))
         return None if cluster is None else cluster.version.uid
@@ -199,9 +215,11 @@ class Cache:
         if entry is None:
             return
         self._children[entry.owner].discard(name)
+        self._num_bytes[entry.owner] -= entry.packed.num_bytes
         self._note_change(entry.owner)
         if not self._children[entry.owner]:
             del self._children[entry.owner], self._changes[entry.owner]
+            del self._num_bytes[entry.owner]
 
     def _note_change(self, owner: Key) -> None:
         self._num_changes += 1
@@ -240,15 +258,16 @@ def _references(name: str, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def identity_of(kind: str, body: Mapping[str, Any], owner: Key) -> Body:
-    """The parts of a body that say which object it is, and whose."""
+def identity_of(kind: str, body: Mapping[str, Any], owner: Key, uid: str | None) -> Body:
+    """The parts of a body that say which object it is, and whose.  uid: of its PDCluster"""
     metadata = body["metadata"]
+    owners = sorted(_references(owner.name, body), key=lambda each: each["uid"] != uid)
     return {
         "apiVersion": body["apiVersion"],
         "kind": kind,
         "metadata": {
             **{key: metadata[key] for key in _IDENTITY if key in metadata},
-            "ownerReferences": _references(owner.name, body)[:MAX_OWNERS],
+            "ownerReferences": owners[:MAX_OWNERS],
         },
     }
 

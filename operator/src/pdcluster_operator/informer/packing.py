@@ -25,10 +25,11 @@ _WITHOUT = frozenset({"Secret"})
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One body.  examples: with which it was packed"""
+    """One body.  examples: with which it was packed; num_bytes: as JSON"""
 
     content: bytes
     examples: bytes
+    num_bytes: int
 
     def body(self) -> Body:
         """The body again."""
@@ -48,7 +49,7 @@ class Packing:
         text = encoded(body)
         examples, number = self._examples.get(kind, (b"", 0))
         packing = zlib.compressobj(_LEVEL, zdict=examples)
-        packed = Packed(packing.compress(text) + packing.flush(), examples)
+        packed = Packed(packing.compress(text) + packing.flush(), examples, len(text))
         if number < NUM_EXAMPLES and kind not in _WITHOUT:
             # the end of a dictionary is what is found at the least distance
             self._examples[kind] = (examples + text)[-MAX_BYTES:], number + 1

@@ -13,6 +13,8 @@ from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA, VERIFY
 from pdcluster_api.schema.load import parse_stored
 from pdcluster_api.schema.values import MAX_SPEC_BYTES
 from pdcluster_operator.informer.cache import (
+    MAX_BYTES,
+    MAX_OWNERS,
     MAX_REMEMBERED,
     REMEMBER_SECONDS,
     Cache,
@@ -21,6 +23,7 @@ from pdcluster_operator.informer.cache import (
     trim,
 )
 from tests.operator import bodies
+from tests.operator.differences import diff
 from tests.operator.pods import pod_body
 
 KEY = Key(bodies.NAMESPACE, bodies.NAME)
@@ -125,6 +128,25 @@ def test_of_a_forged_child_no_content_stays(owners: list[dict[str, str]], has_cl
     forged["metadata"] |= {"ownerReferences": owners, "annotations": {"b": text}}
     cache.put("ConfigMap", forged)
     assert sum(len(entry.packed.content) for entry in cache._entries.values()) < 2000
+
+
+def test_of_more_than_a_pdcluster_ever_has_the_identity_is_kept_by_which_it_is_deleted():
+    cache, text = Cache(), "x" * 1_000_000
+    cache.put("PDCluster", bodies.cluster())
+    for number in range(40):
+        theirs = {"kind": "PDCluster", "name": "chat", "uid": "another"}
+        ours = {**theirs, "uid": bodies.UID}
+        forged = bodies.child("ConfigMap", f"forged-{number}", data={"a": text})
+        forged["metadata"]["ownerReferences"] = [*[theirs] * MAX_OWNERS, ours]
+        cache.put("ConfigMap", forged)
+    kept = list(cache.children(KEY))
+    assert sum(len(json.dumps(body)) for body in kept) < MAX_BYTES + 100_000
+    assert len(diff(bodies.UID, [], kept)) == len(kept) == 40
+    for body in kept:
+        cache.remove("ConfigMap", body)
+    service = bodies.child("Service", "chat", spec={"ports": []})
+    cache.put("Service", service)
+    assert list(cache.children(KEY)) == [service]
 
 
 def test_of_a_forged_pod_only_what_is_read_stays():
