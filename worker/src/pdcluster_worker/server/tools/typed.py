@@ -70,12 +70,14 @@ def _unlike_text(text: str) -> Iterator[Any]:
     """Values of a text that could be a string, too: of a number or a word nothing may be
     lost, as of `007` or `1.50`.
     """
-    yield from (
-        value
-        for value in _json_values(text)
-        if isinstance(value, dict | list)
-        or (json.dumps(value) == text and not isinstance(value, str))
-    )
+    if text.startswith(("[", "{")):
+        yield from (value for value in _values(text) if isinstance(value, dict | list))
+    else:
+        yield from (
+            value
+            for value in _json_values(text)
+            if json.dumps(value) == text and not isinstance(value, str)
+        )
 
 
 def _values(text: str) -> Iterator[Any]:
