@@ -111,7 +111,7 @@ STEPS = STEP_BYTES_PER_TOKEN * 1024 + logits_bytes(engine_of(None), 1000)
 def test_memory_for_logits_by_hand() -> None:
     """Graphs of 1, 2, 4 and 8 rows; a part of a prompt is of 256 rows, three times over."""
     of_rows = 4 * 1000 * (15 + 3 * 256)
-    assert logits_bytes(engine_of(None), 1000) == of_rows + 32 * 4 * 256 * 1000
+    assert logits_bytes(engine_of(None), 1000) == of_rows + 32 * 256 * 1000
     wide = EngineConfig(max_batched_tokens=1024, max_sequences=1024)
     num_rows = sum(row_sizes(1024)) + 5 * 1024
     assert logits_bytes(wide, 100_000) == 400_000 * num_rows + 32 * (1 << 24)

@@ -73,6 +73,47 @@ else:
         choose(logits, rows)
         choose(torch.zeros_like(logits), rows)
 
+    CUTS = tuple(itertools.product((0, 7, 300), (1.0, 0.9, 1e-9), (0.0, 0.03), (0.3, 1.0)))
+
+    def cut_rows(temperature: float) -> Rows:
+        """Rows of every combination of top_k, top_p, min_p and share."""
+        top_k, top_p, min_p, u = map(np.array, zip(*CUTS, strict=True))
+        inverse = np.full(len(CUTS), 1 / temperature, np.float32)
+        return Rows(inverse, top_k, top_p, min_p.astype(np.float32), u)
+
+    @pytest.mark.parametrize(("vocab_size", "temperature"), [(301, 0.3), (BLOCK + 9, 2.0)])
+    def test_cuts_together_are_those_of_the_plain_operations(
+        vocab_size: int, temperature: float
+    ) -> None:
+        rows = cut_rows(temperature)
+        choose(random_logits(len(rows), vocab_size, 3.0, 0.2), rows)
+
+    def test_equals_at_both_edges_are_kept_from_the_first() -> None:
+        """Few values: the edges of top_k and top_p lie in runs of equals, often in the same."""
+        rows = cut_rows(1.0)
+        logits = random_logits(len(rows), BLOCK + 9, 0.7).round()
+        logits[1::2] = logits[1::2].sign() * 0.0  # of both signs
+        choose(logits, rows)
+
+    def test_more_equals_than_a_block_at_an_edge() -> None:
+        rows = cut_rows(1.0).take(np.arange(1, len(CUTS), 5))
+        logits = torch.full((len(rows), 2 * BLOCK), 1.0)
+        logits[:, 5], logits[::2, BLOCK + 7] = 2.0, -math.inf
+        choose(logits, rows)
+
+    def test_top_k_over_the_tokens_with_a_finite_logit() -> None:
+        rows = cut_rows(1.0)
+        logits = torch.full((len(rows), BLOCK + 9), -math.inf)
+        logits[:, 7::1000] = random_logits(len(rows), 5, 1.0)
+        choose(logits, rows)
+
+    def test_edges_between_tiny_and_great_logits() -> None:
+        """Logits whose distances say nothing of the number of floats between them."""
+        rows = cut_rows(1e30).take(np.arange(0, len(CUTS), 5))
+        logits = random_logits(len(rows), BLOCK + 900, 1e30, 1e-40, 1e-30)
+        logits[:, 3] = 1e-38
+        choose(logits, rows)
+
     @pytest.mark.parametrize("num_tokens", [1, 2, 60])
     def test_odd_logits(num_tokens: int) -> None:
         rows = settings(cut=True)

@@ -22,6 +22,7 @@ from pdcluster_worker.model.ops.cuda import CudaOperations
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.sampling import picking, slabs
+from pdcluster_worker.model.sampling.logprobs import rank_tokens
 from pdcluster_worker.model.sampling.picking import pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler
@@ -45,16 +46,18 @@ class Launch:
     """The kernel's launch, by plain operations in the device's own memory."""
 
     def __getitem__(self, grid):
-        def launch(logits, settings, picks, *, vocab_size, block, num_warps, enable_fp_fusion):
+        def launch(
+            logits, settings, picks, rooms, *, vocab_size, block, num_warps, enable_fp_fusion
+        ):
             assert not enable_fp_fusion  # a fused product would have other bits
             assert vocab_size == logits.inner.shape[1]
             assert block % (32 * num_warps) == 0
-            inverse_temperature, min_p, u = settings.inner.numpy().T
-            nothing, all_of_it = np.zeros(grid, np.int64), np.ones(grid)
+            assert rooms.inner.shape == (*grid, block)
+            inverse_temperature, top_k, top_p, min_p, u = settings.inner.numpy().T
             rows = Rows(
                 inverse_temperature.astype(np.float32),
-                nothing,
-                all_of_it,
+                top_k.astype(np.int64),
+                top_p,
                 min_p.astype(np.float32),
                 u,
             )
@@ -117,16 +120,11 @@ def test_the_number_of_waits_does_not_grow_with_the_rows(awaited):
     assert waits[0] == waits[1]
 
 
-@pytest.mark.parametrize("kind", [KINDS[4], KINDS[5], KINDS[6]])
-def test_temporaries_of_a_slab_fit_the_memory_that_is_reckoned(kind, monkeypatch):
+def test_temporaries_of_a_slab_fit_the_memory_that_is_reckoned():
     """Also where all tokens are equals, which are then all put in order."""
-    monkeypatch.setattr(device_choosing, "DEVICE_SLAB", 8 * VOCAB)
-    monkeypatch.setattr(device_choosing.sampling, "pick", Launch())
     for logits in (random_logits(1, 24, VOCAB, 0.1), torch.zeros(24, VOCAB)):
-        rows = rows_for(VOCAB, *[kind | {"seed": n} for n in range(24)])
         with OtherDevice() as device:
-            there = device.place(logits)
-            CudaOperations.choosing.pick(there, rows)
+            rank_tokens(device.place(logits), np.arange(24), 20, 8 * VOCAB)
         assert device.most_bytes <= logits.nbytes + slabs.SLAB_BYTES * 8 * VOCAB
 
 

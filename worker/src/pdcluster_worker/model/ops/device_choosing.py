@@ -1,9 +1,9 @@
 """Tokens chosen on the device that holds the logits: of a row its token and status alone come to
 the host.
 
-Rows that are neither cut by top_k nor by top_p take a kernel's few passes over their
-logits; the others go by plain tensor operations, a slab at a time.  All give the
-bits of `model.sampling.picking`.  Has never run on a GPU.
+A kernel gives the bits of `model.sampling.picking`; settings and tokens pass through pinned memory,
+and the host waits once.  Log probabilities are by plain tensor operations, a slab of rows at a
+time.
 """
 
 from functools import partial
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, sampling
 from pdcluster_worker.model.sampling.logprobs import rank_tokens
-from pdcluster_worker.model.sampling.picking import Picks, pick_cut
+from pdcluster_worker.model.sampling.picking import Picks
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import Choosing
-from pdcluster_worker.model.sampling.slabs import DEVICE_SLAB, ORDERED_ELEMENTS
+from pdcluster_worker.model.sampling.slabs import DEVICE_SLAB
 
 BLOCK = 4096
 """Tokens that a program of the kernel looks at together: 8 for each of its threads."""
@@ -34,23 +34,29 @@ def receive(logits: Tensor) -> Tensor:
 def pick_on_device(logits: Tensor, rows: Rows) -> Picks:
     """See `model.sampling.picking.pick_tokens`."""
     assert logits.is_contiguous(), "the kernel finds a row by the size of the vocabulary"
-    # The kernel leaves the greedy token of a row that is cut, and whether it has one.
-    inverse_temperature = np.where(rows.is_cut, 0.0, rows.inverse_temperature)
-    settings = np.stack((inverse_temperature, rows.min_p, rows.u), axis=1)
+    columns = (rows.inverse_temperature, rows.top_k, rows.top_p, rows.min_p, rows.u)
+    settings = torch.from_numpy(np.stack(columns, axis=1, dtype=np.float64))
+    is_cuda = logits.device.type == "cuda"
+    if is_cuda:
+        settings = settings.pin_memory()
     found = torch.empty(len(rows), 2, dtype=torch.int64, device=logits.device)
+    rooms = torch.empty(len(rows), BLOCK, dtype=torch.float32, device=logits.device)
     sampling.pick[(len(rows),)](
         logits,
-        torch.from_numpy(settings).to(logits.device),
+        settings.to(logits.device, non_blocking=True),
         found,
+        rooms,
         vocab_size=logits.shape[1],
         block=BLOCK,
         num_warps=WARPS,
         **NO_FUSION,
     )
-    token_ids, status = np.ascontiguousarray(found.cpu().numpy().T)
-    picks = Picks(token_ids, status)
-    pick_cut(logits, rows, picks, DEVICE_SLAB, ORDERED_ELEMENTS)
-    return picks
+    # of a GPU: into pinned memory, which torch keeps for the next call
+    picked = found.to("cpu", non_blocking=True)
+    if is_cuda:
+        torch.cuda.current_stream(logits.device).synchronize()
+    token_ids, status = np.ascontiguousarray(picked.numpy().T)
+    return Picks(token_ids, status)
 
 
 DEVICE_CHOOSING = Choosing(pick_on_device, partial(rank_tokens, slab=DEVICE_SLAB), receive)

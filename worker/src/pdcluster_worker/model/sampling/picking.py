@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.slabs import SLAB, slabs
-from pdcluster_worker.model.sampling.token_order import ROOM_FOR_TIES, first_tokens
+from pdcluster_worker.model.sampling.token_order import first_tokens
 from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 
 FIRST_GUESS = 256
@@ -48,22 +48,17 @@ def pick_tokens(logits: Tensor, rows: Rows, slab: int = SLAB) -> Picks:
     for places in slabs(np.flatnonzero(is_free), logits.shape[1], slab):
         token_ids[places] = _draw(*_best_of(logits, greedy, places), rows.take(places))
     picks = Picks(token_ids, status)
-    pick_cut(logits, rows, picks, slab)
+    _pick_cut(logits, rows, picks, slab)
     return picks
 
 
-def pick_cut(logits: Tensor, rows: Rows, picks: Picks, slab: int, listed: int = 0) -> None:
-    """Draw the tokens of the rows that are cut in place of their greedy ones, which `picks` has.
-
-    listed: elements of a slab that a listed token counts for, where a slab bounds memory; in host
-            memory a slab of one row would leave threads of its sort without work.
-    """
+def _pick_cut(logits: Tensor, rows: Rows, picks: Picks, slab: int) -> None:
+    """Draw the tokens of the rows that are cut in place of their greedy ones, which `picks` has."""
     vocab_size, greedy = logits.shape[1], picks.token_ids.copy()
     left, count = np.flatnonzero(rows.is_cut & (picks.status == PICKED)), FIRST_GUESS
     while len(left):
         again = [left[:0]]
-        num_listed = min(count * ROOM_FOR_TIES, vocab_size)
-        for places in slabs(left, vocab_size + listed * num_listed, slab):
+        for places in slabs(left, vocab_size, slab):
             chosen, is_enough = _try_first(
                 *_best_of(logits, greedy, places), rows.take(places), count
             )

@@ -20,10 +20,6 @@ SLAB_BYTES = 32
 """Bytes for each element of a slab: eight float32 temporaries.  The most are alive where whole rows
 are put in order, since tokens at the edge of a list have equals.
 """
-ORDERED_ELEMENTS = 3
-"""Elements of a slab that a listed token counts for: its logit, id, key, places and sums, most of
-them 8 bytes wide.
-"""
 
 
 def slabs(
@@ -36,7 +32,5 @@ def slabs(
 
 
 def device_slab_bytes(num_elements: int) -> int:
-    """Memory of a device for the temporaries of a slab, where logits have so many elements: at most
-    all of them are listed.
-    """
-    return SLAB_BYTES * min(DEVICE_SLAB, num_elements * (1 + ORDERED_ELEMENTS))
+    """Memory of a device for the temporaries of a slab, where logits have so many elements."""
+    return SLAB_BYTES * min(DEVICE_SLAB, num_elements)
