@@ -92,9 +92,9 @@ class TorchAttention:
         shape, dim = self._shape, self._shape.head_dim
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
         rows = qkv[chunk.first : chunk.first + chunk.length].view(chunk.length, -1, dim)
-        query, key, value = rows.transpose(0, 1).split((heads, kv_heads, kv_heads))
+        query, key, value = torch.split(rows.transpose(0, 1), (heads, kv_heads, kv_heads))
         if chunk.blocks is not None:
-            key, value = (self._gathered(chunk, layer, part) for part in range(2))
+            key, value = (self._gathered(chunk, chunk.blocks, layer, part) for part in range(2))
         found = functional.scaled_dot_product_attention(
             query[None],
             key[None],
@@ -105,7 +105,7 @@ class TorchAttention:
         )
         return found[0].transpose(0, 1).reshape(chunk.length, -1)
 
-    def _gathered(self, chunk: _LongChunk, layer: int, part: int) -> Tensor:
+    def _gathered(self, chunk: _LongChunk, ids: Tensor, layer: int, part: int) -> Tensor:
         """Keys (0) or values (1) of its context: [Hkv, context, D]."""
-        blocks = self._cache[:, :, layer, part].index_select(0, chunk.blocks)
+        blocks = self._cache[:, :, layer, part].index_select(0, ids)
         return blocks.transpose(0, 1).flatten(1, 2)[:, : chunk.context]
