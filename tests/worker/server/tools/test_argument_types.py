@@ -73,6 +73,7 @@ def call_of(written: dict[str, str]) -> str:
         ({"type": "string", "pattern": "^[a-z]+$"}, " \nab\n", "ab"),
         ({"type": "string", "maxLength": 2}, "\n\nab\n\n", "ab"),
         ({"type": "string", "minLength": 3}, "\nab", "\nab"),
+        ({"anyOf": [{"const": "\n"}, {"type": "string", "pattern": "^a"}]}, "\n", "\n"),
         ({"type": "string"}, "\n\n  a\n\n", "\n  a\n"),
         ({"type": "string"}, "1", "1"),
         ({"type": "string"}, "null", "null"),

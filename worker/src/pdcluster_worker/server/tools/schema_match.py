@@ -105,6 +105,7 @@ class SchemaMatch:
         """Knowledge of whether the schema takes the value."""
         num_unknown = self._num_unknown
         if not self.is_valid(value, schema, depth):
+            self._num_unknown = num_unknown  # whatever else is known
             return Validity.NONE
         return Validity.CERTAIN if self._num_unknown == num_unknown else Validity.POSSIBLE
 
@@ -124,7 +125,10 @@ class SchemaMatch:
         )
 
     def _is_one_of(self, value: Any, schema: Node, depth: int) -> bool:
-        any_of = [self.is_valid(value, part, depth) for part in _list(schema, "anyOf")]
+        num_unknown = self._num_unknown
+        any_of = [self.validity(value, part, depth) for part in _list(schema, "anyOf")]
+        if Validity.CERTAIN in any_of:
+            self._num_unknown = num_unknown
         one_of = [self.validity(value, part, depth) for part in _list(schema, "oneOf")]
         return (
             (any(any_of) or not any_of)
