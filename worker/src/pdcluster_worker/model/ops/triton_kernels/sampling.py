@@ -4,8 +4,8 @@ bit.
 A program reads its own row, three times where nothing is cut.  Weights are multiples of a
 quantum, so they are added up as integers, which have no order.  No token is put in order either:
 top_k and top_p each keep the tokens over one logit, and of those that equal it the lower ids
-(`model.sampling.token_order`).  That logit is found by bisection, over the row until the block of
-tokens that are left fits into registers.
+(`model.sampling.token_order`).  That logit is found by bisection, over the row until the tokens
+left between its bounds are one block, then in registers.
 Compile it without contraction: each product and sum of the exponential is rounded once.
 """
 
@@ -124,7 +124,7 @@ def _over(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """How many tokens have a logit over the edge, and the quanta of these or again their number."""
+    """The number of tokens with a logit over the edge, and their quanta or again their number."""
     counts = tl.zeros([block], tl.int32)
     sums = tl.zeros([block], tl.int64)
     for start in range(0, vocab_size, block):
@@ -276,8 +276,8 @@ def _cut_by_count(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """What top_k leaves: edge and end (see `_kept`), a key below the kept tokens', and the number
-    of tokens over that key.
+    """Edge and end (see `_kept`) that top_k leaves, a key below the kept tokens', and the number of
+    tokens over that key.
     """
     low = _key(tl.maximum(scale[0] - NO_WEIGHT_FROM / scale[1], LEAST_FINITE)) - 1
     edge, end = _logit(low), 0
@@ -303,7 +303,7 @@ def _cut_by_share(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """What top_p leaves of what top_k left: edge, end, and the quanta of the kept tokens."""
+    """Edge and end that top_p leaves of `_cut_by_count`'s, and the quanta of the kept tokens."""
     edge, end, low, num_low = left
     total = _total(row, edge, end, scale, vocab_size, block)
     if top_p < 1.0:
@@ -393,7 +393,7 @@ def pick(
         room = rooms + number * block
         edge, end, total = _cut(row, room, top_k, top_p, scale, vocab_size, block)
         share = total.to(tl.float64) * tl.load(settings + 4)
-        # u * total can round up to the total; an integer over the share is over it cut off too
+        # u * total can round up to the total, which no sum exceeds; a sum over it is over it cut off.
         limit = tl.minimum(share, total.to(tl.float64) - 1.0)
         token = _draw(row, edge, end, limit.to(tl.int64), scale, vocab_size, block)
     tl.store(picks + number * 2, token.to(tl.int64))
