@@ -2,6 +2,7 @@
 without harm.
 """
 
+import resource
 import sys
 import threading
 import time
@@ -280,3 +281,27 @@ def test_a_grammar_that_is_too_large_once_compiled_is_an_error_of_its_constraint
     answer = compiling._compiled(forms, encode(Constraint("regex", "a")))
 
     assert answer == Wrong("is 3 MB once compiled, at most 2 are kept: make it simpler")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
+def test_a_compile_that_takes_too_much_memory_says_so(error):
+    def fail(_):
+        raise error
+
+    answer = compiling._compiled(SimpleNamespace(compile=fail), encode(Constraint("regex", "a")))
+
+    assert answer == Wrong("takes more than 96 MB to compile: make it simpler")
+
+
+def test_a_process_may_not_grow_beyond_its_bound(folder):
+    process = CompileProcess(folder, VOCAB_SIZE, seconds=60)
+    try:
+        process.compile(Constraint("regex", "a"))
+        child = process._process
+        assert child is not None
+        limit, _ = resource.prlimit(child.pid, resource.RLIMIT_AS)
+        pages = int(Path(f"/proc/{child.pid}/statm").read_text().split()[0])
+
+        assert limit - pages * resource.getpagesize() <= compiling.MOST_WORK_BYTES
+    finally:
+        process.close()

@@ -79,6 +79,8 @@ def _compiled(forms: Forms, content: bytes) -> Answer:
     except FormError as e:
         return Wrong(str(e))
     except (RuntimeError, ValueError, MemoryError, RecursionError) as e:
+        if isinstance(e, MemoryError) or "bad_alloc" in str(e):
+            return Wrong(f"takes more than {MOST_WORK_BYTES >> 20} MB to compile: make it simpler")
         return Wrong(complaint(e) or type(e).__name__)
     num_bytes = int(form.compiled.memory_size_bytes())
     if num_bytes > MOST_GRAMMAR_BYTES:
