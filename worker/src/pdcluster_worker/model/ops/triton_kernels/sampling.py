@@ -393,7 +393,7 @@ def pick(
         room = rooms + number * block
         edge, end, total = _cut(row, room, top_k, top_p, scale, vocab_size, block)
         share = total.to(tl.float64) * tl.load(settings + 4)
-        # u * total can round up to the total, which no sum exceeds; it is cut off, as sums are whole
+        # u * total can round up to the total, which no sum exceeds; sums are whole, so cut it off
         limit = tl.minimum(share, total.to(tl.float64) - 1.0)
         token = _draw(row, edge, end, limit.to(tl.int64), scale, vocab_size, block)
     tl.store(picks + number * 2, token.to(tl.int64))
