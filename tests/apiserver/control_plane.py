@@ -26,10 +26,12 @@ START_SECONDS = 60.0
 MEMORY_LIMIT = "300MiB"
 _CONTROLLERS = (
     "clusterrole-aggregation-controller",
+    "deployment-controller",
     "disruption-controller",
     "endpointslice-controller",
     "garbage-collector-controller",
     "namespace-controller",
+    "replicaset-controller",
     "resourcequota-controller",
     "serviceaccount-controller",
     "statefulset-controller",

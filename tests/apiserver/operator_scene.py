@@ -14,6 +14,7 @@ GROUP = "/apis/pdcluster.io/v1alpha1"
 PLACES = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "ControllerRevision": ("/apis/apps/v1", "controllerrevisions"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "PDPoolScaler": (GROUP, "pdpoolscalers"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),

@@ -17,7 +17,9 @@ from tests.system.waiting import wait_for
 
 RELEASE = "pdc"
 SECONDS = 60.0
-CHILDREN = "statefulsets,services,configmaps,secrets,serviceaccounts,controllerrevisions,"
+CHILDREN = (
+    "statefulsets,deployments,services,configmaps,secrets,serviceaccounts,controllerrevisions,"
+)
 CHILDREN += "poddisruptionbudgets,networkpolicies,pdpoolscalers"
 OURS = "--selector=app.kubernetes.io/managed-by=pdcluster-operator"
 
@@ -64,7 +66,7 @@ def do_everything(cluster: Cluster, operator: OperatorProcess) -> None:
     made = {
         "Service/chat",
         "Service/chat-workers",
-        "StatefulSet/chat-etcd",
+        "Deployment/chat-etcd",
         "Secret/chat-pdc-ca",
         "Secret/chat-pdc-tls",
         "PDPoolScaler/chat-decode-cpu",
@@ -76,11 +78,9 @@ def do_everything(cluster: Cluster, operator: OperatorProcess) -> None:
         lambda: operator.log,
     )
 
-    (etcd,) = cluster.items("statefulsets", "--selector=app.kubernetes.io/component=etcd")
+    (etcd,) = cluster.items("deployments", "--selector=app.kubernetes.io/component=etcd")
     place = etcd["metadata"]["namespace"]
-    assert f"chat-etcd-peers.{place}.svc.k8s.example.org:2380" in json.dumps(
-        etcd["spec"]["template"]
-    )
+    assert f"chat-etcd.{place}.svc.k8s.example.org:2379" in json.dumps(etcd["spec"]["template"])
 
     cluster.kubectl("scale", "pdpoolscalers/chat-decode-cpu", "--replicas=2")
     wait_for(lambda: replicas_of_decode(cluster) == [2], SECONDS, lambda: operator.log)

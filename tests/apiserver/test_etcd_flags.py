@@ -33,8 +33,9 @@ def command(replicas: int) -> list[str]:
         at("spec.discovery.etcd", {"replicas": replicas, "storage": {"size": "1Gi"}})(document)
     owner, site = Owner("chat", "default", "a-uid"), Site("worker:1", "etcd:1", "system")
     shared = render_shared(parse(document), owner, site, "0a1b2c3d")
-    (stateful_set,) = [each for each in shared if each["kind"] == "StatefulSet"]
-    found: list[str] = stateful_set["spec"]["template"]["spec"]["containers"][0]["command"]
+    kind = "Deployment" if replicas == 1 else "StatefulSet"
+    (made,) = [each for each in shared if each["kind"] == kind]
+    found: list[str] = made["spec"]["template"]["spec"]["containers"][0]["command"]
     return found
 
 
@@ -62,6 +63,10 @@ class Members:
             flag = flag.replace(
                 f"{other}.chat-etcd-peers.default.svc.cluster.local{PEER}", f"127.0.0.1:{port}"
             )
+        flag = flag.replace(f"127.0.0.1{PEER}", f"127.0.0.1:{self._peer[name]}")
+        flag = flag.replace(
+            f"chat-etcd.default.svc.cluster.local{CLIENT}", f"127.0.0.1:{self.client[name]}"
+        )
         flag = flag.replace(
             f"{name}.chat-etcd-peers.default.svc.cluster.local{CLIENT}",
             f"127.0.0.1:{self.client[name]}",

@@ -232,7 +232,8 @@ def test_stateful_set_makes_pods_that_meet_the_restricted_standard(
         "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted"
     )
     manifests = [without_owner(each) for each in everything(namespace, GOOD["hub"])]
-    pods = [pod_of(each) for each in manifests if each["kind"] == "StatefulSet"]
+    kinds = ("StatefulSet", "Deployment")
+    pods = [pod_of(each) for each in manifests if each["kind"] in kinds]
     account = [each for each in manifests if each["kind"] == "ServiceAccount"]
     apply(control_plane, account)
 

@@ -27,7 +27,8 @@ def test_every_child_exists_with_owner_and_labels(scene: Scene):
         kind: set(scene.children(kind))
         for kind in ("StatefulSet", "ControllerRevision", "ConfigMap", "Service", "Secret")
     }
-    assert found["StatefulSet"] == {*workloads, "chat-etcd"}
+    assert found["StatefulSet"] == workloads
+    assert set(scene.children("Deployment")) == {"chat-etcd"}
     assert found["ControllerRevision"] >= workloads
     assert found["ConfigMap"] == {*workloads, "chat-policy"}
     assert found["Service"] >= {"chat", "chat-workers", "chat-etcd"}

@@ -92,7 +92,7 @@ def test_a_quota_that_keeps_pods_from_being_made_is_said(scene: Scene):
             {"metadata": {"annotations": {"wake": "up"}}},
         )
     scene.api.merge(
-        scene.path("StatefulSet", f"{scene.name}-etcd"),
+        scene.path("Deployment", f"{scene.name}-etcd"),
         {"metadata": {"annotations": {"wake": "up"}}},
     )
     scene.await_condition("Ready", "True")
@@ -117,11 +117,30 @@ def test_a_managed_etcd_that_cannot_start_is_said(
     )
     scene.create()
     found = scene.await_condition("DiscoveryReady", "False", reason)
-    assert f"pod {scene.name}-etcd-0" in found["message"]
+    assert f"pod {scene.name}-etcd-" in found["message"]
     assert says in found["message"]
     assert scene.await_condition("Ready", "False", reason)["message"].startswith("discovery: ")
     nodes.rule = ready
     scene.await_condition("Ready", "True")
+
+
+def test_a_managed_etcd_on_a_lost_node_is_made_again_while_its_pod_never_ends(scene: Scene):
+    scene.create()
+    scene.await_condition("Ready", "True")
+    (name,) = (name for name in scene.pods() if name.startswith(f"{scene.name}-etcd-"))
+    path = f"/api/v1/namespaces/{scene.namespace}/pods/{name}"
+    scene.api.merge(path, {"metadata": {"finalizers": ["example.com/lost"]}})
+    try:
+        scene.api.delete(path)
+        wait_for(
+            lambda: any("-etcd-" in each for each in scene.pods().keys() - {name}),
+            DEADLINE_SECONDS,
+            lambda: f"{scene.pods()}",
+        )
+        scene.await_condition("DiscoveryReady", "True")
+        assert name in scene.pods()
+    finally:
+        scene.api.merge(path, {"metadata": {"finalizers": None}})
 
 
 def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_taken(
@@ -132,7 +151,7 @@ def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_take
     found = scene.await_condition("DiscoveryReady", "False", "EtcdUnreachable")
     assert dead in found["message"]
     assert scene.condition("Ready")["status"] == "False"
-    assert f"{scene.name}-etcd" not in scene.children("StatefulSet")
+    assert f"{scene.name}-etcd" not in scene.children("Deployment")
     etcd = re.search(
         r"--etcd-servers=http://(\S+?)\x00", _command_line(control_plane.pid("kube-apiserver"))
     )

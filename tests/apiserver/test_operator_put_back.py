@@ -54,7 +54,7 @@ def no_more_nodes(scene: Scene, nodes: Nodes) -> Iterator[None]:
     ("kind", "name"),
     [
         ("StatefulSet", "{decode}"),
-        ("StatefulSet", "chat-etcd"),
+        ("Deployment", "chat-etcd"),
         ("ControllerRevision", "{decode}"),
         ("ConfigMap", "{decode}"),
         ("ConfigMap", "chat-policy"),
@@ -96,7 +96,7 @@ def test_a_child_deleted_by_hand_is_made_again(scene: Scene, kind: str, name: st
             {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 60}}}},
         ),
         (
-            "StatefulSet",
+            "Deployment",
             "chat-etcd",
             {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 60}}}},
         ),

@@ -57,7 +57,7 @@ def test_blue_green_makes_the_new_beside_the_old_then_switches_then_removes_the_
     )
     scene.change(engine=OTHER_ENGINE)
     wait_for(
-        lambda: len(scene.children("StatefulSet")) == 5,
+        lambda: len(scene.children("StatefulSet")) == 4,
         DEADLINE_SECONDS,
         lambda: f"{[*scene.children('StatefulSet')]}",
     )

@@ -60,13 +60,14 @@ async def test_nothing_that_would_use_a_foreign_object_is_made_until_it_is_gone(
     # Certificates are the workers'; a policy is the workers' or etcd's; all pods run as the one
     # ServiceAccount.
     others = set() if kind == "ServiceAccount" else {"chat-etcd"}
-    assert set(scene.children("StatefulSet")) == others
+    assert (scene.children("StatefulSet"), set(scene.children("Deployment"))) == ({}, others)
     assert name not in scene.children(kind)
 
     scene.api.delete(scene.path(kind, name))
     await pass_over(control_plane, scene)
     workers = {scene.workload("prefill"), scene.workload("decode")}
-    assert set(scene.children("StatefulSet")) == {"chat-etcd", *workers}
+    assert set(scene.children("StatefulSet")) == workers
+    assert set(scene.children("Deployment")) == {"chat-etcd"}
     assert scene.condition("Ready")["reason"] == "Starting"
 
 

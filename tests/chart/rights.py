@@ -11,6 +11,7 @@ OBJECTS = {
     "pdcluster.io/pdpoolscalers": OWNED,
     "pdcluster.io/pdpoolscalers/status": {"patch"},
     "apps/statefulsets": OWNED,
+    "apps/deployments": OWNED,
     "apps/controllerrevisions": OWNED,
     "/services": OWNED,
     "/configmaps": OWNED,

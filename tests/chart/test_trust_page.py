@@ -55,7 +55,7 @@ def test_etcd_that_is_run_has_neither_tls_nor_a_password() -> None:
     (etcd,) = [
         manifest
         for (kind, _), manifest in shared_of().items()
-        if kind == "StatefulSet" and "etcd" in json.dumps(manifest["spec"])
+        if kind == "Deployment" and "etcd" in json.dumps(manifest["spec"])
     ]
     command = etcd["spec"]["template"]["spec"]["containers"][0]["command"]
     flags = dict(part.removeprefix("--").split("=", 1) for part in command[1:])

@@ -314,7 +314,7 @@ def test_pod_monitor_scrapes_all_workers_under_the_labels_of_the_expressions() -
     assert matches(monitor["spec"]["selector"], pod_of(role="prefill")["metadata"]["labels"])
     assert not matches(
         monitor["spec"]["selector"],
-        shared_of()["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
+        shared_of()["Deployment", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
     )
 
 

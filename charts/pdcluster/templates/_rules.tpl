@@ -19,7 +19,7 @@ it makes what is missing.  A right that is not in this list is one that the code
   verbs: [patch]
 # Workers and etcd, and the snapshot that each set of workers is rendered from.
 - apiGroups: [apps]
-  resources: [statefulsets, controllerrevisions]
+  resources: [statefulsets, deployments, controllerrevisions]
   verbs: [get, list, watch, create, patch, delete]
 # Ingress and peer Services, engine and policy files, the workers' identity (which gets no rights).
 - apiGroups: [""]

@@ -73,6 +73,7 @@ POD_DISRUPTION_BUDGET = Kind(
     "policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", Manner.APPLIED
 )
 POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", Manner.REQUEST)
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments", Manner.APPLIED)
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", Manner.APPLIED)
 INFERENCE_POOL = Kind(
     "inference.networking.k8s.io/v1",
@@ -91,10 +92,14 @@ CHILDREN = (
     NETWORK_POLICY,
     POD_DISRUPTION_BUDGET,
     POOL_SCALER,
+    DEPLOYMENT,
     STATEFUL_SET,
     INFERENCE_POOL,
     SERVICE,
 )
 """Every kind of which the operator makes objects for a PDCluster, in the order of making."""
+
+MAKE_PODS = frozenset({DEPLOYMENT, STATEFUL_SET})
+"""The kinds whose controllers make pods, which use others of a PDCluster's objects."""
 
 CHILD_OF_NAME = {kind.name: kind for kind in CHILDREN}

@@ -13,6 +13,7 @@ from typing import Any
 
 from pdcluster_api.apiserver.body import Body, Key
 from pdcluster_api.apiserver.pods import FOR_ETCD, ending_pod, pod_problem, pod_state
+from pdcluster_api.apiserver.refusals import refusal_of
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
@@ -132,14 +133,15 @@ def managed_etcd(
 
     faults: by StatefulSet, the problem that keeps it from getting pods
     """
-    body = live.own("StatefulSet").get(name, {})
+    body = live.own("Deployment").get(name) or live.own("StatefulSet").get(name, {})
     found = [
         problem
         for pod in live.children
         if _is_of_etcd(pod) and (problem := pod_problem(pod, FOR_ETCD))
     ]
-    if name in faults and is_short_of_pods(body):
-        found.append(faults[name])
+    fault = faults.get(name) or refused_pods(body)
+    if fault and is_short_of_pods(body):
+        found.append(fault)
     return DiscoveryState(
         managed=True,
         ready=body.get("status", {}).get("readyReplicas", 0),
@@ -229,6 +231,19 @@ def ready_workers(
 
 def _is_at_work(pod: PodState, draining: Collection[str]) -> bool:
     return not pod.terminating and (pod.ready or (pod.started and pod.name in draining))
+
+
+def refused_pods(deployment: Body) -> Problem | None:
+    """Problem that keeps a Deployment from getting pods, as its controller says; None = there is
+    none.
+    """
+    conditions = (deployment.get("status") or {}).get("conditions") or ()
+    messages = (
+        str(each.get("message") or "")
+        for each in conditions
+        if (each.get("type"), each.get("status")) == ("ReplicaFailure", "True")
+    )
+    return next(map(refusal_of, messages), None)
 
 
 def is_short_of_pods(body: Mapping[str, Any]) -> bool:

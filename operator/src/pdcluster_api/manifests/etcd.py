@@ -1,9 +1,11 @@
-"""A managed etcd: its StatefulSet, Services, budget and policy.
+"""A managed etcd: what runs it, Services, budget and policy.
 
 Workers lease all that it holds and register again after a loss, so one member
-in memory is enough; three keep discovery going while a node is away, and need
-volumes, since a member that lost its data cannot come back under its old name.
-Its StatefulSet is recorded like a worker's: a newer operator restarts no etcd.
+in memory is enough.  A Deployment runs it, which has another pod made as soon as a lost
+node's is given up; a StatefulSet would wait for that one without end.  Three members keep
+discovery going while a node is away, and need volumes, since a member that lost its data
+cannot come back under its old name: they are a StatefulSet.  Either is recorded like a
+worker's: a newer operator restarts no etcd.
 """
 
 import hashlib
@@ -40,19 +42,22 @@ def render_etcd(
         return ()
     name = etcd_record_name(cluster)
     live = next((record for record in records if record["metadata"]["name"] == name), None)
-    data = live["data"] if live else {"statefulSet": {"spec": _stateful_set(cluster, owner, site)}}
+    is_deployment = etcd.storage is None
+    field = "deployment" if is_deployment else "statefulSet"
+    make = _deployment if is_deployment else _stateful_set
+    data = live["data"] if live else {field: {"spec": make(cluster, owner, site)}}
     labels = cluster_labels(owner.name, ETCD)
     return (
         new_object("apps/v1/ControllerRevision", name, owner, labels, revision=1, data=data),
         new_object(
-            "apps/v1/StatefulSet",
+            "apps/v1/Deployment" if is_deployment else "apps/v1/StatefulSet",
             f"{owner.name}-etcd",
             owner,
             labels,
-            spec=data["statefulSet"]["spec"],
+            spec=data[field]["spec"],
         ),
         _client_service(owner),
-        _peer_service(owner),
+        *([] if is_deployment else [_peer_service(owner)]),
         *([etcd_budget(owner)] if etcd.replicas > 1 else []),
         *(
             [etcd_policy(owner, site.operator_namespace)]
@@ -69,12 +74,27 @@ def etcd_record_name(cluster: PDCluster) -> str:
     Values that are the default do not count, so that an operator that knows one more field finds
     the record again.
     """
-    asked = json.dumps(
-        cluster.spec.discovery.etcd.model_dump(exclude_defaults=True), sort_keys=True
-    )
+    etcd = cluster.spec.discovery.etcd
+    # of a StatefulSet in memory, which an older operator made, the name is another one
+    kind = {"kind": "Deployment"} if etcd.storage is None else {}
+    asked = json.dumps({**etcd.model_dump(exclude_defaults=True), **kind}, sort_keys=True)
     return (
         f"{cluster.metadata.name}-etcd-{hashlib.sha256(asked.encode()).hexdigest()[:_HASH_LENGTH]}"
     )
+
+
+def _deployment(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
+    return {
+        "replicas": 1,
+        # the old one goes first: two beside each other would each have some of the workers
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+        },
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": _selector(owner)},
+        "template": etcd_pod(cluster, owner, site, _pod_labels(owner)),
+    }
 
 
 def _stateful_set(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
@@ -88,7 +108,7 @@ def _stateful_set(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
         "selector": {"matchLabels": _selector(owner)},
         "template": etcd_pod(cluster, owner, site, _pod_labels(owner)),
     }
-    if etcd.storage is not None:
+    if etcd.storage is not None:  # without any it is a Deployment
         spec["volumeClaimTemplates"] = etcd_claims(etcd.storage, cluster_labels(owner.name, ETCD))
         spec["persistentVolumeClaimRetentionPolicy"] = {
             "whenDeleted": "Retain" if etcd.storage.retain else "Delete",

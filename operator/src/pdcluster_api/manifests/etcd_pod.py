@@ -17,6 +17,7 @@ minutes: some 40 KiB, and an index beside it.
 """
 LOGS_MIB = 192  # two write-ahead logs of 64 MB each, and a snapshot
 PROCESS_MIB = 192
+TOLERATION_SECONDS = 30  # of a lost node, where Kubernetes gives 300 by default
 CPU_LIMIT = "1"  # a quota may ask every container for one; far above what leases of a cell take
 _VOLUME = "data"
 
@@ -55,6 +56,7 @@ def etcd_pod(cluster: PDCluster, owner: Owner, site: Site, labels: dict[str, str
     if etcd.storage is None:
         # Not on the node's disk: after the node's restart it would find a log that was cut off, in
         # memory it starts afresh.
+        spec["tolerations"] = [_toleration(taint) for taint in ("not-ready", "unreachable")]
         spec["volumes"] = [
             {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": f"{sizes.volume}Mi"}}
         ]
@@ -91,6 +93,7 @@ def _most_workers(cluster: PDCluster) -> int:
 
 
 def _container(etcd: EtcdSpec, owner: Owner, site: Site, sizes: EtcdSizes) -> Manifest:
+    flags = {**_flags(), **_places(etcd, owner, site)}
     quota = {"quota-backend-bytes": str(sizes.quota << 20)}
     return {
         "name": "etcd",
@@ -98,13 +101,13 @@ def _container(etcd: EtcdSpec, owner: Owner, site: Site, sizes: EtcdSizes) -> Ma
         "imagePullPolicy": "IfNotPresent",
         "command": [
             "etcd",
-            *(
-                f"--{flag}={value}"
-                for flag, value in {**_flags(etcd, owner, site), **quota}.items()
-            ),
+            *(f"--{flag}={value}" for flag, value in {**flags, **quota}.items()),
         ],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
-        "ports": [_port("client", ETCD_CLIENT_PORT), _port("peer", ETCD_PEER_PORT)],
+        "ports": [
+            _port("client", ETCD_CLIENT_PORT),
+            *([] if etcd.storage is None else [_port("peer", ETCD_PEER_PORT)]),
+        ],
         "resources": {
             "requests": {"cpu": "50m", "memory": "128Mi"},
             "limits": {"cpu": CPU_LIMIT, "memory": f"{sizes.limit}Mi"},
@@ -120,27 +123,55 @@ def _container(etcd: EtcdSpec, owner: Owner, site: Site, sizes: EtcdSizes) -> Ma
     }
 
 
-def _flags(etcd: EtcdSpec, owner: Owner, site: Site) -> dict[str, str]:
-    domain = f"{peers_name(owner.name)}.{owner.namespace}.svc.{site.cluster_domain}"
+def _places(etcd: EtcdSpec, owner: Owner, site: Site) -> dict[str, str]:
+    """Names and addresses of a member: it alone, or one of those of a StatefulSet."""
+    services = f"{owner.namespace}.svc.{site.cluster_domain}"
+    domain = f"{peers_name(owner.name)}.{services}"
     members = [f"{owner.name}-etcd-{ordinal}" for ordinal in range(etcd.replicas)]
+    token = {"initial-cluster-token": owner.uid}  # a namesake of later days is another cluster
+    if etcd.storage is None:
+        itself = f"http://127.0.0.1:{ETCD_PEER_PORT}"
+        return {
+            **token,
+            "name": "etcd",
+            "listen-peer-urls": itself,
+            "advertise-client-urls": f"http://{owner.name}-etcd.{services}:{ETCD_CLIENT_PORT}",
+            "initial-advertise-peer-urls": itself,
+            "initial-cluster": f"etcd={itself}",
+        }
     return {
+        **token,
         "name": "$(POD_NAME)",
-        # a folder below the volume, which etcd makes for itself alone
-        "data-dir": f"{DATA_FOLDER}/member",
-        # Go listens on the addresses of both families here, wherever there are both.
-        "listen-client-urls": f"http://0.0.0.0:{ETCD_CLIENT_PORT}",
         "listen-peer-urls": f"http://0.0.0.0:{ETCD_PEER_PORT}",
         "advertise-client-urls": f"http://$(POD_NAME).{domain}:{ETCD_CLIENT_PORT}",
         "initial-advertise-peer-urls": f"http://$(POD_NAME).{domain}:{ETCD_PEER_PORT}",
         "initial-cluster": ",".join(
             f"{member}=http://{member}.{domain}:{ETCD_PEER_PORT}" for member in members
         ),
-        "initial-cluster-token": owner.uid,  # a namesake of later days is another cluster
+    }
+
+
+def _flags() -> dict[str, str]:
+    return {
+        # a folder below the volume, which etcd makes for itself alone
+        "data-dir": f"{DATA_FOLDER}/member",
+        # Go listens on the addresses of both families here, wherever there are both.
+        "listen-client-urls": f"http://0.0.0.0:{ETCD_CLIENT_PORT}",
         "initial-cluster-state": "new",
         "auto-compaction-mode": "periodic",
         "auto-compaction-retention": "10m",
         "max-wals": "1",
         "log-level": "warn",
+    }
+
+
+def _toleration(taint: str) -> Manifest:
+    """Short, since nothing is lost with the pod: workers register again in the next one."""
+    return {
+        "key": f"node.kubernetes.io/{taint}",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": TOLERATION_SECONDS,
     }
 
 

@@ -46,8 +46,8 @@ SERVER_REQUESTS = {"cpu": "500m", "memory": "512Mi"}
 """Requests of the server process beside a stock engine, which has the resources of the role."""
 
 _TMP = "16Gi"
-"""Of a worker's compiled kernels and a download's temporary files: some GiB, and never the node's
-whole disk.
+"""Size for a worker's compiled kernels and a download's temporary files: some GiB, and never the
+node's whole disk.
 """
 
 _READABLE_BY_US = 0o440

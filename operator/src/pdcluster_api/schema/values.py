@@ -31,7 +31,7 @@ MAX_SECONDS = 604_800
 """A week: what takes longer is a mistake, and is not waited for."""
 
 MAX_WEIGHT = 1_000_000
-"""Of weights, rates, prices and ratios."""
+"""Greatest weight, rate, price or ratio."""
 
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Natural = Annotated[int, Field(ge=0, le=MAX_COUNT)]

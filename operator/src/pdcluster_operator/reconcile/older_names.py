@@ -65,9 +65,10 @@ def _is_older(body: Body, before: ChildNames) -> bool:
 
 
 def _templates(live: Live) -> Iterator[tuple[Body, Mapping[str, Any]]]:
-    """Every recorded or existing StatefulSet, with its spec; etcd's too."""
+    """Every recorded or existing StatefulSet, with its spec; and what runs etcd."""
     yield from ((record, _recorded(record)) for record in live.own("ControllerRevision").values())
-    yield from ((body, body["spec"]) for body in live.own("StatefulSet").values())
+    for kind in ("StatefulSet", "Deployment"):
+        yield from ((body, body["spec"]) for body in live.own(kind).values())
 
 
 def _has_pods_without_template(live: Live) -> bool:
@@ -79,7 +80,6 @@ def _has_pods_without_template(live: Live) -> bool:
 
 
 def _recorded(record: Body) -> Mapping[str, Any]:
-    spec: Mapping[str, Any] = ((record.get("data") or {}).get("statefulSet") or {}).get(
-        "spec"
-    ) or {}
-    return spec
+    data = record.get("data") or {}
+    made: Mapping[str, Any] = data.get("statefulSet") or data.get("deployment") or {}
+    return made.get("spec") or {}

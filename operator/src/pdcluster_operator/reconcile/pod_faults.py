@@ -9,7 +9,6 @@ was observed.
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, UnavailableError
 from pdcluster_api.apiserver.kinds import CORE_EVENT
 from pdcluster_api.apiserver.observe import Live, is_short_of_pods
+from pdcluster_api.apiserver.refusals import refusal_of
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions
 
@@ -41,8 +41,6 @@ SKEW_SECONDS = 30.0
 _FIELDS = "involvedObject.kind=StatefulSet,reason=FailedCreate"
 _NEVER = ("", "")
 _Read = Mapping[str, tuple[str, str]] | ClusterError
-_POD = re.compile(r'pods "[^"]*" is ')
-_PREFIX = re.compile(r"^.*? failed error: ", re.DOTALL)
 
 
 @dataclass
@@ -129,7 +127,7 @@ class PodFaults:
             return dict.fromkeys(overdue, _unknown(read)), requeue_after
         found = {name: read.get(self._uids[name], _NEVER) for name in overdue}
         faults = {
-            name: fault_of(message)
+            name: refusal_of(message)
             for name, (when, message) in found.items()
             if message
             and (self._uids[name] not in self._seen or when >= self._stamp(self._short_since[name]))
@@ -160,13 +158,6 @@ class PodFaults:
         return (self.now() - timedelta(seconds=self.clock() - since + SKEW_SECONDS)).strftime(
             "%Y-%m-%dT%H:%M:%S"
         )
-
-
-def fault_of(message: str) -> Problem:
-    """Problem from an event's message, without the name of the pod that happened to be tried."""
-    short = _POD.sub("a pod is ", _PREFIX.sub("", message))
-    reason = conditions.QUOTA_EXCEEDED if "exceeded quota" in message else conditions.PODS_REFUSED
-    return Problem(reason, short)
 
 
 def _unknown(error: ClusterError) -> Problem:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pdcluster_api.apiserver.kinds import (
     CHILDREN,
+    MAKE_PODS,
     POD_DISRUPTION_BUDGET,
     SERVICE,
     STATEFUL_SET,
@@ -94,9 +95,10 @@ def is_early(action: Action) -> bool:
 
 
 def _stage(action: Action) -> tuple[bool, int]:
-    position, stateful_sets = POSITIONS[action.kind.name], POSITIONS[STATEFUL_SET.name]
+    makes_pods = action.kind in MAKE_PODS
     if is_held(action):
-        return True, int(position != stateful_sets)
-    if is_early(action):
-        return False, -1
-    return False, (position > stateful_sets) - (position < stateful_sets)
+        return True, int(not makes_pods)
+    if makes_pods:
+        return False, 0
+    is_before = POSITIONS[action.kind.name] < POSITIONS[STATEFUL_SET.name]
+    return False, -1 if is_early(action) or is_before else 1

@@ -10,7 +10,7 @@ is no action: a steady state writes nothing.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, STATEFUL_SET, Kind, Manner
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, MAKE_PODS, Kind, Manner
 from pdcluster_operator.writes.actions import POSITIONS, Action, ObjectName, Verb
 from pdcluster_operator.writes.drift import Manifest, has_drifted, prepared, stamped
 
@@ -197,4 +197,4 @@ def _by_kind(item: tuple[ObjectName, Manifest]) -> tuple[int, str]:
 
 def _for_deletion(item: tuple[ObjectName, Manifest]) -> tuple[bool, ObjectName]:
     name, _ = item
-    return name.kind != STATEFUL_SET.name, name
+    return CHILD_OF_NAME.get(name.kind) not in MAKE_PODS, name

@@ -1,4 +1,4 @@
-"""StatefulSets that have to wait: what their pods would use belongs to others, or is missing.
+"""StatefulSets and Deployments that wait: an object of their pods is foreign, or is missing.
 
 Pure.  A pod that runs as a foreign ServiceAccount has its identity, one that
 mounts a foreign Secret reads it, and under a foreign NetworkPolicy the ports
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pdcluster_api.apiserver.errors import ClusterError, NameTakenError
-from pdcluster_api.apiserver.kinds import NETWORK_POLICY, SECRET, SERVICE_ACCOUNT, STATEFUL_SET
+from pdcluster_api.apiserver.kinds import MAKE_PODS, NETWORK_POLICY, SECRET, SERVICE_ACCOUNT
 from pdcluster_api.plan.observed.state import Failure
 from pdcluster_operator.writes.actions import Action, Verb
 
@@ -52,7 +52,7 @@ def waiting(action: Action, lacking: Iterable[Lacking]) -> Failure | None:
 
     None = the action may be carried out.
     """
-    if action.kind is not STATEFUL_SET or action.verb is Verb.DELETE:
+    if action.kind not in MAKE_PODS or action.verb is Verb.DELETE:
         return None
     found = next(
         (each for each in lacking if _uses(action.desired["spec"]["template"], each.action)), None
@@ -60,7 +60,7 @@ def waiting(action: Action, lacking: Iterable[Lacking]) -> Failure | None:
     return (
         None
         if found is None
-        else Failure(str(action), found.cause.reason, f"waits for {found.cause.object}")
+        else Failure(str(action), found.cause.reason, f"waits for {found.cause.object}", waits=True)
     )
 
 

@@ -139,3 +139,26 @@ def test_members_that_end_are_known_with_their_node_and_the_end_of_their_time():
     state = managed_etcd(Live(made.cluster(), [stateful_set(0), ending]), NAME, 1, {})
     assert state.problem is None
     assert state.ending == (EndingPod("chat-etcd-0", "n1", gone),)
+
+
+def deployment(ready: int, **status: Any) -> made.Body:
+    found = {"readyReplicas": ready, "replicas": ready, **status}
+    return made.child("Deployment", NAME, spec={"replicas": 1}, status=found)
+
+
+def test_a_deployment_counts_before_the_stateful_set_that_it_follows():
+    state = managed_etcd(Live(made.cluster(), [stateful_set(1), deployment(0)]), NAME, 1, {})
+    assert (state.ready, state.problem) == (0, None)
+    state = managed_etcd(Live(made.cluster(), [stateful_set(0), deployment(1)]), NAME, 1, {})
+    assert state.ready == 1
+
+
+@pytest.mark.parametrize(("status", "replicas"), [("True", 0), ("False", 0), ("True", 1)])
+def test_what_keeps_a_deployment_from_its_pod_is_its_own_condition(status: str, replicas: int):
+    message = 'pods "chat-etcd-1-2" is forbidden: exceeded quota: few'
+    failing = {"type": "ReplicaFailure", "status": status, "message": message}
+    body = deployment(0, replicas=replicas, conditions=[failing])
+    state = managed_etcd(Live(made.cluster(), [body]), NAME, 1, {})
+    is_refused = (status, replicas) == ("True", 0)
+    expected = Problem(words.QUOTA_EXCEEDED, "a pod is forbidden: exceeded quota: few")
+    assert state.problem == (expected if is_refused else None)

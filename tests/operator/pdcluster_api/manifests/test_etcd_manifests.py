@@ -23,16 +23,21 @@ from tests.operator.pdcluster_api.manifests.rendering import (
 
 THREE = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "2Gi", "className": "fast"}})
 KEPT = at("spec.discovery.etcd", {"storage": {"size": "2Gi", "retain": True}})
+KINDS = ("Deployment", "StatefulSet")
 EXTERNAL = at("spec.discovery.etcd", {"endpoints": ["etcd:2379"]})
 
 
-def stateful_set(*changes: Change) -> Manifest:
-    spec: Manifest = shared_of(*changes)["StatefulSet", "chat-etcd"]["spec"]
+def runs_etcd(*changes: Change) -> Manifest:
+    """Spec of the Deployment, or of the StatefulSet, that runs it."""
+    shared = shared_of(*changes)
+    kinds = [kind for kind, name in shared if name == "chat-etcd" and kind in KINDS]
+    assert len(kinds) == 1
+    spec: Manifest = shared[kinds[0], "chat-etcd"]["spec"]
     return spec
 
 
 def flags(*changes: Change) -> dict[str, str]:
-    command = stateful_set(*changes)["template"]["spec"]["containers"][0]["command"]
+    command = runs_etcd(*changes)["template"]["spec"]["containers"][0]["command"]
     return dict(flag.removeprefix("--").split("=", 1) for flag in command[1:])
 
 
@@ -43,22 +48,30 @@ def rendered(
     return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
 
 
-def test_one_member_keeps_its_data_in_memory() -> None:
-    spec = stateful_set()
+def test_one_member_keeps_its_data_in_memory_and_is_a_deployment() -> None:
+    spec = runs_etcd()
     pod = spec["template"]["spec"]
 
-    assert (spec["replicas"], spec["podManagementPolicy"]) == (1, "Parallel")
-    assert "volumeClaimTemplates" not in spec
+    assert ("Deployment", "chat-etcd") in shared_of()
+    assert ("Service", "chat-etcd-peers") not in shared_of()
+    assert (spec["replicas"], spec["strategy"]["rollingUpdate"]["maxSurge"]) == (1, 0)
     assert pod["volumes"][0]["emptyDir"]["medium"] == "Memory"
     assert pod["volumes"][0]["name"] == pod["containers"][0]["volumeMounts"][0]["name"]
-    assert (
-        flags()["initial-cluster"]
-        == "chat-etcd-0=http://chat-etcd-0.chat-etcd-peers.serving.svc.cluster.local:2380"
-    )
+    assert flags()["initial-cluster"] == "etcd=http://127.0.0.1:2380"
+    assert flags()["advertise-client-urls"] == "http://chat-etcd.serving.svc.cluster.local:2379"
+
+
+def test_a_lost_node_keeps_an_etcd_in_memory_for_a_short_time_only() -> None:
+    tolerated = {each["key"]: each for each in runs_etcd()["template"]["spec"]["tolerations"]}
+
+    assert set(tolerated) == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
+    assert {each["tolerationSeconds"] for each in tolerated.values()} == {30}
+    assert {each["effect"] for each in tolerated.values()} == {"NoExecute"}
+    assert "tolerations" not in runs_etcd(THREE)["template"]["spec"]
 
 
 def test_memory_of_the_volume_leaves_room_for_the_process() -> None:
-    pod = stateful_set()["template"]["spec"]
+    pod = runs_etcd()["template"]["spec"]
     sizes = [
         pod["volumes"][0]["emptyDir"]["sizeLimit"],
         pod["containers"][0]["resources"]["limits"]["memory"],
@@ -85,13 +98,13 @@ def test_room_grows_with_the_workers_that_there_may_be() -> None:
 
 
 def test_container_asks_for_and_is_limited_in_both_for_a_quota_that_wants_it() -> None:
-    resources = stateful_set()["template"]["spec"]["containers"][0]["resources"]
+    resources = runs_etcd()["template"]["spec"]["containers"][0]["resources"]
 
     assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
 
 
 def test_three_members_find_each_other_on_volumes() -> None:
-    spec = stateful_set(THREE)
+    spec = runs_etcd(THREE)
     (claim,) = spec["volumeClaimTemplates"]
 
     assert spec["replicas"] == 3
@@ -129,33 +142,31 @@ def test_three_members_without_volumes_are_refused() -> None:
 def test_volumes_go_with_the_cluster_unless_they_are_to_be_kept(
     change: Change, when_deleted: str
 ) -> None:
-    assert (
-        stateful_set(change)["persistentVolumeClaimRetentionPolicy"]["whenDeleted"] == when_deleted
-    )
+    assert runs_etcd(change)["persistentVolumeClaimRetentionPolicy"]["whenDeleted"] == when_deleted
 
 
 def test_storage_class_is_left_to_the_cluster_when_none_is_named() -> None:
-    assert "storageClassName" not in stateful_set(KEPT)["volumeClaimTemplates"][0]["spec"]
+    assert "storageClassName" not in runs_etcd(KEPT)["volumeClaimTemplates"][0]["spec"]
 
 
 def test_clients_get_ready_members_and_peers_all_of_them() -> None:
-    shared = shared_of()
+    shared = shared_of(THREE)
     clients, peers = (
         shared["Service", "chat-etcd"]["spec"],
         shared["Service", "chat-etcd-peers"]["spec"],
     )
-    labels = stateful_set()["template"]["metadata"]["labels"]
+    labels = runs_etcd(THREE)["template"]["metadata"]["labels"]
 
     assert [port["port"] for port in clients["ports"]] == [2379]
     assert (clients["type"], "publishNotReadyAddresses" in clients) == ("ClusterIP", False)
     assert (peers["clusterIP"], peers["publishNotReadyAddresses"]) == ("None", True)
-    assert stateful_set()["serviceName"] == "chat-etcd-peers"
-    for spec in (clients["selector"], peers["selector"], stateful_set()["selector"]):
+    assert runs_etcd(THREE)["serviceName"] == "chat-etcd-peers"
+    for spec in (clients["selector"], peers["selector"], runs_etcd(THREE)["selector"]):
         assert matches(spec, labels)
 
 
 def test_neither_a_lost_quorum_nor_a_full_database_restarts_a_member() -> None:
-    container = stateful_set()["template"]["spec"]["containers"][0]
+    container = runs_etcd()["template"]["spec"]["containers"][0]
 
     assert container["startupProbe"]["httpGet"]["path"] == "/livez"
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
@@ -166,12 +177,12 @@ def test_budget_is_for_three_only() -> None:
     assert ("PodDisruptionBudget", "chat-etcd") not in shared_of()
     budget = shared_of(THREE)["PodDisruptionBudget", "chat-etcd"]["spec"]
     assert budget["maxUnavailable"] == 1
-    assert matches(budget["selector"], stateful_set(THREE)["template"]["metadata"]["labels"])
+    assert matches(budget["selector"], runs_etcd(THREE)["template"]["metadata"]["labels"])
 
 
 def test_image_is_the_given_one_or_the_operators() -> None:
     def image(*changes: Change) -> Any:
-        return stateful_set(*changes)["template"]["spec"]["containers"][0]["image"]
+        return runs_etcd(*changes)["template"]["spec"]["containers"][0]["image"]
 
     assert image() == SITE.etcd_image
     assert image(at("spec.discovery.etcd.image", "mine:3.6")) == "mine:3.6"
@@ -223,3 +234,14 @@ def test_another_spec_makes_another_record() -> None:
 
     assert etcd_record_name(cluster_of(other)) != etcd_record_name(cluster_of())
     assert rendered(SITE, other, records=(old,)) == rendered(SITE, other)
+
+
+def test_the_stateful_set_of_an_older_operator_is_followed_by_a_deployment() -> None:
+    name = "chat-etcd-44136fa3"  # as that operator named it
+    older = {"statefulSet": {"spec": {"replicas": 1}}}
+    record = {"metadata": {"name": name}, "data": older}
+    made = rendered(SITE, records=(record,))
+
+    assert made == rendered(SITE)
+    assert not [kind for kind, _ in made if kind == "StatefulSet"]
+    assert name not in {each for _, each in made}

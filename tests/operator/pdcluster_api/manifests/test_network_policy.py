@@ -18,7 +18,7 @@ DECODE: Peer = ("serving", pod_of()["metadata"]["labels"])
 PREFILL: Peer = ("serving", pod_of(role="prefill")["metadata"]["labels"])
 ETCD: Peer = (
     "serving",
-    shared_of()["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
+    shared_of()["Deployment", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
 )
 NAMESAKE: Peer = ("elsewhere", DECODE[1])
 OTHER_CLUSTER: Peer = ("serving", {**DECODE[1], "pdcluster.io/cluster": "other"})

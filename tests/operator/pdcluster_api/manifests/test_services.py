@@ -81,7 +81,7 @@ def test_headless_service_names_all_workers_and_no_etcd() -> None:
     assert matches(spec["selector"], pod_of(role="prefill")["metadata"]["labels"])
     assert not matches(
         spec["selector"],
-        shared["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
+        shared["Deployment", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
     )
 
 

@@ -40,7 +40,8 @@ def recorded(names: Any = BEFORE) -> list[made.Body]:
 
 def etcd_of_before() -> made.Body:
     """The record of an etcd that an older operator made."""
-    found = render_shared(cluster(), OWNER, SITE, MIXED.revision)
+    stored = cluster(discovery={"etcd": {"storage": {"size": "1Gi"}}})
+    found = render_shared(stored, OWNER, SITE, MIXED.revision)
     record = json.loads(
         json.dumps(next(each for each in found if each["kind"] == "ControllerRevision"))
     )

@@ -10,6 +10,7 @@ import pytest
 
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError, UnavailableError
 from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.apiserver.refusals import refusal_of
 from pdcluster_operator.reconcile.pod_faults import (
     EVENTS_KEPT_SECONDS,
     EVENTS_POLL_SECONDS,
@@ -18,7 +19,6 @@ from pdcluster_operator.reconcile.pod_faults import (
     SKEW_SECONDS,
     FailedCreates,
     PodFaults,
-    fault_of,
 )
 from tests.operator import bodies as made
 
@@ -234,4 +234,4 @@ async def test_what_stays_short_is_looked_at_ever_more_seldom_up_to_a_bound():
 def test_the_message_says_what_is_wrong_and_not_which_pod_was_tried(
     message: str, fault: tuple[str, str]
 ):
-    assert fault_of(message) == fault
+    assert refusal_of(message) == fault

@@ -59,7 +59,8 @@ def test_only_what_would_use_it_waits(
     taken: dict[str, Any], user: Action, stranger: Action
 ) -> None:
     lacking = [Lacking(creation(taken), TAKEN)]
-    assert waiting(user, lacking) == Failure(str(user), NAME_TAKEN, "waits for the object")
+    waits = Failure(str(user), NAME_TAKEN, "waits for the object", waits=True)
+    assert waiting(user, lacking) == waits
     assert waiting(stranger, lacking) is None
     assert waiting(creation(objects.config_map(OWNER)), lacking) is None
 

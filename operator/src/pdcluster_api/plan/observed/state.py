@@ -197,13 +197,16 @@ class WorkerRecords:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that the API server refused in the last reconcile.  reason: of
-    `schema.conditions`.
+    """A request that the API server refused in the last reconcile.
+
+    reason: of `schema.conditions`
+    waits:  it was not even made, since another one failed
     """
 
     object: str
     reason: str
     message: str
+    waits: bool = False
 
 
 @dataclass(frozen=True)

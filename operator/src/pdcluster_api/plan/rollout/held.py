@@ -16,6 +16,7 @@ _NEEDED = frozenset(
         "ConfigMap",
         "ControllerRevision",
         "NetworkPolicy",
+        "Deployment",
         "StatefulSet",
         "Service",
     }

@@ -351,7 +351,7 @@ def _cause(worst: Condition, facts: Facts) -> Problem:
 
 def _worst_failure(failures: Sequence[Failure]) -> Problem:
     first = min(
-        failures, key=lambda failure: (rank(failure.reason), failure.object, failure.message)
+        failures, key=lambda each: (rank(each.reason), each.waits, each.object, each.message)
     )
     others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return Problem(first.reason, f"{first.object}: {first.message}{others}")

@@ -606,3 +606,12 @@ def test_planning_an_unchanged_cluster_gives_an_equal_status():
 def test_a_spoilt_status_is_written_again(status):
     found = plan_cluster(CLUSTER, running(CLUSTER, status=status), NOW).status
     assert found == status_of(running(CLUSTER, discovery=ETCD_READY))
+
+
+def test_a_failure_comes_before_what_only_waits_for_it():
+    failures = [
+        Failure("Deployment chat-etcd", words.NAME_TAKEN, "waits for x", waits=True),
+        Failure("ServiceAccount chat-pdc", words.NAME_TAKEN, "it belongs to another owner"),
+    ]
+    message = words_of(status_of(running(CLUSTER, failures=failures)), words.READY)[2]
+    assert message == "ServiceAccount chat-pdc: it belongs to another owner (and 1 more)"
