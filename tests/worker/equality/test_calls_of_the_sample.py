@@ -96,9 +96,7 @@ class Sample:
         request = ChatRequest.model_validate(body)
         names = ParserNames(reasoning="qwen3" if "thinking" in name else "none")
         parsers = model_parsers(names, self.tokenizer.chat_template)
-        prepared = await prepare(
-            SimpleNamespace(tokenizer=self.tokenizer, parsers=parsers), request
-        )
+        prepared = prepare(SimpleNamespace(tokenizer=self.tokenizer, parsers=parsers), request)
         limits = ModelLimits(2048, 49152, self.tokenizer.eos_token_ids)
         specs = specs_for(request, prepared.wanted, [prepared.prompt], limits, response_id=name)
         rules = TextRules(ends_by_calls=prepared.rules.ends_by_calls)
