@@ -26,7 +26,7 @@ from pdcluster_api.plan.observed.state import (
 from pdcluster_api.plan.status.problems import worst_of
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import at_revision, template_hash
+from pdcluster_api.schema.revision import at_revision, template_hash, written_names
 from pdcluster_api.schema.sections import ROUTER
 from pdcluster_api.schema.workload import WorkloadId
 
@@ -167,7 +167,12 @@ def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
         if (workload := workload_of(body)) and workload.role != ROUTER
     ]
     same = sorted(revision for revision, its_hash in records if its_hash == hashed)
-    return at_revision(cluster, same[0]) if same else cluster
+    older = {revision for revision, its_hash in records if its_hash is None}
+    named = (each for each in written_names(cluster.spec) if each in older)
+    found = next(iter(same), None) or next(named, None)
+    if found is None and written_names(cluster.spec)[0] in {revision for revision, _ in records}:
+        found = hashed  # its own name is that of other pods
+    return cluster if found is None else at_revision(cluster, found)
 
 
 def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:

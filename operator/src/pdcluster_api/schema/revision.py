@@ -48,6 +48,14 @@ def written_revision(spec: PDClusterSpec) -> str:
     return _written(_Same(spec))
 
 
+def written_names(spec: PDClusterSpec) -> tuple[str, str]:
+    """Revisions that name the spec as it is written: by this operator, and by one that gave
+    workers on accelerators the sizes of a CPU.
+    """
+    same = _Same(spec)
+    return _written(same), _written(same, knows_devices=False)
+
+
 def template_hash(spec: PDClusterSpec, role: str | None = None) -> str:
     """A hash that all specs share which make the same pods, however they are written.
 
@@ -81,10 +89,10 @@ class _Same:
         return isinstance(other, _Same) and self.spec is other.spec
 
 
-@lru_cache(maxsize=16)
-def _written(same: _Same) -> str:
-    roles = same.spec.roles.present()
-    return _hash(_shared(same.spec) | {"roles": _roles(same.spec, roles)})
+@lru_cache(maxsize=32)
+def _written(same: _Same, *, knows_devices: bool = True) -> str:
+    roles = _roles(same.spec, same.spec.roles.present(), knows_devices=knows_devices)
+    return _hash(_shared(same.spec) | {"roles": roles})
 
 
 @lru_cache(maxsize=32)
@@ -118,10 +126,13 @@ def _shared(spec: PDClusterSpec) -> dict[str, Any]:
     }
 
 
-def _roles(spec: PDClusterSpec, roles: Mapping[str, RoleSpec]) -> dict[str, Any]:
+def _roles(
+    spec: PDClusterSpec, roles: Mapping[str, RoleSpec], *, knows_devices: bool = True
+) -> dict[str, Any]:
     return {
         name: {
-            "engine": _given(spec.engine_of(name)) | _by_device(spec, name),
+            "engine": _given(spec.engine_of(name))
+            | (_by_device(spec, name) if knows_devices else {}),
             "resources": _given(role.resources),
             "podTemplate": role.pod_template,
         }

@@ -27,7 +27,7 @@ from pdcluster_api.manifests.render import (
 )
 from pdcluster_api.schema.labels import TEMPLATE_HASH, workload_labels
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of, template_hash, written_revision
+from pdcluster_api.schema.revision import revision_of, template_hash, written_names
 from pdcluster_api.schema.sections import ROUTER, PoolSpec
 from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.reconcile.older_names import names_of_revision
@@ -86,7 +86,7 @@ class Snapshots:
             return next(iter(found), None)
         hashed = template_hash(self.cluster.spec, ROUTER)
         # an older operator had routers in the revision: they are as declared if that is unchanged
-        is_unchanged = workload.revision == written_revision(self.cluster.spec)
+        is_unchanged = workload.revision in written_names(self.cluster.spec)
         hashes = (hashed, None) if is_unchanged else (hashed,)
         return next(
             (

@@ -5,14 +5,17 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from pdcluster_api.apiserver.observe import Live, as_it_runs
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.render import Site
 from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_api.schema import revision
 from pdcluster_api.schema.labels import TEMPLATE_HASH
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of, written_revision
+from pdcluster_api.schema.revision import revision_of, written_names, written_revision
 from pdcluster_api.schema.workload import Workload, WorkloadId
 from pdcluster_operator.reconcile.desired import Rendering
 from pdcluster_operator.reconcile.records import Records
@@ -43,13 +46,13 @@ def live(children: Iterable[made.Body]) -> Live:
 def workloads(found: Live, spec: PDCluster, worker_image: str = "worker:1") -> list[made.Body]:
     """Manifests of the workloads that follow from a spec and what there is."""
     bound = as_it_runs(spec, found)
-    revision = revision_of(bound.spec)
+    name = revision_of(bound.spec)
     wanted = [
-        Workload(WorkloadId(made.NAME, role, "cpu", revision), 1)
+        Workload(WorkloadId(made.NAME, role, "cpu", name), 1)
         for role in ("prefill", "decode", "router")
     ]
     records = Records(bound, found, OWNER, worker_image, has_client_certificate=False)
-    plan = ClusterPlan(revision, "router", tuple(wanted), (), {})
+    plan = ClusterPlan(name, "router", tuple(wanted), (), {})
     names = ("StatefulSet", "ControllerRevision", "ConfigMap")
     return [
         each
@@ -153,3 +156,27 @@ def test_routers_that_lost_their_snapshot_are_made_from_the_spec() -> None:
 
     assert changed(before, workloads(live(kept), cluster())) == set()
     assert templates(workloads(live(kept), cluster(router=NOTED))) != templates(before)
+
+
+def test_a_size_of_a_cpu_that_was_given_on_accelerators_keeps_its_older_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spec(**changes: Any) -> PDCluster:
+        given = cluster(engine={"maxSequences": 64})
+        pools = [{"name": "cpu", "gpu": "B200", "replicas": 1}]
+        roles = given.spec.model_dump(by_alias=True, exclude_unset=True)["roles"]
+        roles["decode"]["pools"] = pools
+        sections = {"model": {"name": "tiny", "path": "/m"}, "engine": {"maxSequences": 64}}
+        return parse(made.cluster(spec={**sections, "roles": roles, **changes}))
+
+    now, before = written_names(spec().spec)
+    assert now != before
+    with monkeypatch.context() as older:
+        older.setattr(revision, "_by_device", lambda spec, role: {})
+        children = of_older_operator(spec())
+        assert written_revision(spec().spec) == before
+    upgraded = workloads(live(children), spec())
+
+    assert templates(upgraded) == templates(children)
+    other = workloads(live(upgraded), spec(engine={}))
+    assert not templates(upgraded).keys() & templates(other).keys()
