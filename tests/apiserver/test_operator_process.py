@@ -277,7 +277,7 @@ def test_metrics_tell_of_the_loop_and_of_the_api_calls_and_it_stops_without_a_wo
         operator.metric(
             "pdcluster_operator_api_calls_total", verb="apply", kind="StatefulSet", code="201"
         )
-        == 3
+        == 2
     )
     wait_for(
         lambda: operator.metric("pdcluster_operator_queue_depth") == 0,

@@ -48,7 +48,7 @@ def test_without_the_right_to_list_events_pods_that_are_missing_stop_nothing(
             "apiVersion": "v1",
             "kind": "ResourceQuota",
             "metadata": {"name": "few"},
-            "spec": {"hard": {"pods": "2"}},
+            "spec": {"hard": {"pods": "0"}},
         }
         scene.api.create(quotas, quota)
         wait_for(
@@ -57,11 +57,11 @@ def test_without_the_right_to_list_events_pods_that_are_missing_stop_nothing(
             "no quota in force",
         )
         scene.create()
-        message = scene.await_condition("Ready", "False", "PodsRefused")["message"]
+        message = scene.await_condition("DecodeReady", "False", "PodsRefused")["message"]
         assert "pods are missing, and the events that say why cannot be read" in message
         assert 'cannot list resource "events"' in message
         scene.change(routing={"offload": {"prefillQueueMax": 17}})
-        scene.await_condition("Ready", "False", "PodsRefused")  # of the new generation
+        scene.await_condition("DecodeReady", "False", "PodsRefused")  # of the new generation
         policy = scene.api.get(scene.path("ConfigMap", "chat-policy"))
         assert policy is not None
         assert "17" in policy["data"]["policy.yaml"]
