@@ -1,7 +1,7 @@
 """Attention of one layer by other tile sizes and by other kernels, over the same paged cache.
 
 The peer is FlashAttention 3 with block tables, where the pack has it; `torch` is what
-production takes for long chunks.
+production takes for long whole prompts.
 """
 
 import sys

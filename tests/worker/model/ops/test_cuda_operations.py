@@ -179,11 +179,13 @@ else:
 
         close(found, reference.attend(wanted, step.plan, cases.LAYER))
 
-    @pytest.mark.parametrize("min_pairs", [1, 500])
-    def test_long_chunks_by_torch(monkeypatch: pytest.MonkeyPatch, min_pairs: int) -> None:
-        """Whole prompts and chunks after a context, beside decodes and short chunks."""
-        monkeypatch.setattr(torch_attention, "MIN_PAIRS", min_pairs)
-        sequences = ((12, 1), (40, 25), (2, 2), (90, 9), (23, 23))
+    @pytest.mark.parametrize("sequences", [((23, 23), (30, 30)), ((12, 1), (40, 25), (2, 2))])
+    def test_long_prompts_by_torch(
+        monkeypatch: pytest.MonkeyPatch, sequences: tuple[tuple[int, int], ...]
+    ) -> None:
+        """Alone, and beside a decode, a chunk after a context and a short prompt."""
+        monkeypatch.setattr(torch_attention, "MIN_ROWS", 3)
+        sequences += ((23, 23),)
         case = cases.Case("long", sequences, padding=4, dtype=torch.bfloat16)
         step = cases.make_step(case)
         operations = operations_of(case, step)

@@ -1,6 +1,4 @@
-"""The chunks that torch attends to, and batches without it.  Its results are compared on a GPU and in
-the interpreter (test_cuda_operations).
-"""
+"""The prompts that torch attends to.  What it computes is compared in test_cuda_operations."""
 
 import pytest
 import torch
@@ -18,22 +16,19 @@ MIXED = cases.Case("mixed", ((12, 1), (3, 1), (40, 25), (2, 2), (9, 9)), padding
 LIMITS = StepLimits(max_tokens=64, max_sequences=20, longest=100, block_size=16)
 
 
-def test_long_chunks_are_noted_with_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_attention, "MIN_PAIRS", 80)
+def test_long_prompts_are_noted_and_no_chunk_after_a_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_attention, "MIN_ROWS", 9)
     cache = torch.zeros(20, 2, 1, 2, 4, 16)
     sizes = AttentionSizes.of(MIXED.shape, cache.dtype, 100)
     attention = TorchAttention(cache, MIXED.shape, TritonAttention(cache, MIXED.shape, sizes))
-    plan = cases.make_step(MIXED).plan
 
-    attention.begin(plan)
+    attention.begin(cases.make_step(MIXED).plan)
 
-    after_context, whole = attention._long
-    assert (after_context.first, after_context.length, after_context.context) == (2, 25, 40)
-    assert after_context.blocks is not None
-    assert after_context.blocks.tolist() == plan.tables[int(plan.seats[2]), :10].tolist()
-    assert (whole.first, whole.length, whole.context, whole.blocks) == (29, 9, 9, None)
-    assert attention._short_lengths is not None
-    assert attention._short_lengths.tolist() == [1, 1, 0, 2, 0]
+    assert attention._prompts == [slice(29, 38)]
+    assert attention._other_lengths is not None
+    assert attention._other_lengths.tolist() == [1, 1, 25, 2, 0]
 
 
 def test_cache_of_a_cpu_is_tritons() -> None:

@@ -1,7 +1,7 @@
 """The operations on an NVIDIA GPU: Triton kernels for what reads the cache or a row, cuBLAS for
 products.
 
-Torch attends to long chunks (`ops.torch_attention`).
+Torch attends to long whole prompts (`ops.torch_attention`).
 Nothing here waits for the device, and launches depend on a plan's numbers alone,
 so that a step can be captured as a graph (`ops.graphs`).
 """

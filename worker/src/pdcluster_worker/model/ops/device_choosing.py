@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, sampling
 from pdcluster_worker.model.sampling.logprobs import rank_tokens
-from pdcluster_worker.model.sampling.picking import Picks
+from pdcluster_worker.model.sampling.picking import Picks, pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import Choosing
 from pdcluster_worker.model.sampling.slabs import DEVICE_SLAB
@@ -32,7 +32,11 @@ def receive(logits: Tensor) -> Tensor:
 
 
 def pick_on_device(logits: Tensor, rows: Rows) -> Picks:
-    """See `model.sampling.picking.pick_tokens`."""
+    """See `model.sampling.picking.pick_tokens`, which a small vocabulary goes by: Triton 3.6 fails
+    to compile the kernel for rows of one block.
+    """
+    if logits.shape[1] <= BLOCK:
+        return pick_tokens(logits, rows)
     assert logits.is_contiguous(), "the kernel finds a row by the size of the vocabulary"
     columns = (rows.inverse_temperature, rows.top_k, rows.top_p, rows.min_p, rows.u)
     settings = torch.from_numpy(np.stack(columns, axis=1, dtype=np.float64))
