@@ -70,7 +70,7 @@ class TorchAttention:
     def _attend(self, qkv: Tensor) -> Tensor:
         shape, length = self._shape, len(qkv)
         heads = qkv.view(1, length, -1, shape.head_dim).transpose(1, 2)
-        sizes = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         query, key, value = torch.split(heads, sizes, dim=1)
         found = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=True
