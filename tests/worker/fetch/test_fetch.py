@@ -19,6 +19,7 @@ from tests.make_tiny_model import make_tiny_model
 from tests.worker.fetch.hub_server import COMMIT, HubServer
 
 WEIGHTS = "model.safetensors"
+NO_WEIGHTS = {"PDCLUSTER_FETCH_WEIGHTS": "false"}
 DEADLINE_SECONDS = 30.0
 
 
@@ -302,19 +303,19 @@ def test_a_place_that_cannot_be_written_is_said(start: Start, target: Path) -> N
 def test_a_router_gets_all_that_it_reads_and_no_weights(
     start: Start, hub: HubServer, target: Path
 ) -> None:
-    assert finish(start("--no-weights"))[0] == 0
+    assert finish(start(**NO_WEIGHTS))[0] == 0
     assert hub.asked.get(WEIGHTS) is None
     assert not list(target.glob("*.safetensors"))
     Tokenizer.load(target, None)
     assert model_limits(target, None)[0] > 0
 
     hub.asked.clear()
-    assert finish(start("--no-weights"))[0] == 0
+    assert finish(start(**NO_WEIGHTS))[0] == 0
     assert hub.asked == {}
 
 
 def test_a_folder_without_weights_is_not_taken_for_a_whole_one(start: Start, target: Path) -> None:
-    assert finish(start("--no-weights"))[0] == 0
+    assert finish(start(**NO_WEIGHTS))[0] == 0
     status, error = finish(start())
     assert status == 2
     assert "holds acme/tiny at main without weights, not acme/tiny at main" in last_line(error)
@@ -323,10 +324,10 @@ def test_a_folder_without_weights_is_not_taken_for_a_whole_one(start: Start, tar
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
 def test_a_token_comes_under_either_name(name: str, start: Start, hub: HubServer) -> None:
     hub.token = "hf_secret"
-    assert finish(start("--token-secret=hub", **{name: "hf_secret"}))[0] == 0
+    assert finish(start(PDCLUSTER_TOKEN_SECRET="hub", **{name: "hf_secret"}))[0] == 0
 
 
 def test_a_secret_without_the_token_is_named(start: Start, hub: HubServer) -> None:
-    status, error = finish(start("--token-secret=hub"))
+    status, error = finish(start(PDCLUSTER_TOKEN_SECRET="hub"))
     assert (status, hub.asked) == (2, {})
     assert "no Secret hub, or it has neither of the keys HF_TOKEN and token" in last_line(error)

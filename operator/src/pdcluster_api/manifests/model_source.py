@@ -13,6 +13,9 @@ FETCH_CONTAINER = "fetch-model"
 _VOLUME = "models"
 _VOLUME_SIZE = "2Ti"  # above the largest open weights, as a disk for them is
 _TOKEN_KEYS = {"HF_TOKEN": "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN": "token"}
+# variables, not flags, for what an older worker image does not know: it fetches all the same
+_NO_WEIGHTS = {"name": "PDCLUSTER_FETCH_WEIGHTS", "value": "false"}
+_TOKEN_SECRET = "PDCLUSTER_TOKEN_SECRET"
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,8 @@ def _downloaded(
             f"--repo={hub.repo}",
             f"--revision={hub.revision}",
             f"--target={path}",
-            *([] if weights else ["--no-weights"]),
-            *([f"--token-secret={hub.token_secret}"] if hub.token_secret else []),
         ],
-        "env": [*container["env"], *_token(hub)],
+        "env": [*container["env"], *_token(hub), *([] if weights else [_NO_WEIGHTS])],
         "volumeMounts": [*container["volumeMounts"], _mount(read_only=False)],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -94,11 +95,16 @@ def _token(hub: HuggingFaceSpec) -> list[dict[str, Any]]:
     if hub.token_secret is None:
         return []
     return [
-        {
-            "name": name,
-            "valueFrom": {"secretKeyRef": {"name": hub.token_secret, "key": key, "optional": True}},
-        }
-        for name, key in _TOKEN_KEYS.items()
+        {"name": _TOKEN_SECRET, "value": hub.token_secret},
+        *(
+            {
+                "name": name,
+                "valueFrom": {
+                    "secretKeyRef": {"name": hub.token_secret, "key": key, "optional": True}
+                },
+            }
+            for name, key in _TOKEN_KEYS.items()
+        ),
     ]
 
 

@@ -63,7 +63,6 @@ def test_hub_model_is_fetched_before_the_worker_starts() -> None:
     assert fetch["command"] == [
         *("python", "-m", "pdcluster_worker.fetch"),
         *("--repo=org/model", "--revision=refs/pr/1", f"--target={FOLDER}"),
-        "--token-secret=hub",
     ]
     assert {"name": "models", "mountPath": "/models"} in fetch["volumeMounts"]
     assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0][
@@ -115,6 +114,7 @@ def test_token_is_under_the_key_of_either_custom() -> None:
     (fetch,) = pod_of(HUB)["spec"]["initContainers"]
     env = by_name(fetch["env"])
 
+    assert env["PDCLUSTER_TOKEN_SECRET"]["value"] == "hub"
     for variable, key in (("HF_TOKEN", "HF_TOKEN"), ("HUGGING_FACE_HUB_TOKEN", "token")):
         assert env[variable]["valueFrom"]["secretKeyRef"] == {
             "name": "hub",
@@ -127,7 +127,15 @@ def test_router_fetches_no_weights_into_a_folder_of_its_own() -> None:
     changes = (CACHE, at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]}))
     fetch = by_name(pod_of(*changes, role="router")["spec"]["initContainers"])["fetch-model"]
 
-    assert "--no-weights" in fetch["command"]
+    assert by_name(fetch["env"])["PDCLUSTER_FETCH_WEIGHTS"]["value"] == "false"
     assert f"--target={FOLDER}--without-weights" in fetch["command"]
     assert engine_of(*changes, role="router")["model"]["path"] == f"{FOLDER}--without-weights"
     assert engine_of(*changes)["model"]["path"] == FOLDER
+
+
+def test_the_download_has_no_flag_that_an_older_worker_image_does_not_know() -> None:
+    changes = (HUB, at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]}))
+    for role in ("router", "decode"):
+        fetch = by_name(pod_of(*changes, role=role)["spec"]["initContainers"])["fetch-model"]
+        flags = [each.partition("=")[0] for each in fetch["command"] if each.startswith("--")]
+        assert flags == ["--repo", "--revision", "--target"]

@@ -4,6 +4,10 @@ Exit status: 0 when the folder is complete, 2 when trying again would not help
 (repository, revision, token, space), 1 when the hub could not be reached in
 the given attempts; the last line on stderr, `error: ...`, says why.  143 at
 SIGTERM: the next attempt goes on with what has come so far.
+
+The operator sets two variables, which an older image ignores: PDCLUSTER_FETCH_WEIGHTS=false for
+configuration, tokenizer and chat template alone, and PDCLUSTER_TOKEN_SECRET, the Secret that
+HF_TOKEN or HUGGING_FACE_HUB_TOKEN comes from, to go no further without one.
 """
 
 import argparse
@@ -29,13 +33,12 @@ def main() -> int:
     arguments = _parser().parse_args()
     start_logging()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request
-    wanted = Wanted(
-        arguments.repo, arguments.revision, arguments.target.absolute(), arguments.weights
-    )
+    has_weights = os.environ.get("PDCLUSTER_FETCH_WEIGHTS") != "false"
+    wanted = Wanted(arguments.repo, arguments.revision, arguments.target.absolute(), has_weights)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         if not wanted.is_there():
-            _set_token(arguments.token_secret)
+            _set_token(os.environ.get("PDCLUSTER_TOKEN_SECRET"))
             # the hub's client takes a second to import
             from pdcluster_worker.fetch.fetching import fetch
 
@@ -77,17 +80,6 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         metavar="DIR",
         help="folder to make, of its own for each revision",
-    )
-    parser.add_argument(
-        "--no-weights",
-        dest="weights",
-        action="store_false",
-        help="configuration, tokenizer and chat template alone",
-    )
-    parser.add_argument(
-        "--token-secret",
-        metavar="NAME",
-        help="Secret that HF_TOKEN or HUGGING_FACE_HUB_TOKEN comes from: refuse to go without one",
     )
     parser.add_argument(
         "--attempts",
