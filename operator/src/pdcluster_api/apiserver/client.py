@@ -28,6 +28,7 @@ from pdcluster_api.apiserver.errors import (
 )
 from pdcluster_api.apiserver.kinds import POD, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.apiserver.reading import LongAnswerError, lines_of, read
 from pdcluster_api.backoff import Backoff
 from pdcluster_api.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml
 from pdcluster_api.schema.labels import FIELD_MANAGER
@@ -50,6 +51,9 @@ PAGE_BYTES = 4 * 2**20
 """Bytes of a page of a list, about: parsed it takes some times as much memory, and an object may
 have 1.5 MiB.
 """
+
+MOST_PAGE_BYTES = 4 * PAGE_BYTES
+"""Bytes at which a page is asked for again with fewer objects: large ones may follow small ones."""
 
 OK = 200
 
@@ -99,7 +103,8 @@ class Page:
 class Request:
     """One request.
 
-    verb: of Kubernetes (get, list, create, patch, delete); kind: for metrics, messages.
+    verb: of Kubernetes (get, list, create, patch, delete); kind: for metrics, messages
+    most_bytes: of the answer; None = any number
     """
 
     verb: str
@@ -109,6 +114,7 @@ class Request:
     query: Mapping[str, str]
     body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     content_type: str = JSON
+    most_bytes: int | None = None
 
 
 class ApiClient:
@@ -175,10 +181,15 @@ class ApiClient:
         restarts = 0
         while True:
             asked = {"limit": str(limit), **query, **position}
+            most = MOST_PAGE_BYTES if limit > 1 else None
+            path = kind.path(namespace)
             try:
                 page, num_bytes = await self._send_sized(
-                    Request("list", kind.name, "GET", kind.path(namespace), asked)
+                    Request("list", kind.name, "GET", path, asked, most_bytes=most)
                 )
+            except LongAnswerError:
+                limit = max(1, limit // 4)
+                continue
             except GoneError:
                 restarts += 1
                 if not position or restarts >= self._limits.tries:
@@ -213,7 +224,7 @@ class ApiClient:
                 code = response.status
                 if code != OK:
                     raise error_of(code, await response.read(), response.headers)
-                async for line in response.content:
+                async for line in lines_of(response.content):
                     yield line
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise _no_answer(e) from e
@@ -330,7 +341,7 @@ class ApiClient:
         started = time.monotonic()
         try:
             response = await self._exchange(request, self._timeout)
-            code, content = response.status, await response.read()
+            code, content = response.status, await read(response, request.most_bytes)
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise _no_answer(e) from e
         finally:

@@ -18,9 +18,6 @@ from pdcluster_api.apiserver.kubernetes_client import (
 )
 from pdcluster_api.schema.labels import FIELD_MANAGER
 
-READ_BYTES = 2**21
-"""A line of a watch is a whole object, and aiohttp refuses one that is longer than its buffer."""
-
 
 class Connection:
     """A pool of connections.  Make it on a running loop, and `close` it.
@@ -40,7 +37,6 @@ class Connection:
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=proxy,
-            read_bufsize=READ_BYTES,
             # which would also send passwords of a .netrc
             trust_env=False,
         )

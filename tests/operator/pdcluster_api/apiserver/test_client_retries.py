@@ -2,11 +2,12 @@
 or in failure.
 """
 
+import json
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from pdcluster_api.apiserver.client import Limits
+from pdcluster_api.apiserver.client import MOST_PAGE_BYTES, Limits
 from pdcluster_api.apiserver.errors import (
     ConflictError,
     GoneError,
@@ -15,6 +16,7 @@ from pdcluster_api.apiserver.errors import (
     UnavailableError,
 )
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, SERVICE
+from pdcluster_api.apiserver.watching import Selection, watch
 from tests.operator.pdcluster_api.apiserver.answering_server import (
     AnsweringServer,
     hangs_up,
@@ -121,6 +123,29 @@ async def test_pages_of_large_objects_are_shorter(num_bytes: int, limit: int):
         [body async for body in server.client.list(CONFIG_MAP, "x")]
         first, second = [dict(parse_qsl(urlsplit(path).query)) for _, path, _ in server.seen]
         assert (first["limit"], int(second["limit"])) == ("10", pytest.approx(limit, abs=1))
+
+
+async def test_a_page_of_objects_that_are_large_without_warning_is_asked_for_again_in_parts():
+    small = {"metadata": {"continue": "more"}, "items": [{"a": 1}]}
+    large = {"metadata": {}, "items": [{"a": "b" * MOST_PAGE_BYTES}]}
+    answers = [says(200, small), *[says(200, large)] * 3]
+    async with AnsweringServer(answers, Limits(page=10)) as server:
+        found = [body async for body in server.client.list(CONFIG_MAP, "x")]
+        assert [len(str(body["a"])) for body in found] == [1, MOST_PAGE_BYTES]
+        seen = [dict(parse_qsl(urlsplit(path).query)) for _, path, _ in server.seen]
+        assert [each["limit"] for each in seen] == ["10", "10", "2", "1"]
+        assert [each.get("continue") for each in seen] == [None, "more", "more", "more"]
+
+
+async def test_a_watch_goes_on_over_a_line_of_any_length():
+    versions, text = ("2", "3", "4"), "\u0001" * 2**20
+    objects = [{"metadata": {"resourceVersion": each}, "data": {"a": text}} for each in versions]
+    lines = [json.dumps({"type": "ADDED", "object": each}) + "\n" for each in objects]
+    assert len(lines[0]) > 6 * 2**20
+    async with AnsweringServer([says_text(200, "".join(lines))]) as server:
+        events = [each async for each in watch(server.client, Selection(CONFIG_MAP, "x"), "1")]
+    assert tuple(each.version for each in events) == versions
+    assert {each.body["data"]["a"] for each in events} == {text}
 
 
 async def test_list_starts_again_when_its_version_is_gone():
