@@ -41,7 +41,11 @@ it needs a moment to say so.
 
 @dataclass(frozen=True)
 class Live:
-    """A PDCluster's body and the bodies of its children."""
+    """A PDCluster's body and the bodies of its children.
+
+    One without labels is more than it may have, and nothing but its identity is known: it can only
+    be removed.
+    """
 
     body: Body
     children: Sequence[Body]
@@ -50,7 +54,7 @@ class Live:
     def __post_init__(self) -> None:
         own: defaultdict[str, dict[str, Body]] = defaultdict(dict)
         for child in self.children:
-            if self.uid in owner_uids(child):
+            if self.uid in owner_uids(child) and "labels" in child["metadata"]:
                 own[child["kind"]][child["metadata"]["name"]] = child
         object.__setattr__(self, "_own", dict(own))
 

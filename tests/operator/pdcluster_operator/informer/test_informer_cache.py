@@ -8,7 +8,10 @@ import random
 import pytest
 
 from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME
+from pdcluster_api.apiserver.observe import Live, observe
 from pdcluster_api.errors import Fault, InvalidObjectError
+from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA, VERIFY
 from pdcluster_api.schema.load import parse_stored
 from pdcluster_api.schema.values import MAX_SPEC_BYTES
@@ -22,6 +25,7 @@ from pdcluster_operator.informer.cache import (
     Version,
     trim,
 )
+from pdcluster_operator.writes.actions import Verb
 from tests.operator import bodies
 from tests.operator.differences import diff
 from tests.operator.pods import pod_body
@@ -147,6 +151,21 @@ def test_of_more_than_a_pdcluster_ever_has_the_identity_is_kept_by_which_it_is_d
     service = bodies.child("Service", "chat", spec={"ports": []})
     cache.put("Service", service)
     assert list(cache.children(KEY)) == [service]
+
+
+def test_what_is_more_than_a_pdcluster_ever_has_does_not_keep_it_from_being_looked_at():
+    cache = Cache()
+    cache.put("PDCluster", bodies.cluster())
+    for kind in CHILD_OF_NAME:
+        cache.put(kind, bodies.child(kind, "forged", data={"a": "x" * MAX_BYTES}))
+    cluster = cache.get("PDCluster", *KEY)
+    assert cluster is not None
+    live = Live(cluster, list(cache.children(KEY)))
+    found = observe(live, discovery=DiscoveryState(managed=True), faults={})
+    assert (found.workloads, found.records, found.scalers) == ([], [], [])
+    assert not any(live.own(kind) for kind in CHILD_OF_NAME)
+    removed = {(str(each.kind), each.verb) for each in diff(bodies.UID, [], live.children)}
+    assert removed == {(kind, Verb.DELETE) for kind in CHILD_OF_NAME.keys() - {"Secret"}}
 
 
 def test_of_a_forged_pod_only_what_is_read_stays():

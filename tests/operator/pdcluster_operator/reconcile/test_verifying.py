@@ -52,7 +52,7 @@ def live(num_pods: int = 1, *, key: bytes | None = KEY) -> Live:
         owner = {"uid": "u", "kind": "PDCluster", "name": "chat", "controller": True}
         name = child_names("chat").certificates
         data = {"tls.key": base64.b64encode(key).decode()}
-        metadata = {"name": name, "uid": name, "ownerReferences": [owner]}
+        metadata = {"name": name, "uid": name, "labels": {}, "ownerReferences": [owner]}
         children.append({"kind": "Secret", "metadata": metadata, "data": data})
     return Live(body, children)
 
