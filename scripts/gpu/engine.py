@@ -44,7 +44,7 @@ def run(
     large: Large,
     settings: EngineSettings,
     streams: int,
-    sampling: dict[str, float],
+    sampling: dict[str, Any],
     output: int = OUTPUT,
 ) -> dict[str, float]:
     """Serve that many requests which come at once."""
@@ -52,7 +52,7 @@ def run(
     core = EngineCore(settings, large.runner, transport, time.monotonic)
     for number in range(streams):
         prompt = [10 + (7919 * number + 31 * place) % 400 for place in range(PROMPT)]
-        spec = Sampling(max_tokens=output, seed=number, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+        spec = Sampling(max_tokens=output, seed=number, ignore_eos=True, **sampling)
         core.handle(Submit(RequestSpec(f"r{number}", prompt, spec)))
     synchronize()
     started, first, steps = time.perf_counter(), 0.0, 0

@@ -14,7 +14,7 @@ from pdcluster_worker.model.device_cache import DeviceKVCache
 from pdcluster_worker.model.families import read_weights
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.ops.cuda import CudaOperations
-from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.model.ops.operations import AttentionShape, Forward
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
 
@@ -34,6 +34,16 @@ SIZES: dict[str, Any] = {
 if REHEARSES:
     SIZES |= {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+class Operations(CudaOperations):
+    """With no graphs where a CPU rehearses."""
+
+    def prepare(self, forward: Forward) -> Forward:
+        """See `CudaOperations.prepare`."""
+        if not REHEARSES:
+            return super().prepare(forward)
+        return lambda plan: forward(self._copy.place(plan))
 
 
 @dataclass
@@ -80,9 +90,7 @@ def open_large(
     cache = DeviceKVCache(geometry, num_blocks, DEVICE)
     limits = StepLimits(max_batched_tokens, max_sequences, longest, BLOCK_SIZE, max_sequences)
     shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5)
-    operations = CudaOperations(cache.tensor, shape, limits)
-    if REHEARSES:  # there are no graphs
-        operations.prepare = lambda forward: lambda plan: forward(operations._copy.place(plan))  # type: ignore[method-assign]
+    operations = Operations(cache.tensor, shape, limits)
     weights = read_weights(module, longest, operations, windows)
     decoder = Decoder(operations, weights, heads * head_dim)
     runner = Runner(info, decoder, cache, limits, AtOnce(depth=2))

@@ -5,7 +5,7 @@ after it, and the prefill in chunks.
 import sys
 
 import torch
-from large_model import BLOCK_SIZE, open_large
+from large_model import BLOCK_SIZE, Large, open_large
 from setting import DEVICE, REHEARSES, save
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
@@ -48,7 +48,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def ours(large, ids: list[int], chunk: int) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+def ours(large: Large, ids: list[int], chunk: int) -> list[torch.Tensor]:
     """Logits after the prompt and after each token that follows it."""
     planner = StepPlanner(
         block_size=BLOCK_SIZE, max_sequences=4, max_tokens=512, max_blocks=1024, pads=True

@@ -24,7 +24,8 @@ def main() -> int:
     for folder in sorted((PACK / "models").iterdir()):
         for dtype in ("float32", "bfloat16"):
             on_cpu, on_gpu = (
-                _asked(folder, dtype, device) for device in ("cpu", "cpu" if REHEARSES else "cuda")
+                _of_a_process(folder, dtype, device)
+                for device in ("cpu", "cpu" if REHEARSES else "cuda")
             )
             pairs = [
                 pair
@@ -39,7 +40,7 @@ def main() -> int:
     return int(worst)
 
 
-def _asked(folder: Path, dtype: str, device: str) -> list[list[int]]:
+def _of_a_process(folder: Path, dtype: str, device: str) -> list[list[int]]:
     """In a process of its own: two models share no memory, and neither its threads."""
     command = [sys.executable, __file__, str(folder), dtype, device]
     found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
