@@ -36,7 +36,7 @@ _REPORT = f"""\
 import os, subprocess
 fields = "name,memory.total,memory.used,utilization.gpu,utilization.memory"
 ask = ["nvidia-smi", "--query-gpu=" + fields, "--format=csv,noheader,nounits"]
-pipes = {{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}}
+pipes = {{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "backslashreplace"}}
 try:
     smi = subprocess.Popen(ask, **pipes)
     said = smi.communicate(timeout=3)[0]

@@ -35,7 +35,7 @@ MAX_WEIGHT = 1_000_000
 
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Natural = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-HardwareNumber = Annotated[int, Field(ge=1, le=10**18)]
+HardwareNumber = Annotated[int, Field(ge=10**9, le=10**18)]  # in GB or TFLOPS it would be less
 WholeSeconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 AcceleratorCount = Annotated[int, Field(ge=1, le=MAX_ACCELERATORS_IN_USE)]
 Ranks = Annotated[int, Field(ge=1, le=8)]

@@ -134,7 +134,7 @@ def _scene(spec: PDClusterSpec, speeds: Speeds) -> _Scene:
             pool.replicas,
             spec.gpus_per_replica(role, pool),
         )
-        for role, declared in spec.roles.present().items()
+        for role, declared in spec.roles.computing().items()
         for pool in declared.pools
     ]
     first = spec.roles.present()["decode"].pools[0]

@@ -227,9 +227,10 @@ ONE_GPU = at("spec.roles.decode.pools.0.gpu", "B200")
     [
         (f'test "$2" = --format=csv,noheader,nounits && echo "{GPUS}"', f"{GPUS}\n"),
         ("echo No devices were found; exit 6", "No devices were found\n"),
+        (r"printf '\377 GPU'", r"\xff GPU"),
         ("exec sleep 60", "no answer within 3 s"),
     ],
-    ids=["gpus", "none", "hangs"],
+    ids=["gpus", "none", "no text", "hangs"],
 )
 def test_probe_leaves_what_nvidia_smi_says_for_the_server(
     server: HTTPServer, tmp_path: Path, script: str, said: str

@@ -241,8 +241,8 @@ BAD = [
         "spec.accelerators",
     ),
     Wrong(
-        at("spec.accelerators", {"X": {"memoryBytes": 0}}),
-        "spec.accelerators.X.memoryBytes: must be at least 1, not 0; raise it",
+        at("spec.accelerators", {"X": {"memoryBytes": 288}}),
+        "spec.accelerators.X.memoryBytes: must be at least 1000000000, not 288; raise it",
         "spec.accelerators.X.memoryBytes",
     ),
     Wrong(

@@ -44,6 +44,14 @@ def test_answers_alone_grow_decode_alone():
     assert max(sizes(moments, "decode")) > 2
 
 
+def test_routers_are_left_out_of_a_replay():
+    pools = {"pools": [{"name": "x", "replicas": 1, "minReplicas": 1, "maxReplicas": 6}]}
+    router = {"pools": [{"name": "front", "replicas": 2}]}
+    spec = make_spec({"prefill": pools, "decode": pools, "router": router})
+    moments = list(replay(spec, steady(6.0, 60.0, output_tokens=2.0), SPEEDS))
+    assert {role for role, _ in moments[-1].pools} == {"prefill", "decode"}
+
+
 def test_a_role_shrinks_after_its_window_and_not_before():
     trace = Trace(
         (Load(0.0, 6.0, 500.0, 2.0), Load(300.0, 0.0, 500.0, 2.0), Load(600.0, 0.0, 500.0, 2.0))

@@ -40,6 +40,16 @@ def test_capacity_is_counted_in_h100s_by_what_each_role_is_bound_by():
     assert table_weight("prefill", known["cpu"]) == table_weight("decode", known["cpu"]) == 1.0
 
 
+def test_a_type_with_the_least_numbers_weighs_little_and_more_than_nothing():
+    numbers = {"memoryBytes": 10**9, "bandwidthBytes": 10**9, "bf16Flops": 10**9}
+    tiny = AcceleratorSpec.model_validate(numbers)
+    spec = make_spec(ratio={"min": 0.5, "max": 1.0}, prefill=[pool(1)], decode=[pool(1)])
+    tinied = spec.model_copy(update={"accelerators": {"H100": tiny}})
+    for role, declared in tinied.roles.present().items():
+        assert 0.0 < worker_weight(tinied, role, declared.pools[0]) < 1e-3
+    assert see(tinied, prefill=FULL, decode=FULL).decision.replicas
+
+
 def test_a_worker_weighs_what_its_engine_and_its_own_type_say():
     """Prefill by FP8 only where the engine computes in it; numbers of the object's own count."""
     own = {"X1": {"bf16Flops": 4 * 989 * 10**12, "bandwidthBytes": 67 * 10**11}}
