@@ -15,6 +15,7 @@ from tokenizers import decoders, models
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.grammar import book as room
 from pdcluster_worker.grammar.book import GrammarBook
+from pdcluster_worker.grammar.child import CompileProcess
 from pdcluster_worker.grammar.resident import Grammar
 from pdcluster_worker.messages.requests import Sampling
 from tests.worker.grammar.schemas import of_schema
@@ -98,6 +99,15 @@ def test_five_hundred_different_schemas_take_no_more_than_their_bound(book):
     assert most <= MOST_BYTES + room.NUM_PROCESSES * most_of_one
     assert resident_bytes() - before <= MOST_BYTES + SLACK_BYTES
     assert max(resident_bytes(process.pid) for process in processes) <= MOST_PROCESS_BYTES
+
+
+@pytest.mark.parametrize("pattern", [r"^[\n]$", "^[^a]{3}$"])
+def test_a_class_of_characters_fits_the_memory_of_the_process(folder, pattern):
+    process = CompileProcess(folder, NUM_WORDS, seconds=60)
+    try:
+        assert process.compile(of_schema({"type": "string", "pattern": pattern})).grammar
+    finally:
+        process.close()
 
 
 def test_a_constraint_waits_while_the_bytes_of_others_are_followed(book, monkeypatch):

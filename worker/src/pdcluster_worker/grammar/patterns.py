@@ -84,7 +84,8 @@ def _class_as_written(piece: str) -> str:
     except re.error:  # of another dialect
         return piece
     escaped = "".join(filter(members.match, _ESCAPED))
-    return piece if not escaped or members.search(_plain_characters()) else _any_of(escaped)
+    has_plain = any(map(members.search, _plain_characters()))
+    return piece if not escaped or has_plain else _any_of(escaped)
 
 
 def _in_class(piece: re.Match[str]) -> str:
@@ -94,7 +95,9 @@ def _in_class(piece: re.Match[str]) -> str:
 
 
 @cache
-def _plain_characters() -> str:
-    """All that a string has as they are."""
-    codes = (*range(0x20, 0xD800), *range(0xE000, 0x110000))
-    return "".join(map(chr, codes)).replace('"', "").replace("\\", "")
+def _plain_characters() -> tuple[str, ...]:
+    """All that a string has as they are, in texts that take little memory to make."""
+    blocks = [(0x20, 0xD800), (0xE000, 0x10000)]
+    blocks += [(start, start + 0x10000) for start in range(0x10000, 0x110000, 0x10000)]
+    texts = ("".join(map(chr, range(*block))) for block in blocks)
+    return tuple(text.replace('"', "").replace("\\", "") for text in texts)
