@@ -22,6 +22,8 @@ _QUANTITY = re.compile(
     r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]{1,3})|([KMGTPE]i|[numkMGTPE]))?"
 )
 
+_MAX_QUANTITY = 64  # characters: Python refuses to write integers of thousands of digits
+
 _OF_QUANTITIES = frozenset({"requests", "limits"})
 _QUANTITIES = frozenset({"sizeLimit", "divisor"})
 _SETS = frozenset({"imagePullSecrets", "tolerations", "topologySpreadConstraints", "add", "drop"})
@@ -66,7 +68,8 @@ def one_quantity(value: Any) -> Any:
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return value
-    found = _QUANTITY.fullmatch(str(value))
+    text = str(value)
+    found = _QUANTITY.fullmatch(text) if len(text) <= _MAX_QUANTITY else None
     if found is None:
         return value
     number, exponent, suffix = found.groups()
