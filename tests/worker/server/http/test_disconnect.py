@@ -9,6 +9,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
+from pdcluster_worker.server.http import half_closed
 from pdcluster_worker.server.http.connection import Connection
 from pdcluster_worker.server.http.half_closed import INTERIM
 
@@ -139,6 +140,24 @@ async def test_a_client_that_only_ends_its_sending_side_is_answered(rig, server,
     assert b"connection: close" in head
     assert b"Hello, world!" in answer or b"[DONE]" in answer
     writer.close()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_client_that_leaves_cancels_the_generation_in_every_version(
+    rig, server, version, monkeypatch
+):
+    monkeypatch.setattr(half_closed, "_UNKNOWN_SECONDS", 0.2)
+    rig.backend.hold_after = 0
+    body = json.dumps(BODY)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(
+        f"POST {CHAT} HTTP/{version}\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await rig.backend.holding.wait()
+        writer.close()
+        await rig.backend.cancelled.wait()
 
 
 async def test_a_client_that_ends_before_its_request_is_whole_gets_nothing(rig, server):

@@ -2,7 +2,8 @@
 
 TCP says the same of both.  Only an answer to bytes of ours tells them apart, so an interim response
 is sent, which every client of HTTP/1.1 ignores: one that has gone resets the connection.  An
-answer that comes at once needs none.
+answer that comes at once needs none.  A client of HTTP/1.0 does not know interim responses, and
+proxies that end an abandoned request speak it: it is waited for a short time.
 """
 
 import asyncio
@@ -13,17 +14,24 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _FIRST_SECONDS = 0.1
 _MAX_SECONDS = 10.0
+_UNKNOWN_SECONDS = 10.0
+"""Time for the first byte of an answer to a client that may have gone."""
 
 
 class HalfClosed:
     """Aborts the connection once its client has gone.
 
-    may_send: whether an interim response may be sent now: no part of the answer has gone out.
+    is_begun: whether a part of the answer has gone out, after which no interim response may.
+    takes_interim: whether the client knows them.
     """
 
-    def __init__(self, transport: asyncio.Transport, may_send: Callable[[], bool]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, is_begun: Callable[[], bool], *, takes_interim: bool
+    ) -> None:
         self._transport = transport
-        self._may_send = may_send
+        self._is_begun = is_begun
+        self._takes_interim = takes_interim
+        self._seconds = 0.0
         self._look_after(_FIRST_SECONDS)
 
     def _look_after(self, seconds: float) -> None:
@@ -33,11 +41,15 @@ class HalfClosed:
         """Abort what was reset since the last interim response, or send another one."""
         if self._transport.is_closing():
             return
+        self._seconds += seconds
         connection: socket.socket = self._transport.get_extra_info("socket")
-        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        is_unknown = not self._takes_interim and self._seconds > _UNKNOWN_SECONDS
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or (
+            is_unknown and not self._is_begun()
+        ):
             self._transport.abort()
             return
-        if self._may_send():
+        if self._takes_interim and not self._is_begun():
             self._transport.write(INTERIM)
         self._look_after(min(2 * seconds, _MAX_SECONDS))
 

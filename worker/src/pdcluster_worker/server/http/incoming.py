@@ -98,12 +98,14 @@ class Incoming(HttpToolsProtocol):
             return False
         self.cycle.keep_alive = False
         if self._half_closed is None:
-            self._half_closed = HalfClosed(self.transport, self._takes_interim)
+            takes_interim = self.scope["http_version"] == "1.1"
+            self._half_closed = HalfClosed(
+                self.transport, self._is_answering, takes_interim=takes_interim
+            )
         return True
 
-    def _takes_interim(self) -> bool:
-        is_begun = bool(self.pipeline) or self.cycle.response_started
-        return not is_begun and self.scope["http_version"] == "1.1"
+    def _is_answering(self) -> bool:
+        return bool(self.pipeline) or self.cycle.response_started
 
     def data_received(self, data: bytes) -> None:
         """Parse, then see whether it was too much, or the beginning of a header."""
