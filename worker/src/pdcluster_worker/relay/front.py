@@ -109,7 +109,9 @@ class Front(asyncio.Protocol):
             return False
         self.closes = True
         if self._half_closed is None:
-            self._half_closed = HalfClosed(self.transport, self._waits_for_answer)
+            self._half_closed = HalfClosed(
+                self.transport, lambda: not self._waits_for_answer(), takes_interim=True
+            )
         return True
 
     def _waits_for_answer(self) -> bool:
