@@ -197,7 +197,7 @@ class RawSocket:
 
 def offer(line: Connection) -> None:
     """Memory that NIXL reads."""
-    carrier = NixlCarrier("offers", FRAME_BYTES)
+    carrier = NixlCarrier("offers", FRAME_BYTES, Memory())
     outgoing, slot = carrier.outgoing(), carrier.sending.take()
     assert slot is not None
     line.send((outgoing.blob, outgoing.post(slot, FRAME_BYTES)))
@@ -210,7 +210,7 @@ class NixlAlone:
     def __init__(self) -> None:
         self._line, theirs = mp.Pipe()
         mp.Process(target=offer, args=(theirs,), daemon=True).start()
-        carrier = NixlCarrier("reads", FRAME_BYTES)
+        carrier = NixlCarrier("reads", FRAME_BYTES, Memory())
         blob, self._place = self._line.recv()
         self._incoming, self._slot = carrier.incoming(blob), carrier.receiving.take()
 

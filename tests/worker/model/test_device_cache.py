@@ -80,12 +80,41 @@ def test_block_is_a_copy_of_its_moment() -> None:
     assert bytes(held) == copy
 
 
+def test_slots_hold_heads_of_blocks_and_bytes_where_the_cache_is() -> None:
+    source, target = filled(), DeviceKVCache(GEOMETRY, 4, DEVICE)
+    size, heads = source.head_bytes, range(1, 3)
+    slots = source.slots(4 * size)
+    assert slots.read(0, 4 * size) == bytes(4 * size)
+
+    slots.load(size, 2, heads)
+    slots.write(3 * size, b"probe")
+
+    assert slots.read(size, size) == bytes(source.block(2, range(1, 2)))
+    assert slots.read(3 * size, 5) == b"probe"
+    slots.load(size, 2, heads)
+    other = target.slots(4 * size)
+    other.write(size, slots.read(size, 2 * size))
+    other.land(size, 3, heads)
+    assert torch.equal(target.tensor[3, 1:], source.tensor[2, 1:])
+    assert not target.tensor[3, 0].any()
+    assert not target.tensor[:3].any()
+
+
+def test_slots_say_where_they_are() -> None:
+    slots = filled().slots(64)
+    assert (slots.device is None) == (DEVICE.type == "cpu")
+    assert slots.device == slots.array.device.index
+    assert slots.address == slots.array.data_ptr()
+
+
 @pytest.mark.parametrize("block_id", [-1, 4])
 def test_block_outside_the_cache_is_an_error(block_id: int) -> None:
     with pytest.raises(IndexError, match="there are 4"):
         filled().block(block_id)
     with pytest.raises(IndexError, match="there are 4"):
         filled().landing(block_id)
+    with pytest.raises(IndexError, match="there are 4"):
+        filled().slots(1 << 10).load(0, block_id, range(3))
 
 
 def test_no_room_is_refused_with_the_bytes_and_the_fix() -> None:

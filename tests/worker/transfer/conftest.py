@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from pdcluster_worker.engine.ports import TransferEvent
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.model.device_cache import DeviceKVCache
 from pdcluster_worker.transfer import wire
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.transfer.tcp import TcpTransport
@@ -48,10 +51,21 @@ class ByteMemory:
     def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None: ...
 
 
+def device_cache() -> DeviceKVCache:
+    """As many blocks of as many bytes on a device, filled with random numbers: NIXL's slots are
+    there too.  The device is the CPU.
+    """
+    geometry = KVGeometry(1, head_dim=64, num_layers=2, block_size=4, dtype="float32")
+    cache = DeviceKVCache(geometry, NUM_BLOCKS, torch.device("cpu"))
+    cache.tensor.normal_()
+    assert cache.block_bytes == BLOCK_BYTES
+    return cache
+
+
 class Engine:
     """A transport, its memory and the events that it has given so far."""
 
-    def __init__(self, engine_id: str, memory: ByteMemory) -> None:
+    def __init__(self, engine_id: str, memory: ByteMemory | DeviceKVCache) -> None:
         self.engine_id = engine_id
         self.memory = memory
         self.awake = threading.Event()
@@ -141,7 +155,8 @@ def tcp_engine() -> Iterator[Callable[..., Engine]]:
     def make(
         engine_id: str, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS, **options: Any
     ) -> Engine:
-        engine = Engine(engine_id, ByteMemory(block_bytes, num_blocks))
+        memory = options.pop("memory", None) or ByteMemory(block_bytes, num_blocks)
+        engine = Engine(engine_id, memory)
         host, port = options.pop("host", "127.0.0.1"), options.pop("port", 0)
         engine.transport = TcpTransport(
             engine.memory, engine_id, (host, port), engine.awake.set, TcpSettings(**options)
@@ -168,24 +183,32 @@ def raw_peer() -> Iterator[Callable[..., RawPeer]]:
         peer.sock.close()
 
 
-@pytest.fixture(params=["tcp", "local", "nixl", "ucx"])
-def transport(request: pytest.FixtureRequest) -> str:
-    """Each transport that is there."""
-    return need_transport(request.param)
+@pytest.fixture(params=["tcp", "local", "nixl", "nixl on a device", "ucx"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Each transport, and that with blocks and slots on a device."""
+    return str(request.param)
+
+
+@pytest.fixture
+def transport(way: str) -> str:
+    """The one of `way`, if it is there."""
+    return need_transport(way.split()[0])
 
 
 MakePair = Callable[..., tuple[Engine, Engine]]
 
 
 @pytest.fixture
-def make_pair(transport: str, tcp_engine: Callable[..., Engine]) -> Iterator[MakePair]:
+def make_pair(way: str, transport: str, tcp_engine: Callable[..., Engine]) -> Iterator[MakePair]:
     """Makes (prefill, decode), a writer and a receiver over each transport; closes them."""
     fabric, made = LocalFabric(), list[Engine]()
 
     def make(*, verify: bool) -> tuple[Engine, Engine]:
         if transport != "local":
             options = {"verify": verify, "transport": transport}
-            return tcp_engine("prefill", **options), tcp_engine("decode", **options)
+            memory = device_cache if way.endswith("device") else ByteMemory
+            prefill = tcp_engine("prefill", memory=memory(), **options)
+            return prefill, tcp_engine("decode", memory=memory(), **options)
         pair = Engine("prefill", ByteMemory()), Engine("decode", ByteMemory())
         for engine in pair:
             engine.transport = LocalTransport(

@@ -6,16 +6,23 @@ The carrier here brings a payload when the test says so; the rest is real, over 
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
-import numpy as np
 import pytest
 
-from pdcluster_worker.engine.ports import BlocksSent, Fenced, Route, SendEnded
+from pdcluster_worker.engine.ports import BlocksSent, Fenced, KVMemory, Route, SendEnded
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.transfer import carriers, fetching, tcp_port, wire
-from pdcluster_worker.transfer.carrier import SENDING_SLOTS, CarrierError, Slot, SlotPool
+from pdcluster_worker.transfer.carrier import (
+    SENDING_SLOTS,
+    CarrierError,
+    HostSlots,
+    Slot,
+    SlotPool,
+    slots_of,
+)
 from pdcluster_worker.transfer.carriers import Carriers, open_carriers
-from tests.worker.transfer.conftest import Engine
+from tests.worker.transfer.conftest import ByteMemory, Engine
 
 
 class Shelf:
@@ -78,11 +85,11 @@ class ShelfSide:
 
 
 class ShelfCarrier:
-    def __init__(self, shelf: Shelf, kind: str = "nixl") -> None:
+    def __init__(self, shelf: Shelf, memory: KVMemory, kind: str = "nixl") -> None:
         self.kind = kind
         self.shelf = shelf
-        self.sending = SlotPool(make_slots, SENDING_SLOTS)
-        self.receiving = SlotPool(make_slots, 1)
+        self.sending = SlotPool(partial(make_slots, memory), SENDING_SLOTS)
+        self.receiving = SlotPool(partial(make_slots, memory), 1)
 
     def outgoing(self) -> ShelfSide:
         return ShelfSide(self.shelf)
@@ -95,8 +102,8 @@ class ShelfCarrier:
     def close(self) -> None: ...
 
 
-def make_slots(num_slots: int) -> list[Slot]:
-    return [Slot(np.zeros(2 << 20, np.uint8), 0) for _ in range(num_slots)]
+def make_slots(memory: KVMemory, num_slots: int) -> list[Slot]:
+    return slots_of(HostSlots(memory, num_slots * wire.FRAME_BYTES), wire.FRAME_BYTES, num_slots)
 
 
 @pytest.fixture
@@ -116,9 +123,9 @@ def pair_over(
     def make(prefill: str = "nixl", decode: str = "nixl") -> tuple[Engine, Engine]:
         kinds = iter([prefill, decode])
 
-        def opened(*_: object) -> Carriers:
+        def opened(_asked: str, _name: str, _bytes: int, memory: KVMemory) -> Carriers:
             kind = next(kinds)
-            return Carriers(kind, {kind: ShelfCarrier(shelf, kind)} if kind else {})
+            return Carriers(kind, {kind: ShelfCarrier(shelf, memory, kind)} if kind else {})
 
         monkeypatch.setattr(tcp_port, "open_carriers", opened)
         return tcp_engine("prefill", verify=True), tcp_engine("decode", verify=True)
@@ -211,11 +218,11 @@ def test_fence_waits_for_no_fetch_and_what_comes_later_lands_in_no_block(
 
 def test_a_fetch_of_a_closed_port_keeps_its_slot_until_it_has_ended(shelf: Shelf) -> None:
     shelf.flow.clear()
-    pool = SlotPool(make_slots, 1)
+    pool = SlotPool(partial(make_slots, ByteMemory()), 1)
     slot = pool.take()
     assert slot is not None
     assert pool.take() is None
-    fetch = ShelfFetch(shelf, make_slots(1)[0], 1, slot)
+    fetch = ShelfFetch(shelf, make_slots(ByteMemory(), 1)[0], 1, slot)
 
     pool.lose(slot, fetch)
     other = pool.take()
@@ -228,7 +235,7 @@ def test_a_fetch_of_a_closed_port_keeps_its_slot_until_it_has_ended(shelf: Shelf
 
 
 def test_a_slot_is_waited_for(shelf: Shelf) -> None:
-    pool = SlotPool(make_slots, 1)
+    pool = SlotPool(partial(make_slots, ByteMemory()), 1)
     slot = pool.take()
     assert slot is not None
     threading.Timer(0.01, pool.give_back, [slot]).start()
@@ -299,7 +306,7 @@ def test_a_named_transport_that_is_not_installed_is_a_wrong_setting(
     with pytest.raises(
         ConfigError, match=rf"engine.transport is {kind}.*pdcluster-worker\[{kind}\]"
     ):
-        open_carriers(kind, "name", 1 << 20)
+        open_carriers(kind, "name", 1 << 20, ByteMemory())
 
 
 @pytest.mark.parametrize(
@@ -322,18 +329,18 @@ def test_auto_is_the_best_that_is_there_on_a_machine_with_a_device_for_it(
         def make(*_: object) -> ShelfCarrier:
             if kind not in installed:
                 raise ModuleNotFoundError(kind)
-            return ShelfCarrier(shelf, kind)
+            return ShelfCarrier(shelf, ByteMemory(), kind)
 
         return make
 
     monkeypatch.setattr(carriers, "has_rdma", lambda: has_device)
     monkeypatch.setattr(carriers, "NixlCarrier", maker("nixl"))
     monkeypatch.setattr(carriers, "UcxCarrier", maker("ucx"))
-    assert open_carriers("auto", "name", 1 << 20).asked == asked
+    assert open_carriers("auto", "name", 1 << 20, ByteMemory()).asked == asked
 
 
 def test_a_peer_that_was_not_reached_is_tried_again_later() -> None:
-    known = Carriers("nixl", {"nixl": ShelfCarrier(Shelf())})
+    known = Carriers("nixl", {"nixl": ShelfCarrier(Shelf(), ByteMemory())})
     one, other = ("engine", "h:1"), ("engine-2", "h:1")  # started again there
     assert known.offers(one, now=0.0) == ("nixl",)
     known.failed(one, "no route", now=10.0)

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, Route, SendEnded
-from pdcluster_worker.transfer import placing, wire
-from pdcluster_worker.transfer.carrier import fill
+from pdcluster_worker.transfer.carrier import HostSlots
 
 
 def test_write_moves_blocks_and_both_checksums_agree(pair, epoch):
@@ -37,16 +36,17 @@ def test_blocks_go_by_the_transport_that_both_have(pair, epoch, transport):
     assert {event.route for event in prefill.events} == {Route(transport)}
 
 
-@pytest.mark.parametrize("transport", ["nixl", "ucx"], indirect=True)
+@pytest.mark.parametrize("way", ["nixl", "ucx"])
 def test_a_block_that_a_carrier_damages_is_not_what_the_writer_summed_up(pair, epoch, monkeypatch):
     """Damage on tcp: tests/system/test_verification, by a relay between two workers."""
 
-    def damaged(slot, parts):
-        num_bytes = fill(slot, parts)
-        slot.bytes[num_bytes - 1] ^= num_bytes > wire.PROBE_BYTES
-        return num_bytes
+    load = HostSlots.load
 
-    monkeypatch.setattr(placing, "fill", damaged)
+    def damaged(self, start, block_id, heads):
+        load(self, start, block_id, heads)
+        self.array[start] ^= 1
+
+    monkeypatch.setattr(HostSlots, "load", damaged)
     prefill, decode = pair
     decode.transport.open(epoch, [3])
     prefill.write(epoch, decode, [(0, 3)])

@@ -8,7 +8,7 @@ a peer; what happens later comes back through `Transport.poll`.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -219,6 +219,44 @@ class KVMemory(Protocol):
 
     def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
         """Make the bytes of a whole `landing` those of the block; steps after it read them."""
+        ...
+
+
+class SlotMemory(Protocol):
+    """A run of memory that a carrier may read and write, for frames of blocks; a copy is there when
+    its call returns.  Safe from any thread.
+
+    array: of its bytes, where they are.  address: of the first.  device: number of the GPU that has
+    them; None = host memory.
+    """
+
+    array: Any
+    address: int
+    device: int | None
+
+    def write(self, start: int, data: bytes) -> None:
+        """Copy bytes of the host to `start`."""
+        ...
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """A copy, in host memory."""
+        ...
+
+    def load(self, start: int, block_id: int, heads: range) -> None:
+        """Copy these heads of one block to `start`."""
+        ...
+
+    def land(self, start: int, block_id: int, heads: range) -> None:
+        """Copy as many bytes from `start` on into these heads of one block."""
+        ...
+
+
+@runtime_checkable
+class HasSlots(Protocol):
+    """A KVMemory that can have slots where its blocks are, on a device."""
+
+    def slots(self, num_bytes: int) -> SlotMemory:
+        """Raises RuntimeError where the device has no room."""
         ...
 
 

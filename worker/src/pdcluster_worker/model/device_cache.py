@@ -1,9 +1,10 @@
-"""The KV cache on a device: one tensor there, and host copies of a block for a transport.
+"""The KV cache on a device: one tensor there, and copies of a block for a transport.
 
 Layout and block size are those of `model.kv_cache`.  Each block that leaves or
-arrives is copied once more, through pinned memory, in a stream of its own, which waits
-for no step: the engine sends a block only after it has waited for the step that wrote
-it, and a block that arrives is in no step under way (`engine.ports`).
+arrives is copied once more, through pinned memory or within the device (`DeviceSlots`),
+in a stream of its own, which waits for no step: the engine sends a block only after it
+has waited for the step that wrote it, and a block that arrives is in no step under way
+(`engine.ports`).
 """
 
 import logging
@@ -195,28 +196,40 @@ class DeviceKVCache:
         Raises IndexError for a block that does not exist.
         """
         copy = self.landing(block_id, heads)
-        self._copy(torch.frombuffer(copy, dtype=torch.uint8), self._part(block_id, heads))
+        self.copy(torch.frombuffer(copy, dtype=torch.uint8), self.part(block_id, heads))
         return copy
 
     def landing(self, block_id: int, heads: range | None = None) -> memoryview:
         """Pinned memory, not yet written.  Raises IndexError for a block that does not exist."""
-        if not 0 <= block_id < self.num_blocks:
-            raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
-        num_bytes = len(heads or self.heads) * self.head_bytes
+        num_bytes = len(self.part(block_id, heads))
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
         return host.numpy().data
 
     def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
         """Copy to the device; it is there when this returns."""
-        self._copy(self._part(block_id, heads), torch.frombuffer(landing, dtype=torch.uint8))
+        self.copy(self.part(block_id, heads), torch.frombuffer(landing, dtype=torch.uint8))
 
-    def _part(self, block_id: int, heads: range | None) -> torch.Tensor:
-        """Bytes of these heads on the device, in one run."""
+    def slots(self, num_bytes: int) -> "DeviceSlots":
+        """See `engine.ports.HasSlots`."""
+        with torch.cuda.stream(self._stream):  # torch reuses memory for the stream that had it
+            memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.tensor.device)
+        if self._stream is not None:
+            self._stream.synchronize()  # no carrier knows of streams
+        return DeviceSlots(self, memory)
+
+    def part(self, block_id: int, heads: range | None = None) -> torch.Tensor:
+        """Bytes of these heads of one block on the device, in one run.
+
+        Raises IndexError for a block that does not exist.
+        """
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
         held = heads or self.heads
         first = self.heads.start
         return self._blocks[block_id, held.start - first : held.stop - first].view(-1)
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """To, from or on the device, after no step; all of it is there when this returns."""
         if self._stream is None:
             target.copy_(source)
             return
@@ -225,3 +238,34 @@ class DeviceKVCache:
             done = _cuda.Event()
             done.record()
         done.synchronize()  # of this copy, not of those that other threads have queued since
+
+
+class DeviceSlots:
+    """`engine.ports.SlotMemory` on the device of a cache."""
+
+    def __init__(self, cache: DeviceKVCache, memory: torch.Tensor) -> None:
+        self._cache = cache
+        self.array = memory
+        self.address = memory.data_ptr()
+        self.device: int | None = memory.device.index
+
+    def write(self, start: int, data: bytes) -> None:
+        """See ports.SlotMemory."""
+        source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._cache.copy(self.array[start : start + len(data)], source)
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """See ports.SlotMemory."""
+        target = torch.empty(num_bytes, dtype=torch.uint8)
+        self._cache.copy(target, self.array[start : start + num_bytes])
+        return target.numpy().tobytes()
+
+    def load(self, start: int, block_id: int, heads: range) -> None:
+        """See ports.SlotMemory."""
+        part = self._cache.part(block_id, heads)
+        self._cache.copy(self.array[start : start + len(part)], part)
+
+    def land(self, start: int, block_id: int, heads: range) -> None:
+        """See ports.SlotMemory."""
+        part = self._cache.part(block_id, heads)
+        self._cache.copy(part, self.array[start : start + len(part)])

@@ -1,13 +1,15 @@
 """A carrier brings the payloads of frames beside their connection, between slots of two ports.
 
-A slot is a run of memory for one frame, registered once.  The sender copies source blocks into
-a slot of its own and names the payload in the frame's header; the receiver has the carrier bring
-it into a slot of its own, and copies it into blocks as `transfer.inbox` allows.  No carrier is
-given a block, and a receiver's memory is written only by what the receiver itself has asked for:
-a write that comes late finds a slot that waits for it, or none (docs/design/one-sided-kv.md).
+A slot is a run of memory for one frame, registered once: of the host, or of the device that has the
+blocks.  The sender copies source blocks into a slot of its own and names the payload in the frame's
+header; the receiver has the carrier bring it into a slot of its own, and copies it into blocks as
+`transfer.inbox` allows.  No carrier is given a block, and a receiver's memory is written only by
+what the receiver itself has asked for: a write that comes late finds a slot that waits for it, or
+none (docs/design/one-sided-kv.md).
 Which carrier a connection has is agreed on in its hello (`transfer.wire`).
 """
 
+import mmap
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pdcluster_worker.engine.ports import KVMemory, SlotMemory
 from pdcluster_worker.errors import PeerError
 
 SENDING_SLOTS = 16
@@ -32,15 +35,25 @@ class CarrierError(PeerError):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Memory for one frame.
+    """Memory for one frame: the bytes of `memory` from `start` on.
 
-    bytes:   a view of it.  address: of its first byte.
     is_idle: False while a carrier may still read or write it.
     """
 
-    bytes: Any
-    address: int
+    memory: SlotMemory
+    start: int
+    num_bytes: int
     is_idle: Callable[[], bool] = field(default=lambda: True)
+
+    @property
+    def bytes(self) -> Any:
+        """A view of them, where they are."""
+        return self.memory.array[self.start : self.start + self.num_bytes]
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return self.memory.address + self.start
 
 
 class Fetch(Protocol):
@@ -166,20 +179,40 @@ class SlotPool:
             self._free.extend(idle)
 
 
-def fill(slot: Slot, parts: Sequence[memoryview]) -> int:
-    """Copy these into a slot, one after the other; returns how many bytes they have."""
-    start = 0
-    for part in parts:
-        # not slot[...] = part, which would keep the interpreter's lock
-        np.copyto(slot.bytes[start : start + len(part)], np.frombuffer(part, np.uint8))
-        start += len(part)
-    return start
+class HostSlots:
+    """`engine.ports.SlotMemory` of the host, for blocks wherever they are."""
+
+    device: int | None = None
+
+    def __init__(self, blocks: KVMemory, num_bytes: int) -> None:
+        self._blocks = blocks
+        self.array = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+        self.address: int = self.array.ctypes.data
+
+    def write(self, start: int, data: bytes | memoryview) -> None:
+        """See ports.SlotMemory."""
+        # not array[...] = data, which would keep the interpreter's lock
+        np.copyto(self.array[start : start + len(data)], np.frombuffer(data, np.uint8))
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """See ports.SlotMemory."""
+        return self.array[start : start + num_bytes].tobytes()
+
+    def load(self, start: int, block_id: int, heads: range) -> None:
+        """See ports.SlotMemory."""
+        self.write(start, self._blocks.block(block_id, heads))
+
+    def land(self, start: int, block_id: int, heads: range) -> None:
+        """See ports.SlotMemory."""
+        landing = self._blocks.landing(block_id, heads)
+        # as in `write`
+        np.copyto(np.frombuffer(landing, np.uint8), self.array[start : start + len(landing)])
+        self._blocks.land(block_id, landing, heads)
 
 
-def copy(slot: Slot, start: int, landing: memoryview) -> None:
-    """Copy bytes of a slot, from `start` on, into memory of a block."""
-    # as in `fill`
-    np.copyto(np.frombuffer(landing, np.uint8), slot.bytes[start : start + len(landing)])
+def slots_of(memory: SlotMemory, slot_bytes: int, num_slots: int) -> list[Slot]:
+    """Its first bytes as slots."""
+    return [Slot(memory, index * slot_bytes, slot_bytes) for index in range(num_slots)]
 
 
 def agreed(theirs: Sequence[str], ours: Sequence[str]) -> str:

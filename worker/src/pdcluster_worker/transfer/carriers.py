@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.transfer.carrier import Carrier, CarrierError
 from pdcluster_worker.transfer.nixl_carrier import NixlCarrier
@@ -70,15 +71,16 @@ class Carriers:
             carrier.close()
 
 
-def open_carriers(asked: TransportName, name: str, slot_bytes: int) -> Carriers:
+def open_carriers(asked: TransportName, name: str, slot_bytes: int, memory: KVMemory) -> Carriers:
     """Open what the setting asks for.
 
     name: unique for each port at each start.  slot_bytes: of the largest frame.
+    memory: whose blocks go.
     Raises ConfigError where a named one cannot be had.
     """
     makers: dict[str, Callable[[], Carrier]] = {
-        "nixl": lambda: NixlCarrier(name, slot_bytes),
-        "ucx": lambda: UcxCarrier(slot_bytes),
+        "nixl": lambda: NixlCarrier(name, slot_bytes, memory),
+        "ucx": lambda: UcxCarrier(slot_bytes, memory),
     }
     if asked == "tcp":
         return Carriers()

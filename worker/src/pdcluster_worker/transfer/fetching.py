@@ -52,7 +52,7 @@ class Fetching:
         except (CarrierError, TimeoutError) as e:
             self.close()
             return f"{self._carrier.kind} does not reach the sender: {e}"
-        came = bytes(slot.bytes[: len(probe.data)])
+        came = slot.memory.read(slot.start, len(probe.data))
         self.give_back(slot)
         if came == probe.data:
             return None
@@ -69,7 +69,7 @@ class Fetching:
         slot = self._carrier.receiving.take(SLOT_SECONDS)
         if slot is None:
             raise CarrierError("no slot is free")
-        if num_bytes > len(slot.bytes):
+        if num_bytes > slot.num_bytes:
             self.give_back(slot)
             raise wire.WireError(f"a payload of {num_bytes} bytes fits no slot")
         fetch: Fetch | None = None

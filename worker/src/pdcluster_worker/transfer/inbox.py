@@ -145,15 +145,17 @@ class Inbox:
             if receiving.is_fenced:
                 self._finish(receiving)
 
-    def complete(self, arriving: IncomingSlice, block_id: int, landing: memoryview) -> bool:
+    def complete(self, arriving: IncomingSlice, block_id: int, land: Callable[[], None]) -> bool:
         """Land the slice of this block, whose bytes have all arrived; False once the epoch is
         fenced (it then counts as missing).
+
+        land: copies them into the block.
         """
         if not self.enter(arriving):
             return False
         heads = arriving.heads
         try:
-            self._memory.land(block_id, landing, heads)
+            land()
         finally:
             self.leave(arriving)
         crcs: tuple[int, ...] = ()

@@ -155,14 +155,14 @@ class LocalPort:
         arriving = self._inbox.claim(epoch, heads, frame.targets)
         if isinstance(arriving, str):
             return arriving
-        if not self._inbox.enter(arriving):
-            return DEAD_EPOCH
-        landing = self._memory.landing(frame.targets[0], heads)
-        try:
+        target = frame.targets[0]
+
+        def land() -> None:
+            landing = self._memory.landing(target, heads)
             landing[:] = data
-        finally:
-            self._inbox.leave(arriving)
-        return None if self._inbox.complete(arriving, frame.targets[0], landing) else DEAD_EPOCH
+            self._memory.land(target, landing, heads)
+
+        return None if self._inbox.complete(arriving, target, land) else DEAD_EPOCH
 
     def forget(self, part: KVSlice) -> None:
         """See kv_slice.SlicePort."""

@@ -1,12 +1,15 @@
 """Carrier over NIXL and its UCX back end: the receiver reads the sender's slots.
 
 One-sided, and only ever a read: a port gives away the keys of its sending slots alone, so no peer
-can write here.  NIXL's own Python class makes its progress thread spin; ours waits in the kernel
-for UCX's events and looks by itself every PROGRESS_MICROSECONDS, since UCX may miss one.
+can write here.  Slots are on the GPU that has the blocks, if NIXL registers memory of it (this has
+never run on one), else in host memory.
+
+NIXL's own Python class makes its progress thread spin; ours waits in the kernel for UCX's events
+and looks by itself every PROGRESS_MICROSECONDS, since UCX may miss one.
 """
 
 import importlib
-import mmap
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,23 +17,39 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from pdcluster_worker.engine.ports import HasSlots, KVMemory, SlotMemory
 from pdcluster_worker.transfer.carrier import (
     RECEIVING_SLOTS,
     SENDING_SLOTS,
     CarrierError,
+    HostSlots,
     Slot,
     SlotPool,
+    slots_of,
 )
+
+logger = logging.getLogger(__name__)
 
 PROGRESS_MICROSECONDS = 50_000
 _BUILDS = ("nixl_cu13._api", "nixl_cu12._api")
 """NIXL is built once for each CUDA; both move host memory without one."""
 
-_Blob = tuple[str, bytes]
+
+class _Side(msgspec.Struct, array_like=True, frozen=True):
+    """A carrier, as it says to its peer.  name, known: of its agent.
+
+    device: number of the GPU that has its sending slots; left away where none has, since older
+    readers know two fields.
+    """
+
+    name: str
+    known: bytes
+    device: int | None = None
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode: msgspec.msgpack.Decoder[_Blob] = msgspec.msgpack.Decoder(_Blob)
+_decode = msgspec.msgpack.Decoder(_Side).decode
 
 
 def bindings() -> Any:
@@ -52,9 +71,9 @@ class NixlCarrier:
 
     kind = "nixl"
 
-    def __init__(self, name: str, slot_bytes: int) -> None:
-        self._name = name
+    def __init__(self, name: str, slot_bytes: int, memory: KVMemory) -> None:
         self._slot_bytes = slot_bytes
+        self._memory = memory
         self._nixl = nixl = bindings()
         config = nixl.nixlAgentConfig()
         config.useProgThread, config.pthrDelay = True, PROGRESS_MICROSECONDS
@@ -63,12 +82,13 @@ class NixlCarrier:
             self._agent = nixl.nixlAgent(name, config)
             self._backend = self._agent.createBackend("UCX", {})
             self._exported: Any = None
+            self._device: int | None = None
             self.sending = SlotPool(self._make_sending, SENDING_SLOTS)
             self.receiving = SlotPool(self._make_slots, RECEIVING_SLOTS)
             known = self._agent.getLocalPartialMD(self._exported, True, [self._backend])
         except Exception as e:
             raise CarrierError(f"NIXL does not start: {e}") from e
-        self._blob = _encode((name, known))
+        self._blob = _encode((name, known, *([] if self._device is None else [self._device])))
         self._lock = threading.Lock()
         self._users: Counter[str] = Counter()
 
@@ -79,24 +99,29 @@ class NixlCarrier:
     def incoming(self, blob: bytes) -> "_Incoming":
         """See carrier.Carrier."""
         try:
-            name, known = _decode.decode(blob)
+            side = _decode(blob)
         except msgspec.MsgspecError as e:
             raise CarrierError(f"not what a NIXL carrier says of itself: {e}") from e
         with self._lock:
-            if not self._users[name]:
-                self._load(name, known)
-            self._users[name] += 1
-        return _Incoming(self, name)
+            if not self._users[side.name]:
+                self._load(side.name, side.known)
+            self._users[side.name] += 1
+        return _Incoming(self, side.name, side.device)
 
-    def read(self, name: str, place: int, num_bytes: int, slot: Slot) -> "_Read":
-        """Begin to read from an agent that was loaded.  Raises CarrierError."""
-        nixl, agent = self._nixl, self._agent
-        here = nixl.nixlXferDList(nixl.DRAM_SEG, [(slot.address, num_bytes, 0)])
-        there = nixl.nixlXferDList(nixl.DRAM_SEG, [(place, num_bytes, 0)])
+    def read(
+        self, source: tuple[str, int | None], place: int, num_bytes: int, slot: Slot
+    ) -> "_Read":
+        """Begin to read from an agent that was loaded.  Raises CarrierError.
+
+        source: its name, and the device of its slots.
+        """
+        (name, device), operation = source, self._nixl.NIXL_READ
         with self._lock:
             self._users[name] += 1  # it stays loaded until the read has ended
         try:
-            request = agent.createXferReq(nixl.NIXL_READ, here, there, name, "", [self._backend])
+            here = self._end(slot.memory.device, slot.address, num_bytes)
+            there = self._end(device, place, num_bytes)
+            request = self._agent.createXferReq(operation, here, there, name, "", [self._backend])
         except Exception as e:
             self.leave(name)
             raise CarrierError(f"NIXL cannot read: {e}") from e
@@ -140,22 +165,44 @@ class NixlCarrier:
 
     def _make_sending(self, num_slots: int) -> list[Slot]:
         slots = self._make_slots(num_slots)
-        num_bytes = num_slots * self._slot_bytes
-        self._exported = self._registered(slots[0].address, num_bytes)
+        memory, num_bytes = slots[0].memory, num_slots * self._slot_bytes
+        self._exported, self._device = self._described(memory, num_bytes), memory.device
         return slots
 
     def _make_slots(self, num_slots: int) -> list[Slot]:
-        size = self._slot_bytes
-        memory = np.frombuffer(mmap.mmap(-1, num_slots * size), np.uint8)
-        address = memory.ctypes.data
-        self._agent.registerMem(self._registered(address, len(memory)), [self._backend])
-        return [
-            Slot(memory[start : start + size], address + start)
-            for start in range(0, len(memory), size)
-        ]
+        num_bytes = num_slots * self._slot_bytes
+        memory = self._on_device(num_bytes)
+        if memory is None:
+            memory = self._registered(HostSlots(self._memory, num_bytes), num_bytes)
+        return slots_of(memory, self._slot_bytes, num_slots)
 
-    def _registered(self, address: int, num_bytes: int) -> Any:
-        return self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(address, num_bytes, 0, "")])
+    def _on_device(self, num_bytes: int) -> SlotMemory | None:
+        """Memory where the blocks are; None where they are on no device, or it cannot be had."""
+        if not isinstance(self._memory, HasSlots):
+            return None
+        try:
+            return self._registered(self._memory.slots(num_bytes), num_bytes)
+        except Exception as e:
+            logger.warning("KV goes through host memory: NIXL has no slots on the device: %s", e)
+            return None
+
+    def _registered(self, memory: SlotMemory, num_bytes: int) -> SlotMemory:
+        self._agent.registerMem(self._described(memory, num_bytes), [self._backend])
+        return memory
+
+    def _described(self, memory: SlotMemory, num_bytes: int) -> Any:
+        kind, number = self._where(memory.device)
+        return self._nixl.nixlRegDList(kind, [(memory.address, num_bytes, number, "")])
+
+    def _end(self, device: int | None, address: int, num_bytes: int) -> Any:
+        """One end of a read."""
+        kind, number = self._where(device)
+        return self._nixl.nixlXferDList(kind, [(address, num_bytes, number)])
+
+    def _where(self, device: int | None) -> tuple[Any, int]:
+        """NIXL's kind of memory, and the number of the device."""
+        nixl = self._nixl
+        return (nixl.DRAM_SEG, 0) if device is None else (nixl.VRAM_SEG, device)
 
 
 class _Outgoing:
@@ -177,15 +224,15 @@ class _Outgoing:
 class _Incoming:
     blob = b""
 
-    def __init__(self, carrier: NixlCarrier, name: str) -> None:
+    def __init__(self, carrier: NixlCarrier, name: str, device: int | None) -> None:
         self._carrier = carrier
-        self._name = name
+        self._source = name, device
 
     def fetch(self, place: int, num_bytes: int, slot: Slot) -> "_Read":
-        return self._carrier.read(self._name, place, num_bytes, slot)
+        return self._carrier.read(self._source, place, num_bytes, slot)
 
     def close(self) -> None:
-        self._carrier.leave(self._name)
+        self._carrier.leave(self._source[0])
 
 
 class _Read:

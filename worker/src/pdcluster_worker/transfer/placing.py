@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from pdcluster_worker.engine.ports import Route
 from pdcluster_worker.transfer import wire
-from pdcluster_worker.transfer.carrier import Carrier, CarrierError, Slot, fill
+from pdcluster_worker.transfer.carrier import Carrier, CarrierError, Slot
 from pdcluster_worker.transfer.carriers import Carriers
 from pdcluster_worker.transfer.inbox import DEAD_EPOCH
 from pdcluster_worker.transfer.outbox import PeerAddress
@@ -81,12 +81,20 @@ class Placing:
         else:
             self._carriers.reached(self._peer)
 
-    def place(self, parts: Sequence[memoryview]) -> int | None:
-        """Copy a frame's payload into a slot; returns what names it to the receiver.
+    def place(self, block_ids: Sequence[int], heads: range, block_bytes: int) -> int | None:
+        """Copy these heads of a frame's blocks, of so many bytes each, into a slot; returns what
+        names it to the receiver.
 
         None where the frame carries its payload.  Raises CarrierError.
         """
-        return None if self._attached is None else self._attached.place(parts)
+        if self._attached is None:
+            return None
+
+        def load(slot: Slot) -> None:
+            for index, block_id in enumerate(block_ids):
+                slot.memory.load(slot.start + index * block_bytes, block_id, heads)
+
+        return self._attached.place(load, len(block_ids) * block_bytes)
 
     def answered(self) -> None:
         """The oldest frame since `attach` is acknowledged."""
@@ -146,15 +154,18 @@ class _Attached:
             raise CarrierError(answer.refusal)
         self._outgoing.connect(answer.blob)
         data = secrets.token_bytes(wire.PROBE_BYTES)
-        place = self.place([memoryview(data)])
+        place = self.place(lambda slot: slot.memory.write(slot.start, data), len(data))
         if place is None:
             raise CarrierError("no slot is free")
         return wire.encode_probe(wire.Probe(place, data))
 
-    def place(self, parts: Sequence[memoryview]) -> int | None:
+    def place(self, load: Callable[[Slot], None], num_bytes: int) -> int | None:
         slot = self._carrier.sending.take()
         self._placed.append(slot)
-        return None if slot is None else self._outgoing.post(slot, fill(slot, parts))
+        if slot is None:
+            return None
+        load(slot)
+        return self._outgoing.post(slot, num_bytes)
 
     def answered(self) -> None:
         slot = self._placed.popleft()

@@ -16,12 +16,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.messages.requests import EPOCH_BYTES
 from pdcluster_worker.transfer import sockets, wire
-from pdcluster_worker.transfer.carrier import Carrier, agreed, copy
+from pdcluster_worker.transfer.carrier import Carrier, agreed
 from pdcluster_worker.transfer.fetching import Fetching
 from pdcluster_worker.transfer.inbox import DEAD_EPOCH, Inbox, IncomingSlice
 from pdcluster_worker.transfer.seats import PortLimits
@@ -144,7 +145,8 @@ class Inbound:
         for block_id in header.block_ids:
             landing = self._memory.landing(block_id, header.heads)
             remaining -= self._fill(arriving, landing)
-            if not self._inbox.complete(arriving, block_id, landing):
+            land = partial(self._memory.land, block_id, landing, header.heads)
+            if not self._inbox.complete(arriving, block_id, land):
                 self._drain(remaining)
                 return DEAD_EPOCH
         return None
@@ -156,16 +158,10 @@ class Inbound:
         fetching = self._agreed_fetching
         slot = fetching.fetch(place, header.payload_bytes)
         try:
-            start, size = 0, header.payload_bytes // len(header.block_ids)
+            start, size = slot.start, header.payload_bytes // len(header.block_ids)
             for block_id in header.block_ids:
-                landing = self._memory.landing(block_id, header.heads)
-                if not self._inbox.enter(arriving):
-                    return DEAD_EPOCH
-                try:
-                    copy(slot, start, landing)
-                finally:
-                    self._inbox.leave(arriving)
-                if not self._inbox.complete(arriving, block_id, landing):
+                land = partial(slot.memory.land, start, block_id, header.heads)
+                if not self._inbox.complete(arriving, block_id, land):
                     return DEAD_EPOCH
                 start += size
         finally:

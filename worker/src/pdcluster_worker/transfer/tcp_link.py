@@ -217,11 +217,13 @@ class Link:
             return False
         self._frame = frame
         epoch, heads = frame.send.part
-        blocks = [self._memory.block(source, heads) for source in frame.sources]
-        num_bytes = len(blocks) * len(heads) * self._memory.head_bytes
-        place = self._placing.place(blocks)
+        block_bytes = len(heads) * self._memory.head_bytes
+        num_bytes = len(frame.sources) * block_bytes
+        place = self._placing.place(frame.sources, heads, block_bytes)
         header = wire.encode_header(wire.Header(epoch, heads, frame.targets, num_bytes, place))
-        self._views = [memoryview(header), *(blocks if place is None else ())]
+        self._views = [memoryview(header)]
+        if place is None:
+            self._views += [self._memory.block(source, heads) for source in frame.sources]
         self._route = self._placing.route(place)
         self._progress_at = self._clock()
         self._settings.bucket.spend(num_bytes, self._progress_at)

@@ -72,6 +72,7 @@ class TcpPort:
             settings.transport,
             f"{engine_id}-{self.heads.start}",
             wire.frame_bytes(self.block_bytes),
+            memory,
         )
         self._inbox = Inbox(memory, settings.verify, self._events.put)
         self._outbox = Outbox(settings.verify, self._events.put, settings.clock)

@@ -6,20 +6,21 @@ waits in the kernel for its events.
 """
 
 import importlib
-import mmap
 import os
 import secrets
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer.carrier import (
     RECEIVING_SLOTS,
     SENDING_SLOTS,
     CarrierError,
+    HostSlots,
     Slot,
     SlotPool,
+    slots_of,
 )
 
 PROGRESS_MILLISECONDS = 1000
@@ -34,16 +35,17 @@ _decode: msgspec.msgpack.Decoder[_Blob] = msgspec.msgpack.Decoder(_Blob)
 
 
 class UcxCarrier:
-    """`carrier.Carrier`.
+    """`carrier.Carrier`, with slots of the host.
 
     Raises CarrierError where UCX does not start, ImportError without ucxx.
     """
 
     kind = "ucx"
 
-    def __init__(self, slot_bytes: int) -> None:
+    def __init__(self, slot_bytes: int, memory: KVMemory) -> None:
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
         self._slot_bytes = slot_bytes
+        self._memory = memory
         self.api: Any = importlib.import_module("ucxx._lib.libucxx")
         self.array: Any = importlib.import_module("ucxx._lib.arr").Array
         features = self.api.Feature.TAG, self.api.Feature.WAKEUP
@@ -82,13 +84,8 @@ class UcxCarrier:
         self.worker.stop_progress_thread()
 
     def _make_slots(self, num_slots: int) -> list[Slot]:
-        size = self._slot_bytes
-        memory = np.frombuffer(mmap.mmap(-1, num_slots * size), np.uint8)
-        address = memory.ctypes.data
-        return [
-            Slot(memory[start : start + size], address + start)
-            for start in range(0, len(memory), size)
-        ]
+        memory = HostSlots(self._memory, num_slots * self._slot_bytes)
+        return slots_of(memory, self._slot_bytes, num_slots)
 
 
 def decoded(blob: bytes) -> _Blob:
