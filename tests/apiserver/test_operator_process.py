@@ -176,6 +176,7 @@ def test_a_pool_that_came_back_with_another_gpu_and_a_deleted_child_are_seen_aft
         assert scene.children("ControllerRevision")[name]["data"]["pool"] == {
             "gpu": "H100",
             "accelerator": {},
+            "gpusPerReplica": 1,
         }
         now = scene.pods()
         assert now[f"{name}-0"] != pods[f"{name}-0"]
