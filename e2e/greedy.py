@@ -6,7 +6,6 @@ So an answer that passes is the greedy one, token for token.  A token that is no
 the best is excused where the reference has it within NEAR_TIE of the best, and counted.
 """
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,8 @@ class Greedy:
         )
 
     def _check(self, text: str, tokens: list[int]) -> int:
-        before = asyncio.run(
-            self._tokenizer.encode_chat(TemplateInput([{"role": "user", "content": text}]))
+        before = self._tokenizer.encode_chat(
+            TemplateInput([{"role": "user", "content": text}])
         ).token_ids
         with torch.no_grad():
             logits = self._model(torch.tensor([[*before, *tokens[:-1]]])).logits[
