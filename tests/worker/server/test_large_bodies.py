@@ -1,7 +1,8 @@
 """No body within the limits holds the event loop for long: streams, probes and scrapes go on.
 
-A hold is counted in processor time of this process between two turns of the loop, which is the same
-on a busy machine; of three tries the shortest counts, since a hold by a body is in each.
+A hold is counted in processor time of this process between two turns of the loop; of some tries the
+shortest counts, since a hold by a body is in each.  A busy machine that lets the loop wait while the
+process's other threads compute adds theirs.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from pdcluster_worker.server.http.json_body import MAX_CONTAINERS
 from tests.worker.server.conftest import Rig
 
 MAX_HOLD_SECONDS = 0.05
+TRIES = 12
 MAX_BODY_BYTES = AdmissionPolicy().max_body_bytes
 ROOM = MAX_BODY_BYTES - 1000
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
@@ -147,7 +149,7 @@ async def test_no_body_holds_the_loop(rig: Rig, name: str) -> None:
     rig.policy = PolicyConfig()
     rig.backend.max_model_len = 32_768
     holds = []
-    while not holds or (min(holds) > MAX_HOLD_SECONDS and len(holds) < 3):
+    while not holds or (min(holds) > MAX_HOLD_SECONDS and len(holds) < TRIES):
         status, hold = await _longest_hold(rig, path, body.encode())
         assert status in (200, 400, 413)
         holds.append(hold)
