@@ -1,8 +1,8 @@
 """No body within the limits holds the event loop for long: streams, probes and scrapes go on.
 
-A hold is counted in processor time of this process between two turns of the loop; of some tries the
-shortest counts, since a hold by a body is in each.  A busy machine that lets the loop wait while the
-process's other threads compute adds theirs.
+A hold is counted in processor time of this process between two turns of the loop; of some tries
+the shortest counts, since a hold by a body is in each.  A busy machine that lets the loop wait
+while the process's other threads compute adds theirs.
 """
 
 import asyncio
