@@ -71,7 +71,8 @@ else:
         rows = settings(cut=cut)
         logits = random_logits(len(rows), BLOCK + 300, 2.0).round()
         choose(logits, rows)
-        choose(torch.zeros_like(logits), rows)
+        few = np.arange(0, len(rows), 5)  # a row of equals takes the most passes
+        choose(torch.zeros_like(logits)[few], rows.take(few))
 
     CUTS = tuple(itertools.product((0, 7, 300), (1.0, 0.9, 1e-9), (0.0, 0.03), (0.3, 1.0)))
 
