@@ -1,7 +1,6 @@
 """The layers of a model over the `cuda` operations, with random weights, and plans for them."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from setting import DEVICE, REHEARSES
@@ -190,6 +189,3 @@ def prefill_operations(model: Model, prompt: int) -> int:
 def decode_bytes(model: Model, batch: int, context: int) -> int:
     """Bytes that a decode step must read."""
     return 2 * (model.weights + batch * context * model.kv_numbers)
-
-
-Figures = dict[str, Any]

@@ -3,7 +3,7 @@
 A read asks each endpoint in turn, so one that is down costs its time limit and
 no more.  Users write endpoints and read the error: it says which do not answer, and never how a
 port that is no etcd behaved, nor where its name leads; only an etcd's own words are in it.
-Records are leased: one that is gone belongs to a worker that is gone.
+Records are leased: when a worker ends, its record expires.
 """
 
 import json
