@@ -157,7 +157,9 @@ def test_a_definition_over_a_known_type_concerns_the_pools_that_name_it(gpu: str
 
 def test_numbers_of_a_type_may_change_and_end_no_worker():
     number = "spec.accelerators.MI300.memoryBytes"
-    old, new = changed(at(number, 2), before=at("spec.accelerators.MI300", {"memoryBytes": 1}))
+    old, new = changed(
+        at(number, 2 * 10**9), before=at("spec.accelerators.MI300", {"memoryBytes": 10**9})
+    )
     found = of_files(old, new)
 
     assert [(each.path, each.effect) for each in found.changes] == [(number, Effect.POLICY)]
