@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from agreement_figures import Agreement, Tokens, agreement, agreement_table, until_end
-from setting import log_entry, setting_lines
+from setting import LOG_HELP, keep_report, setting_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_server import Served, check_installed, running_vllm
 
@@ -36,7 +36,6 @@ sys.path.insert(0, str(ROOT))
 from tests.chat_model import FOLDER  # noqa: E402 - the harness of the tests is this bench's too
 from tests.worker.equality.engines import CONTINUOUS, Cluster  # noqa: E402 - found by the path above, too
 
-LOG = ROOT / "docs" / "bench" / "LOG.md"
 GROUP = 18
 PREEMPTED_BLOCKS = 64
 """Room for two or three of the long prompts, of which each group has six."""
@@ -269,9 +268,7 @@ def main() -> int:
     parser.add_argument(
         "--vllm", action="store_true", help="vLLM beside ours; `make bench-peers` installs it"
     )
-    parser.add_argument(
-        "--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}"
-    )
+    parser.add_argument("--log", action="store_true", help=LOG_HELP)
     options = parser.parse_args()
     if not (FOLDER / "config.json").is_file():
         print(f"bench: no model in {FOLDER}: run `make model`", file=sys.stderr)
@@ -299,8 +296,7 @@ def main() -> int:
     report = "\n\n".join(["\n".join(setting), DEFINITIONS, *sections])
     print(report)
     if options.log:
-        with LOG.open("a") as log:
-            log.write(log_entry(report))
+        keep_report(report)
     return 0
 
 

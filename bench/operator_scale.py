@@ -5,7 +5,7 @@ calls, writes at rest, memory.
     bench/operator_scale.py --objects 1000       another number of PDClusters (default 100)
                             --rest-seconds 10    another time at rest (default 600)
                             --concurrency 1      PDClusters reconciled at once (default: its own)
-                            --log                append the report to docs/bench/LOG.md
+                            --log                append the report to bench/results
 
 Three phases: everything is applied at once, nothing is done, the operator is
 restarted.  etcd and kube-apiserver run on loopback without controllers, so
@@ -34,6 +34,7 @@ from typing import Any
 import psutil
 import yaml
 from operator_figures import Phase, Samples, passes_table, read_passes
+from setting import LOG_HELP, keep_entry
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -42,7 +43,6 @@ from tests.apiserver.control_plane import ControlPlane  # noqa: E402 - the harne
 from tests.ports import free_port  # noqa: E402 - found by the path above, too
 
 NAMESPACE = "bench"
-LOG = ROOT / "docs" / "bench" / "LOG.md"
 CONVERGE_SECONDS = 1800.0
 CHILDREN = {
     f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 3,
@@ -373,13 +373,12 @@ def main() -> None:
         default=0,
         help="PDClusters that the operator works on at once (its default)",
     )
-    parser.add_argument("--log", action="store_true", help="append the report to docs/bench/LOG.md")
+    parser.add_argument("--log", action="store_true", help=LOG_HELP)
     arguments = parser.parse_args()
     report = run(arguments.objects, arguments.rest_seconds, arguments.concurrency)
     sys.stdout.write(report)
     if arguments.log:
-        with LOG.open("a") as log:
-            log.write("\n" + report)
+        keep_entry("\n" + report)
 
 
 if __name__ == "__main__":

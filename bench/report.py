@@ -1,4 +1,4 @@
-"""Turns measurements into the text that `make bench-peers` prints and docs/bench/LOG.md keeps.
+"""Turns measurements into the text that `make bench-peers` prints and bench/results keeps.
 
 Every figure is the median over the rounds with [least - greatest]; a ratio is
 taken inside each round first.  It states formulas, conditions and the health of

@@ -25,8 +25,8 @@ from cluster import Cluster, Setup, running_cluster
 from footprint import others_cpu_seconds
 from layout import table
 from roofline_figures import BYTES, Machine, Reached, Shape, Step, reached
-from run import FILES, LOG, engine_fields
-from setting import log_entry, setting_lines
+from run import FILES, engine_fields
+from setting import LOG_HELP, keep_report, setting_lines
 
 from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_api.schema.load import load
@@ -266,7 +266,7 @@ def main() -> int:
         metavar="FIELD=VALUE",
         help="of spec.engine, in place of our file's values",
     )
-    parser.add_argument("--log", action="store_true", help="append the report to docs/bench/LOG.md")
+    parser.add_argument("--log", action="store_true", help=LOG_HELP)
     options = parser.parse_args()
     model = cached_model(load(FILES["mixed"]).spec.model)
     load_average = os.getloadavg()[0]
@@ -277,8 +277,7 @@ def main() -> int:
         return 2
     print(text)
     if options.log:
-        with LOG.open("a") as log:
-            log.write(log_entry(text))
+        keep_report(text)
     return 0
 
 

@@ -38,12 +38,11 @@ from router_systems import (
     our_router,
     peer_router,
 )
-from setting import log_entry, setting_lines
+from setting import LOG_HELP, keep_report, setting_lines
 from stats import ratios
 
 from pdctl.bench.answers import percentile
 
-ROOT = Path(__file__).parents[1]
 DIRECT = "direct"
 OURS_BOTH = (OURS, RELAYING)
 PROMPT = "Write about the sea, the wind and one small boat that is late for dinner. " * 4
@@ -308,7 +307,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct"
     )
-    parser.add_argument("--log", action="store_true", help="append the report to docs/bench/LOG.md")
+    parser.add_argument("--log", action="store_true", help=LOG_HELP)
     return parser
 
 
@@ -319,5 +318,4 @@ if __name__ == "__main__":
     text = "\n".join([*setting, uvloop.run(main(arguments))])
     print(text)
     if arguments.log:
-        with (ROOT / "docs" / "bench" / "LOG.md").open("a") as log:
-            log.write(log_entry(text))
+        keep_report(text)

@@ -36,7 +36,7 @@ from footprint import others_cpu_seconds
 from hugging_face import running_generate
 from report import render
 from results import STOPPED, Measurement, Results
-from setting import log_entry
+from setting import LOG_HELP, keep_report
 from stats import summarize
 from system import Start, System
 from vllm_client import run_client
@@ -52,7 +52,6 @@ from pdctl.local.machine import available_cores
 from pdctl.local.model import cached_model
 
 ROOT = Path(__file__).parents[1]
-LOG = ROOT / "docs" / "bench" / "LOG.md"
 FILES = {"mixed": ROOT / "examples" / "mixed.yaml", "1p1d": ROOT / "examples" / "chat.yaml"}
 SYSTEMS = (*FILES, "vllm", "hf")
 VARIANT = "variant"
@@ -159,8 +158,7 @@ def main() -> int:
     if results.was_stopped:
         return 130
     if options.log:
-        with LOG.open("a") as log:
-            log.write(log_entry(report))
+        keep_report(report)
     return 1 if results.has_failures else 0
 
 
@@ -208,9 +206,7 @@ def _options() -> argparse.Namespace:
         default=secrets.token_hex(4),
         help="of prompts and arrivals, to repeat a run (default: a new one)",
     )
-    parser.add_argument(
-        "--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}"
-    )
+    parser.add_argument("--log", action="store_true", help=LOG_HELP)
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds: must be at least 1")

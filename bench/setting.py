@@ -13,10 +13,29 @@ import psutil
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("torch", "transformers", "aiohttp")
+RESULTS = _ROOT / "bench" / "results"
+LOG_HELP = "append the report to this month's file in bench/results"
+
+
+def keep_report(report: str) -> None:
+    """Append a report to this month's results, as an entry; its author adds the conclusions."""
+    keep_entry(log_entry(report))
+
+
+def keep_entry(entry: str, folder: Path = RESULTS) -> None:
+    """Append an entry, which opens with an empty line and its heading, to this month's results."""
+    month = f"{datetime.now(UTC):%Y-%m}"
+    file = folder / f"{month}.md"
+    if not file.exists():
+        file.write_text(
+            f"# Benchmark results, {month}\n\nHow to read them: [README.md](README.md).\n"
+        )
+    with file.open("a") as results:
+        results.write(entry)
 
 
 def log_entry(report: str) -> str:
-    """An entry for docs/bench/LOG.md; its author adds the conclusions."""
+    """An entry of bench/results, with room for its author's conclusions."""
     return (
         f"\n## {datetime.now(UTC):%Y-%m-%d}, commit {_commit()}\n\n**What it says:**\n\n{report}\n"
     )

@@ -25,7 +25,7 @@ import psutil
 import uvloop
 import yaml
 from layout import cell, table
-from setting import log_entry, setting_lines
+from setting import LOG_HELP, keep_report, setting_lines
 from stats import ratios, summarize
 from vllm_server import FOLDER, check_installed, version
 from workload import Workload
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", default="bfloat16", help="of the model (default: bfloat16)")
     parser.add_argument("--proxy", type=Path, help="vLLM's proxy, which then is the other way")
-    parser.add_argument("--log", action="store_true", help="append to docs/bench/LOG.md")
+    parser.add_argument("--log", action="store_true", help=LOG_HELP)
     options = parser.parse_args()
     load_average = os.getloadavg()[0]
     check_installed()
@@ -77,8 +77,7 @@ def main() -> None:
     report = "\n".join(lines)
     print(report)
     if options.log:
-        with (ROOT / "docs" / "bench" / "LOG.md").open("a") as log:
-            log.write(log_entry(report))
+        keep_report(report)
 
 
 async def measure(options: argparse.Namespace) -> tuple[list[Measured], list[str]]:

@@ -25,8 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from layout import table
-from run import LOG
-from setting import log_entry, setting_lines
+from setting import LOG_HELP, keep_report, setting_lines
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded
 from pdcluster_worker.transfer.carrier import SENDING_SLOTS
@@ -291,7 +290,7 @@ def main() -> int:
     """Print the table; with --log append it too."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--log", action="store_true", help="append to docs/bench/LOG.md")
+    parser.add_argument("--log", action="store_true", help=LOG_HELP)
     options = parser.parse_args()
     mp.set_start_method("spawn")
     load = os.getloadavg()[0]
@@ -299,8 +298,7 @@ def main() -> int:
     frames = f"{BLOCKS} blocks of {BLOCK_BYTES >> 10} KiB a transfer, {SENDING_SLOTS} slots, "
     lines = [*setting_lines("bench/transfer.py", frames, load), "", *LINES]
     if options.log:
-        with LOG.open("a") as log:
-            log.write(log_entry("\n".join(lines)))
+        keep_report("\n".join(lines))
     return 0
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FOLDERS = ("docs", "bench/results")
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(file for name in FOLDERS for file in (ROOT / name).rglob("*.md"))]
+)
 NOTES = sorted(path for path in (ROOT / "docs" / "design").glob("*.md") if path.name != "README.md")
 ROOM_PAGES = (
     "architecture.md",

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 
 MAX_BLOCKS = 2_000_000
-"""Distinct blocks that an index holds by default: 0.25 GB (docs/bench/LOG.md)."""
+"""Distinct blocks that an index holds by default: 0.25 GB (bench/results)."""
 
 _CLEARED_AT_ONCE = 4096  # blocks, so that no call takes much longer than another
 _EVICTED_AT_ONCE = 4096
