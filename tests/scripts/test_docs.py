@@ -17,6 +17,7 @@ NOTES = sorted(path for path in (ROOT / "docs" / "design").glob("*.md") if path.
 ROOM_PAGES = (
     "architecture.md",
     "drain.md",
+    "extending.md",
     "gpu.md",
     "http-limits.md",
     "kv-blocks.md",
