@@ -1,0 +1,137 @@
+"""All that these tests take from inside the operator and pdctl: when a name moves, this file alone
+follows.
+
+Objects go in as plain documents, and what comes out is plain data.
+"""
+
+import base64
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.errors import InvalidObjectError
+from pdcluster_api.manifests.render import Owner, Site
+from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
+from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.observed.state import Observed, ScalerState
+from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_api.schema.load import parse
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_operator.loop import Loop, LoopSettings
+from pdcluster_operator.reconcile.desired import Rendering
+from pdcluster_operator.reconcile.records import Records
+from pdcluster_operator.reconcile.tls import tls_step
+from pdctl.cli.main import main
+from pdctl.replay.run import replay
+from pdctl.replay.speeds import Speeds
+from pdctl.replay.trace import read_trace
+from tests.operator.pdcluster_api.plan.clusters import NOW, running, workload
+from tests.operator.pods import pod_states
+
+__all__ = ["main"]
+
+Document = dict[str, Any]
+UID = "00000000-0000-0000-0000-000000000001"
+SITE = Site("worker:1", "etcd:1", "pdcluster-system", server_image="server:1")
+
+
+def revision(document: Document) -> str:
+    """The revision of an object's spec."""
+    return revision_of(parse(document).spec)
+
+
+def as_declared(document: Document, **fields: Any) -> Observed:
+    """Observed state of an object whose workers are all ready."""
+    cluster = parse(document)
+    return running(cluster, **{"workloads": _whole(cluster), **fields})
+
+
+def _whole(cluster: PDCluster) -> list[Any]:
+    name, target = cluster.metadata.name, revision_of(cluster.spec)
+    sizes = {
+        WorkloadId(name, role, pool.name, target): pool.replicas
+        for role, spec in cluster.spec.roles.present().items()
+        for pool in spec.pools
+    }
+    return [workload(of, size, pods=pod_states(of, range(size))) for of, size in sizes.items()]
+
+
+def scaler(role: str, replicas: int, seen: int, writer: str | None = None) -> ScalerState:
+    """The scaler of pool cpu."""
+    return ScalerState(role, "cpu", replicas, seen, writer)
+
+
+def reported(document: Document, observed: Observed, now: str = NOW) -> Document:
+    """Status and events of one reconcile, and the workloads that it leaves, by replicas; the
+    document may be one that is refused.
+    """
+    try:
+        plan: Any = plan_cluster(parse(document), observed, now)
+    except InvalidObjectError as e:
+        plan = plan_invalid(e.faults, observed, now)
+    found = {"status": plan.status, "events": [asdict(each) for each in plan.events]}
+    if isinstance(plan, ClusterPlan):
+        found["workloads"] = {each.id.name: each.replicas for each in plan.workloads}
+        found["drain"] = sorted(plan.commands)
+    return found
+
+
+def manifests(document: Document) -> Iterator[Mapping[str, Any]]:
+    """All children of an object whose workers are ready; of Secrets the values' first lines."""
+    cluster = parse(document)
+    owner = Owner(cluster.metadata.name, cluster.metadata.namespace or "default", UID)
+    metadata = {"name": owner.name, "namespace": owner.namespace, "uid": UID, "generation": 1}
+    live = Live({**document, "metadata": metadata}, [])
+    records = Records(cluster, live, owner, SITE.image_beside(cluster.spec.engine.type), True)
+    plan = plan_cluster(cluster, as_declared(document), NOW)
+    yield from Rendering(cluster, owner, SITE, records).manifests(plan)
+    for secret in tls_step(live, owner, datetime.fromisoformat(NOW)).manifests:
+        values = {
+            key: base64.b64decode(value).splitlines()[0].decode()
+            for key, value in secret["data"].items()
+        }
+        yield {**secret, "data": values}
+
+
+def decisions(document: Document, trace: Path) -> list[Document]:
+    """`lastDecisions` of a replay, but all of them, and the oldest first."""
+    cluster = parse(document)
+    status: Document = {}
+    found: list[Document] = []
+    for moment in replay(cluster.spec, read_trace(trace), Speeds()):
+        if moment.record is not None:
+            status = _with_decision(cluster, status, moment.record)
+            found.append(status["autoscaling"]["lastDecisions"][0])
+    assert status["autoscaling"]["lastDecisions"] == found[:-11:-1]
+    return found
+
+
+def _with_decision(cluster: PDCluster, status: Document, decision: Decision) -> Document:
+    observed = running(cluster, status=status, decision=decision)
+    return dict(plan_cluster(cluster, observed, NOW).status)
+
+
+def metrics() -> Iterator[Document]:
+    """Every family of the operator's /metrics."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    ApiMetrics(registry)
+    no_client: Any = None
+    Loop(no_client, no_client, LoopSettings(SITE, "operator-0"), registry)
+    for collector in list(registry._collector_to_names):
+        for family in collector.collect():
+            owner: Any = collector if hasattr(collector, "_labelnames") else family
+            yield {
+                "name": family.name,
+                "type": family.type,
+                "help": family.documentation,
+                "labels": list(owner._labelnames),
+            }

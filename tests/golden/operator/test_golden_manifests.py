@@ -1,0 +1,39 @@
+"""Manifests of every example and of an object with everything, and names on /metrics."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.golden.operator.golden_yaml import RECORDS, as_yaml
+from tests.golden.operator.operator_adapter import manifests, metrics
+from tests.golden.records import check, check_names
+from tests.operator.object_cases import FULL, minimal
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+FOLDER = RECORDS / "manifests"
+
+
+def everything() -> dict[str, Any]:
+    document = minimal()
+    FULL(document)
+    return document
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_manifests_of_an_example(path: Path) -> None:
+    check(FOLDER / path.name, as_yaml(list(manifests(yaml.safe_load(path.read_text())))))
+
+
+def test_manifests_of_an_object_with_everything() -> None:
+    check(FOLDER / "everything.yaml", as_yaml(list(manifests(everything()))))
+
+
+def test_every_record_of_manifests_has_its_example() -> None:
+    check_names(FOLDER, ["everything.yaml", *(path.name for path in EXAMPLES)])
+
+
+def test_metrics() -> None:
+    found = sorted(metrics(), key=lambda family: family["name"])
+    check(RECORDS / "metrics.yaml", as_yaml(found))
