@@ -4,6 +4,7 @@ scripted engine.  All that the records of transcripts import from inside stands 
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.decode.remote import RemotePrefill
 from pdcluster_worker.dispatch.engines.client import EngineClient
 from pdcluster_worker.dispatch.engines.engines import Engine, Engines
+from pdcluster_worker.dispatch.engines.metrics import EngineMetrics
 from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import PeerError
@@ -57,7 +59,7 @@ TURNS = 50  # of the event loop between two steps of the engine: others have don
 
 @dataclass(frozen=True)
 class Scene:
-    """What one request of `requests.yaml` meets; see there."""
+    """Settings of one request of `requests.yaml`: see there."""
 
     answers: Sequence[str] = ("Hello",)
     peers: Sequence[dict[str, Any]] = ()
@@ -215,18 +217,24 @@ class DecodePeer:
                 return
 
 
+@dataclass(frozen=True)
+class Served:
+    """A worker that is listening."""
+
+    port: int
+    engine: ScriptedEngine
+    metrics: Metrics
+
+
 @asynccontextmanager
-async def serving(
-    scene: Scene, model: Path, folder: Path
-) -> AsyncIterator[tuple[int, ScriptedEngine]]:
-    """Port and engine of a scene's worker.  model: its folder; folder: an empty one for policy
-    and keys.
-    """
+async def serving(scene: Scene, model: Path, folder: Path) -> AsyncIterator[Served]:
+    """Run the worker of a scene.  model: its folder; folder: an empty one for policy and keys."""
     script = Script(scene, model)
     engine, policy = SteppingEngine(script, scene), _policy(scene, folder)
     client = EngineClient(engine)
     facts = replace(FACTS, vocab_size=END + 1, max_model_len=scene.max_model_len, num_blocks=1000)
     engines, metrics = Engines(Engine(client, facts, "127.0.0.1:9100")), Metrics()
+    EngineMetrics(metrics, time.monotonic)
     worker = Worker("decode", engines, metrics, policy)
     worker.state = "ready"
     backend = WorkerBackend("tiny", engines)
@@ -246,7 +254,7 @@ async def serving(
     server = await serve(app, "127.0.0.1", 0, options["limits"])
     tasks = [asyncio.create_task(client.run()), asyncio.create_task(engine.run())]
     try:
-        yield server.port, engine
+        yield Served(server.port, engine, metrics)
     finally:
         await server.close()
         for task in tasks:

@@ -13,9 +13,8 @@ import pytest_asyncio
 import yaml
 
 from tests.golden import records
-from tests.golden.worker.rig import Scene, ScriptedEngine, serving
+from tests.golden.worker.rig import Scene, Served, serving
 from tests.golden.worker.transcripts import exchange, request_bytes, steady
-from tests.worker.server.conftest import build_model_folder
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records" / "transcripts"
@@ -39,10 +38,9 @@ class Workers:
     def __init__(self, model: Path, folder: Path) -> None:
         self._model, self._folder = model, folder
         self._ends: list[AsyncExitStack] = []
-        self._running: dict[str, tuple[int, ScriptedEngine]] = {}
+        self._running: dict[str, Served] = {}
 
-    async def of(self, scene: Scene) -> tuple[int, ScriptedEngine]:
-        """Its port and its engine."""
+    async def of(self, scene: Scene) -> Served:
         if (name := repr(scene)) not in self._running:
             folder = self._folder / str(len(self._ends))
             folder.mkdir()
@@ -56,8 +54,7 @@ class Workers:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
-    model = build_model_folder(tmp_path_factory.mktemp("model"))
+async def workers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
     workers = Workers(model, tmp_path_factory.mktemp("workers"))
     yield workers
     await workers.close()
@@ -72,25 +69,25 @@ def scene_of(request: dict[str, Any]) -> Scene:
 async def test_transcript(name: str, workers: Workers) -> None:
     request, stream = CASES[name]
     scene = scene_of(request)
-    port, engine = await workers.of(scene)
-    async with asyncio.timeout(DEADLINE_SECONDS), hanging(scene.waiting, port, engine):
-        answers = await conversation(port, request, stream)
+    worker = await workers.of(scene)
+    async with asyncio.timeout(DEADLINE_SECONDS), hanging(scene.waiting, worker):
+        answers = await conversation(worker.port, request, stream)
     records.check(RECORDS / f"{name}.txt", steady("\n".join(answers)))
 
 
 @asynccontextmanager
-async def hanging(count: int, port: int, engine: ScriptedEngine) -> AsyncIterator[None]:
+async def hanging(count: int, worker: Served) -> AsyncIterator[None]:
     """So many other requests, which have reached the engine."""
-    tasks, known = list[asyncio.Task[str]](), len(engine.inputs)
+    tasks, known = list[asyncio.Task[str]](), len(worker.engine.inputs)
     for number in range(count):
-        tasks.append(asyncio.create_task(exchange(port, request_bytes({}, stream=None))))
-        while len(engine.inputs) <= known + number:
+        tasks.append(asyncio.create_task(exchange(worker.port, request_bytes({}, stream=None))))
+        while len(worker.engine.inputs) <= known + number:
             await asyncio.sleep(0.001)
     yield
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    while len(engine.inputs) < known + 2 * count:  # each is aborted
+    while len(worker.engine.inputs) < known + 2 * count:  # each is aborted
         await asyncio.sleep(0.001)
 
 
