@@ -10,7 +10,7 @@ ROUTERS := $(CACHE)/routers
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts run test clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts docs run test clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,9 +34,18 @@ $(KUBERNETES)/.ready: scripts/kubernetes.sh | .venv/.ready
 proto: setup ## generate the gRPC code again after a change of worker/proto
 	@scripts/proto.sh
 
-charts: setup ## after a change of the CRDs or the sample cluster: the chart's copies, and docs/reference.md
+charts: setup ## after a change of the CRDs, the sample cluster or pdctl: the chart's copies, docs/reference.md and docs/cli.md
 	@$(PYTHON) scripts/chart_copies.py
 	@$(PYTHON) scripts/reference.py
+	@$(PYTHON) scripts/cli_page.py
+
+docs: .venv-docs/.ready ## build the documentation site into site/, strict: no dead link or anchor, no page without a place
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+
+.venv-docs/.ready: requirements-docs.txt
+	@python3 -m venv .venv-docs
+	@.venv-docs/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
 
 run: setup model ## serve examples/chat.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/chat.yaml
@@ -84,4 +93,4 @@ e2e: setup model kubernetes ## all tests on a real cluster: the one that is up, 
 	@$(PYTHON) -m pytest e2e
 
 clean: ## remove .venv and every cache in this folder
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -28,6 +28,7 @@ _RATIOS = (
 DEFINITIONS = f"""\
 Measured by the client, on one monotonic clock, over complete answers; a failed answer counts in
 `sent` and is never good.
+
 - TTFT: scheduled arrival to first chunk (closed loop: a request is due when its client is free),
   so waiting for a free system is in it.
 - TPOT: per request, (e2e - TTFT) / (output tokens - 1), e2e to the last chunk.

@@ -29,6 +29,7 @@ run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py
 run charts .venv/bin/python scripts/chart_copies.py --check
 run reference .venv/bin/python scripts/reference.py --check
+run cli .venv/bin/python scripts/cli_page.py --check
 
 if [ "${#failed[@]}" -gt 0 ]; then
     echo "check: failed: ${failed[*]}"

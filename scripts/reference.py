@@ -17,7 +17,7 @@ CRDS = ("pdcluster", "pdpoolscaler")
 HEAD = """# Reference
 
 Every field of a PDCluster and of its scalers.  Made from the CRDs by `make charts`: a change
-belongs in [crds/](../crds).  A section that is like an earlier one is not repeated.
+belongs in `crds/`.  A section that is like an earlier one is not repeated.
 """
 
 Schema = Mapping[str, Any]

@@ -93,6 +93,15 @@ def test_index_of_the_design_notes_has_every_one_once() -> None:
     assert sorted(listed) == [path.name for path in NOTES]
 
 
+def test_the_site_has_a_place_for_every_page_once() -> None:
+    """`make docs` checks it too, with packages of its own."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"([\w/-]+\.md)$", nav, re.MULTILINE)
+    pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+
+    assert sorted(listed) == sorted(page.as_posix() for page in pages)
+
+
 @pytest.mark.parametrize("note", NOTES, ids=lambda path: path.stem)
 def test_a_design_note_has_its_four_parts_and_is_short(note: Path) -> None:
     text = note.read_text()
