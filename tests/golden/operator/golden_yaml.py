@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 RECORDS = Path(__file__).parent / "records"
-LARGE = 600
+LARGE = 150
 """Characters from which an equal mapping is written once, and then by its anchor."""
 
 

@@ -18,13 +18,23 @@ from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.manifests.render import Owner, Site
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_api.plan.observed.decision import Decision
-from pdcluster_api.plan.observed.state import Observed, ScalerState
+from pdcluster_api.plan.observed.decision import Decision, Input, Step
+from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import (
+    Device,
+    Disaggregation,
+    DiscoveryState,
+    Failure,
+    Observed,
+    ScalerState,
+    WorkerRecords,
+)
+from pdcluster_api.plan.observed.verification import Verification, Verifications
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_api.schema.workload import PoolPair, WorkloadId
 from pdcluster_operator.loop import Loop, LoopSettings
 from pdcluster_operator.reconcile.desired import Rendering
 from pdcluster_operator.reconcile.records import Records
@@ -33,13 +43,40 @@ from pdctl.cli.main import main
 from pdctl.replay.run import replay
 from pdctl.replay.speeds import Speeds
 from pdctl.replay.trace import read_trace
-from tests.operator.pdcluster_api.plan.clusters import NOW, running, workload
-from tests.operator.pods import pod_states
+from tests.operator.pdcluster_api.plan.clusters import (
+    NOW,
+    failing_pod,
+    identity,
+    running,
+    workload,
+)
+from tests.operator.pods import pod_state, pod_states
 
-__all__ = ["main"]
+__all__ = [
+    "NOW",
+    "Decision",
+    "Device",
+    "Disaggregation",
+    "DiscoveryState",
+    "Failure",
+    "Input",
+    "Observed",
+    "PoolPair",
+    "Problem",
+    "Step",
+    "Verification",
+    "Verifications",
+    "WorkerRecords",
+    "failing_pod",
+    "identity",
+    "main",
+    "pod_state",
+    "workload",
+]
 
 Document = dict[str, Any]
 UID = "00000000-0000-0000-0000-000000000001"
+AT = datetime.fromisoformat(NOW)
 SITE = Site("worker:1", "etcd:1", "pdcluster-system", server_image="server:1")
 
 
@@ -93,7 +130,7 @@ def manifests(document: Document) -> Iterator[Mapping[str, Any]]:
     records = Records(cluster, live, owner, SITE.image_beside(cluster.spec.engine.type), True)
     plan = plan_cluster(cluster, as_declared(document), NOW)
     yield from Rendering(cluster, owner, SITE, records).manifests(plan)
-    for secret in tls_step(live, owner, datetime.fromisoformat(NOW)).manifests:
+    for secret in tls_step(live, owner, AT).manifests:
         values = {
             key: base64.b64decode(value).splitlines()[0].decode()
             for key, value in secret["data"].items()
