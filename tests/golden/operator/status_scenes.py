@@ -126,7 +126,11 @@ def draining() -> Scene:
     return CHAT, replace(seen, scalers=scalers, status=READY)
 
 
-MOVED: dict[str, Any] = {"num_tokens": 8, "num_bytes": 11_800_000, "bytes_per_second": 1_200_000_000}
+MOVED: dict[str, Any] = {
+    "num_tokens": 8,
+    "num_bytes": 11_800_000,
+    "bytes_per_second": 1_200_000_000,
+}
 REFUSES = of.Disaggregation("tcp", (("p-0", "KV geometry differs: set model.dtype"),), 1)
 SHORT = of.Problem("CapacityShort", "decode: B200 is short of 2 workers")
 WRONG = chat({"engine.blocksize": 16, "roles.decode.pools.0.gpu": "B900"})
@@ -181,7 +185,6 @@ SCENES: dict[str, Scene] = {
     "node lost": (CHAT, with_decode(ending(0, LONG_AGO), of.pod_state(DECODE, 1), ready=1)),
     "pod ends on time": (CHAT, with_decode(ending(0, of.NOW), of.pod_state(DECODE, 1), ready=1)),
     "etcd starts": etcd(True, 1, 3, error="no quorum"),
-    "etcd lacks a member": etcd(True, 2, 3),
     "etcd unreachable": etcd(False, error="etcd a:2379 refuses"),
     "etcd full": etcd(True, 3, 3, is_full=True),
     "etcd full in memory": etcd(True, 1, 1, is_full=True, in_memory=True),

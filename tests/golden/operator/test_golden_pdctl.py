@@ -1,0 +1,129 @@
+"""Exit code and output of pdctl's commands, as a user types them, in a folder of small files."""
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.golden.operator.golden_yaml import RECORDS
+from tests.golden.operator.operator_adapter import main, reported
+from tests.golden.operator.status_scenes import CHAT, NEXT, RECREATE, SCENES, chat
+from tests.golden.records import check, check_names
+from tests.operator.object_cases import at
+
+TRACE = "seconds,requests_per_second,input_tokens,output_tokens\n0,1,1000,100\n60,30,1000,100\n"
+FOLDER = RECORDS / "pdctl"
+COMMANDS = yaml.safe_load((Path(__file__).parent / "commands.yaml").read_text())
+WRONG = yaml.safe_load((Path(__file__).parent / "wrong_fields.yaml").read_text())
+OTHERS = ("replay", "wrong_fields", "examples")
+EXAMPLES = Path(__file__).parents[3] / "examples"
+OF_AUTOSCALER = "autoscaled, and scaled by hand"
+
+Pdctl = Callable[[str], str]
+
+
+def files() -> dict[str, Any]:
+    """Files that the commands read, by name."""
+    scaled, seen = SCENES[OF_AUTOSCALER]
+    wrong = chat({"engine": {"blocksize": 16, "threads": "two"}})
+    mixed = {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}
+    budget = {"mode": "On", "budget": {"total": 9}}
+    return {
+        "chat.yaml": CHAT,
+        "next.yaml": NEXT,
+        "recreate.yaml": RECREATE,
+        "bigger.yaml": chat({"roles.decode.pools.0.replicas": 4}),
+        "scaled.yaml": chat({"autoscale": budget}),
+        "pools.yaml": chat({"roles.decode.pools": [{"name": "new", "replicas": 3}]}),
+        "b300.yaml": chat({"roles.decode.pools.0.gpu": "B300"}),
+        "other.yaml": {**CHAT, "metadata": {"name": "other"}},
+        "mixed.yaml": chat({"roles": mixed}),
+        "wrong.yaml": wrong,
+        "why.yaml": {**scaled, **reported(scaled, seen)},
+        "status.yaml": reported(*SCENES["autoscaled, short of capacity"])["status"],
+        "trace.csv": TRACE,
+        "wrong.csv": TRACE + "30,nan,1,1\n90,-1,1,1\n",
+        "notes.txt": "a: [",
+        "list.yaml": [1, 2],
+        "kubeconfig.yaml": "a: [",
+    }
+
+
+@pytest.fixture
+def pdctl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> Pdctl:
+    """Run one command line; returns it with its exit code and all that it wrote."""
+    for name in ("KUBECONFIG", "PDCLUSTER_PORT", "PDCLUSTER_VLLM", "PDCLUSTER_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    terminal = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100", "KUBECONFIG": "none"}
+    for name, value in {**terminal, "XDG_STATE_HOME": "state", "HOME": "home"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else its name is shown
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str) -> str:
+        monkeypatch.setattr("sys.argv", shlex.split(line))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        found = capfd.readouterr()
+        out, err = (plain_text(text, tmp_path) for text in (found.out, found.err))
+        said = "".join(f"{name}:\n{text}" for name, text in (("out", out), ("err", err)) if text)
+        return f"$ {line}\nexit code {ended.value.code or 0}\n{said}\n"
+
+    return run
+
+
+def plain_text(text: str, folder: Path) -> str:
+    """Without the path of the folder, the frames around errors and pages, and what fills them."""
+    return re.sub(r"[ ─│╭╮╰╯]+$", "", text.replace(str(folder), "FOLDER"), flags=re.M)
+
+
+def write(content: Any, path: Path) -> None:
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+
+
+@pytest.mark.parametrize("group", COMMANDS)
+def test_commands(group: str, pdctl: Pdctl) -> None:
+    for name, content in files().items():
+        write(content, Path(name))
+    check(FOLDER / f"{group}.txt", "".join(map(pdctl, COMMANDS[group])))
+
+
+def test_every_record_of_pdctl_has_its_commands() -> None:
+    check_names(FOLDER, [f"{name}.txt" for name in (*COMMANDS, *OTHERS)])
+
+
+def test_files_of_a_replay(pdctl: Pdctl, tmp_path: Path) -> None:
+    document = chat({"roles.decode.pools.0.maxReplicas": 4})
+    write(document, Path("chat.yaml"))
+    write(TRACE, Path("trace.csv"))
+    said = pdctl("pdctl autoscale replay trace.csv -f chat.yaml --out out --no-plot")
+    written = sorted((tmp_path / "out").iterdir())
+    texts = [f"{path.name}:\n{path.read_text()}" for path in written]
+    check(FOLDER / "replay.txt", "\n".join([said, *texts]))
+
+
+def test_validate_says_every_fault(pdctl: Pdctl) -> None:
+    found = []
+    for change in WRONG:
+        document = chat()
+        for path, value in change.items():
+            at(path, value)(document)
+        write(document, Path("chat.yaml"))
+        found.append(f"{json.dumps(change)}\n{pdctl('pdctl validate chat.yaml')}")
+    check(FOLDER / "wrong_fields.txt", "".join(found))
+
+
+def test_validate_takes_every_example(pdctl: Pdctl) -> None:
+    found = []
+    for path in sorted(EXAMPLES.glob("*.yaml")):
+        write(path.read_text(), Path(path.name))
+        found.append(pdctl(f"pdctl validate {path.name}"))
+    check(FOLDER / "examples.txt", "".join(found))
