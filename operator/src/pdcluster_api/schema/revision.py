@@ -6,7 +6,7 @@ there are do not count: a pool can come and go, and keeps its gpu for its life.
 Nor do definitions of accelerators, which come and go with pools, and which
 no edit changes (the CRD holds both).  Values that are the default do not count
 either, so that an operator that knows one more field gives every object the
-revision it had.
+revision it had; a given size counts whose default a CPU and an accelerator differ in.
 
 A new revision is named by the spec as it is written, as it ever was.  A spec whose pods are the
 same as those of a revision that runs keeps that one's name (`at_revision`): so written otherwise,
@@ -50,7 +50,7 @@ def written_revision(spec: PDClusterSpec) -> str:
 
 def written_names(spec: PDClusterSpec) -> tuple[str, str]:
     """Revisions that name the spec as it is written: by this operator, and by one that gave
-    workers on accelerators the sizes of a CPU.
+    all workers the sizes of a CPU.
     """
     same = _Same(spec)
     return _written(same), _written(same, knows_devices=False)
@@ -141,12 +141,10 @@ def _roles(
 
 
 def _by_device(spec: PDClusterSpec, role: str) -> dict[str, Any]:
-    """Given values that are a CPU's default, where some workers compute on an accelerator, which
-    has another.
+    """Given values that are a CPU's default, while an accelerator has another: whichever pools
+    there are, so that a pool of either can come and go.
     """
-    engine, pools = spec.engine_of(role), spec.roles.present()[role].pools
-    if not any(engine.computes_on(pool.gpu) for pool in pools):
-        return {}
+    engine = spec.engine_of(role)
     return engine.model_dump(include=set(BY_DEVICE & engine.model_fields_set))
 
 

@@ -1,8 +1,9 @@
 """The fields in which two objects differ, by their paths in YAML."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from pdcluster_api.schema.engine import BY_DEVICE, EngineSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 
 Differing = tuple[str, Any, Any]
@@ -13,11 +14,24 @@ def changed_fields(old: PDCluster, new: PDCluster) -> list[Differing]:
     """Every field whose value differs, in the order of the sections; pools are matched by name."""
     before, after = dict(_leaves("", _document(old))), dict(_leaves("", _document(new)))
     paths = list(dict.fromkeys([*before, *after]))
-    return [
+    differing = [
         (path, before.get(path), after.get(path))
         for path in paths
         if before.get(path) != after.get(path)
     ]
+    return [*differing, *_newly_given(old.spec.engine, new.spec.engine)]
+
+
+def _newly_given(old: EngineSpec, new: EngineSpec) -> Iterator[Differing]:
+    """Sizes that are the same on a CPU, and that one engine gives and the other leaves out."""
+    before, after = _sizes(old, old.model_fields_set), _sizes(new, new.model_fields_set)
+    same = _sizes(old, BY_DEVICE).items() & _sizes(new, BY_DEVICE).items()
+    for name in sorted(dict(same).keys() & (before.keys() ^ after.keys())):
+        yield f"spec.engine.{name}", before.get(name), after.get(name)
+
+
+def _sizes(engine: EngineSpec, fields: Set[str]) -> dict[str, Any]:
+    return engine.model_dump(mode="json", by_alias=True, include=set(BY_DEVICE & fields))
 
 
 def _document(cluster: PDCluster) -> dict[str, Any]:

@@ -22,6 +22,7 @@ ROLLS: dict[str, Change] = {
     "image": at("spec.image.name", "worker:2"),
     "pull policy": at("spec.image.pullPolicy", "Always"),
     "engine": at("spec.engine.blockSize", 32),
+    "size that a CPU has anyway, and no accelerator": at("spec.engine.kvCacheMemory", "1Gi"),
     "engine of a role": at("spec.roles.decode.engine.maxSequences", 32),
     "resources": at("spec.roles.decode.resources.limits", {"memory": "1Gi"}),
     "pod template": at("spec.podTemplate", {"spec": {"hostNetwork": True}}),
@@ -70,7 +71,6 @@ STAYS: dict[str, Change] = {
     ),
     "a default": at("spec.engine.blockSize", 16),
     "a default of a role": at("spec.roles.decode.engine.blockSize", 16),
-    "a default in other words": at("spec.engine.kvCacheMemory", "1Gi"),
     "sections with nothing in them": both(
         at("spec.engine", {}), at("spec.image", {}), at("spec.roles.decode.resources", {})
     ),

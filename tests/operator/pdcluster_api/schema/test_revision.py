@@ -8,8 +8,8 @@ from pydantic import Field
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.revision import revision_of
-from tests.operator.object_cases import Change, at, minimal, without
+from pdcluster_api.schema.revision import revision_of, template_hash
+from tests.operator.object_cases import CPU, Change, at, minimal, without
 from tests.operator.pdcluster_api.schema.revision_cases import ROLLS, STAYS, revision
 
 
@@ -37,6 +37,18 @@ def test_other_changes_leave_the_revision(change: Change, document: dict[str, An
     change(document)
 
     assert revision(document) == revision(minimal())
+
+
+def test_a_pool_of_accelerators_comes_and_goes_whatever_sizes_are_given(
+    document: dict[str, Any],
+) -> None:
+    at("spec.engine", {"maxSequences": 64, "kvCacheMemory": "1Gi"})(document)
+    before = parse(document).spec
+    at("spec.roles.decode.pools", [CPU, {"name": "b300", "gpu": "B300", "replicas": 1}])(document)
+    after = parse(document).spec
+
+    assert revision_of(after) == revision_of(before)
+    assert template_hash(after) == template_hash(before)
 
 
 def test_same_engine_said_in_another_place_is_the_same_revision(document: dict[str, Any]) -> None:
