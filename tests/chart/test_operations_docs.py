@@ -1,4 +1,4 @@
-"""docs/kubernetes.md and docs/gitops.md say what is: reasons, rights, values,
+"""The pages about Kubernetes and docs/gitops.md say what is: reasons, rights, values,
 commands and objects.
 """
 
@@ -26,12 +26,13 @@ TYPES = {
     conditions.INGRESS_READY,
     conditions.ACCELERATORS_IN_USE,
 }
-KUBERNETES = (ROOT / "docs" / "kubernetes.md").read_text()
+PAGES = ("kubernetes", "operations", "troubleshooting")
+KUBERNETES = "\n".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES)
 GITOPS = (ROOT / "docs" / "gitops.md").read_text()
 
 
 def section(title: str) -> str:
-    """One section of docs/kubernetes.md."""
+    """One section of these pages."""
     return KUBERNETES.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 

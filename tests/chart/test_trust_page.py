@@ -75,7 +75,7 @@ def test_editors_of_a_namespace_may_write_pdclusters_unless_a_value_of_the_chart
     assert "`rbac.aggregate: false`" in TRUST
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/kubernetes.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
 def test_the_page_is_linked(page: str) -> None:
     assert "trust.md)" in (ROOT / page).read_text()
 

@@ -199,7 +199,7 @@ async def test_the_role_of_workers_writes_no_commands(etcd: TlsEtcd) -> None:
 def test_the_page_and_the_example_show_the_same_roles() -> None:
     page = [
         line.strip()
-        for line in (EXAMPLE.parents[1] / "docs" / "kubernetes.md").read_text().splitlines()
+        for line in (EXAMPLE.parents[1] / "docs" / "operations.md").read_text().splitlines()
     ]
     lines = [shlex.split(line)[1:] for line in page if line.startswith("etcdctl ")]
     assert [[word.replace("chat", NAME) for word in words] for words in lines] == documented()
