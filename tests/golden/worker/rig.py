@@ -3,6 +3,7 @@ scripted engine.  All that the records of transcripts import from inside stands 
 """
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -73,6 +74,7 @@ class Scene:
     fails_after: int | None = None
     refuses: str | None = None
     waiting: int = 0
+    limits: dict[str, Any] = field(default_factory=dict)
     max_model_len: int = 4000
 
 
@@ -241,8 +243,11 @@ async def serving(scene: Scene, model: Path, folder: Path) -> AsyncIterator[Serv
     if scene.state != "loading":
         backend.engines_are_ready()
         backend.serve(_node(worker, script, scene))
-        worker.announce(scene.state)
-    options: dict[str, Any] = {"limits": lambda: limits_of(policy.http_limits)}
+        worker.announce("ready" if scene.state == "stalled" else scene.state)
+    if scene.state == "stalled":
+        client.stall("it makes no progress")
+    limits = dataclasses.replace(limits_of(policy.http_limits), **scene.limits)
+    options: dict[str, Any] = {"limits": lambda: limits}
     if scene.keys:
         options["tenant_of"] = ApiKeys(_keys(scene, folder)).tenant_of
     if scene.role == "prefill":

@@ -70,17 +70,18 @@ async def test_transcript(name: str, workers: Workers) -> None:
     request, stream = CASES[name]
     scene = scene_of(request)
     worker = await workers.of(scene)
-    async with asyncio.timeout(DEADLINE_SECONDS), hanging(scene.waiting, worker):
+    async with asyncio.timeout(DEADLINE_SECONDS), hanging(request, scene.waiting, worker):
         answers = await conversation(worker.port, request, stream)
     records.check(RECORDS / f"{name}.txt", steady("\n".join(answers)))
 
 
 @asynccontextmanager
-async def hanging(count: int, worker: Served) -> AsyncIterator[None]:
-    """So many other requests, which have reached the engine."""
+async def hanging(request: dict[str, Any], count: int, worker: Served) -> AsyncIterator[None]:
+    """So many other requests of the same client, which have reached the engine."""
+    sent = request_bytes({"headers": request.get("headers", {})}, stream=None)
     tasks, known = list[asyncio.Task[str]](), len(worker.engine.inputs)
     for number in range(count):
-        tasks.append(asyncio.create_task(exchange(worker.port, request_bytes({}, stream=None))))
+        tasks.append(asyncio.create_task(exchange(worker.port, sent)))
         while len(worker.engine.inputs) <= known + number:
             await asyncio.sleep(0.001)
     yield

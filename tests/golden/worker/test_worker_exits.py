@@ -46,14 +46,12 @@ OUTCOMES: dict[str, tuple[list[str], Change | None, dict[str, str]]] = {
     "no flag": ([], None, {}),
     "unknown flag": (["--colour"], {}, {}),
     "no engine file": (["--engine-config", "/no"], None, {}),
-    "engine file that is no mapping": ([], {"": 1}, {}),
     "unknown setting": ([], {"colour": "blue"}, {}),
     "setting out of its range": ([], {"listen": {"http": 70000}}, {}),
     "setting of another role": ([], {"gpu": "B200"}, {}),
     "no identity": ([], {}, {"POD_NAME": ""}),
     "no certificates": ([], {"tls": {"ca": "/no", "certificate": "/no", "key": "/no"}}, {}),
     "no model": ([], {"model": {"name": "tiny", "path": "/no"}}, {}),
-    "no policy file": (["--policy", "/no"], {}, {}),
     "no device": ([], {"role": "decode", "gpu": "B200"}, {}),
 }
 FETCHES = {
