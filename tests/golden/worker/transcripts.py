@@ -57,12 +57,13 @@ async def exchange(port: int, sent: bytes) -> str:
     """Send a request, and return head and whole body of its answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
+    head = ""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().replace("\r\n", "\n")
         length = _LENGTH.search(head)
         # a refused body is waited for after its answer, a whole one has no more than its length
         body = await (reader.read() if length is None else reader.readexactly(int(length[1])))
-    except asyncio.IncompleteReadError as e:  # of an answer to HEAD, which has no body
+    except asyncio.IncompleteReadError as e:  # closed before: HEAD's answer has no body
         body = e.partial
     finally:
         writer.close()
