@@ -1,4 +1,4 @@
-"""Write the table of fields into docs/clients.md, from the request schemas; --check
+"""Write the table of fields into docs/http.md, from the request schemas; --check
 compares only.
 """
 
@@ -13,7 +13,7 @@ from pdcluster_worker.server.responses.schemas import ResponsesRequest
 from pdcluster_worker.server.schemas.known_fields import Known, table
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 
-PAGE = Path(__file__).parents[1] / "docs" / "clients.md"
+PAGE = Path(__file__).parents[1] / "docs" / "http.md"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
@@ -30,7 +30,7 @@ def main() -> int:
     if "--check" in sys.argv:
         if text != wanted:
             print(
-                "docs/clients.md: its fields are not those of the schemas: run "
+                "docs/http.md: its fields are not those of the schemas: run "
                 "scripts/clients_table.py"
             )
         return int(text != wanted)

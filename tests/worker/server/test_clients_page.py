@@ -1,5 +1,5 @@
-"""docs/clients.md says what this server does: endpoints, fields, and the blocks for OpenAI's
-client, run as they stand there.
+"""docs/http.md says what this server does: endpoints and fields; docs/clients.md has blocks for
+OpenAI's client, run as they stand there.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from client_blocks import blocks, with_port  # noqa: E402
 from clients_table import PAGE, with_fields  # noqa: E402
 
 TEXT = PAGE.read_text()
-OPENAI = [block for block in blocks(TEXT) if block.title == "OpenAI, Python"]
+CLIENTS = (ROOT / "docs" / "clients.md").read_text()
+OPENAI = [block for block in blocks(CLIENTS) if block.title == "OpenAI, Python"]
 SAYS = {
     'stream_options={"include_usage": True}': ("Paris.", "Paris."),
     "response_format=City": (

@@ -2,7 +2,7 @@
 
 A request schema is the one table of what becomes of a field: `Only` marks one that is refused
 by name, with the fix; `Ignored` one that is a hint, accepted without effect; any other field of a
-schema is served.  `table` reads it, for docs/clients.md.  A field of no schema is ignored too.
+schema is served.  `table` reads it, for docs/http.md.  A field of no schema is ignored too.
 """
 
 from dataclasses import dataclass
