@@ -8,9 +8,10 @@ VLLM   := $(CACHE)/vllm
 ROUTERS := $(CACHE)/routers
 # Of two cores, one would often wait with fewer: tests of processes mostly wait for them.
 PROCESSES ?= 3
+SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts docs run test clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts docs run quick test test-apiserver test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,8 +51,16 @@ docs: .venv-docs/.ready ## build the documentation site into site/, strict: no d
 run: setup model ## serve examples/chat.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/chat.yaml
 
-test: setup model kubernetes ## all tests, in PROCESSES side by side (3)
-	@$(PYTHON) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+quick: setup ## thousands of tests without processes and torch, in less than a minute: the loop while you write
+	@$(PYTHON) -m pytest --quick -q -n auto
+
+test: setup model ## all tests that need no Kubernetes, in PROCESSES side by side (3)
+	@$(PYTHON) -m pytest --ignore tests/apiserver $(SIDE_BY_SIDE)
+
+test-apiserver: setup kubernetes ## the tests against a real API server
+	@$(PYTHON) -m pytest tests/apiserver $(SIDE_BY_SIDE)
+
+test-all: test test-apiserver ## all tests
 
 clients: setup model ## every block of docs/clients.md, with its library from the registry (15 minutes, 8 GB for a while); CLIENTS='--only langchain'
 	@$(PYTHON) scripts/clients.py $(CLIENTS)

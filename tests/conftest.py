@@ -32,6 +32,8 @@ if "PDCLUSTER_ANSWERS" not in os.environ:
     atexit.register(answers.cleanup)
     os.environ["PDCLUSTER_ANSWERS"] = answers.name
 
+pytest_plugins = ["tests.quick"]
+
 # On a machine that does other work too, an example's time says nothing of the code.
 settings.register_profile(
     "busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes  # some import torch
+
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for path in ROOT.glob("*/src") if path.parent.name in ("operator", "worker")]
 MODULES = sorted(

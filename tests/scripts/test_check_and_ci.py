@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLOSING = "====== 3 passed in 0.12s ======"
+APISERVER = "====== 2 passed in 0.34s ======"
 
 
 def write_script(path: Path, text: str) -> None:
@@ -22,13 +23,21 @@ def write_script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def run_ci(tree: Path, *, test: str, check: str = "echo checked") -> tuple[int, list[str]]:
-    """Run .ci/run with a `make` whose two targets run the given lines; returns exit status and
-    output lines.
+def run_ci(
+    tree: Path,
+    *,
+    test: str,
+    apiserver: str = f"echo '{APISERVER}'",
+    check: str = "echo checked",
+) -> tuple[int, list[str]]:
+    """Run .ci/run with a `make` whose targets run the given lines; returns exit status and output
+    lines.
     """
     (tree / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tree / ".ci" / "run")
-    write_script(tree / "bin" / "make", f"case $1 in\ntest) {test} ;;\ncheck) {check} ;;\nesac")
+    targets = {"test": test, "test-apiserver": apiserver, "check": check}
+    cases = "\n".join(f"{name}) {line} ;;" for name, line in targets.items())
+    write_script(tree / "bin" / "make", f"case $1 in\n{cases}\nesac")
     environment = {"PATH": f"{tree / 'bin'}:{os.environ['PATH']}", "CI": "true"}
     result = subprocess.run(
         [tree / ".ci" / "run"],
@@ -58,11 +67,11 @@ def run_check(tree: Path, *arguments: str) -> tuple[int, list[str]]:
     return result.returncode, result.stdout.splitlines()
 
 
-def test_ci_ends_with_closing_line_of_pytest(tmp_path: Path) -> None:
+def test_ci_ends_with_closing_lines_of_pytest(tmp_path: Path) -> None:
     status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'")
 
     assert status == 0
-    assert lines == [CLOSING, "checked", CLOSING]
+    assert lines == [CLOSING, APISERVER, "checked", APISERVER, CLOSING]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +93,15 @@ def test_ci_failed_tests_fail_it_and_checks_still_run(tmp_path: Path) -> None:
     status, lines = run_ci(tmp_path, test="echo '1 failed, 2 passed in 0.12s'; exit 1")
 
     assert status == 1
-    assert lines[-2:] == ["checked", "1 failed, 2 passed in 0.12s"]
+    assert lines[-3:] == ["checked", APISERVER, "1 failed, 2 passed in 0.12s"]
+
+
+def test_ci_failed_tests_of_the_api_server_fail_it(tmp_path: Path) -> None:
+    failed = "1 failed, 1 passed in 0.34s"
+    status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'", apiserver=f"echo '{failed}'; exit 1")
+
+    assert status == 1
+    assert lines[-2:] == [failed, CLOSING]
 
 
 def test_ci_failed_checks_fail_it(tmp_path: Path) -> None:
@@ -98,7 +115,7 @@ def test_ci_without_closing_line_fails_and_says_so(tmp_path: Path) -> None:
     status, lines = run_ci(tmp_path, test="echo no setup")
 
     assert status == 1
-    assert "without pytest's closing line" in lines[-1]
+    assert "make test ended without pytest's closing line" in lines[-1]
 
 
 @pytest.mark.parametrize(("e2e_status", "expected"), [(0, 0), (1, 1)])
@@ -110,7 +127,7 @@ def test_ci_runs_e2e_where_there_is_one(tmp_path: Path, e2e_status: int, expecte
     status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'")
 
     assert status == expected
-    assert lines[-2:] == ["python -m pytest e2e", CLOSING]
+    assert lines[-3:] == ["python -m pytest e2e", APISERVER, CLOSING]
 
 
 def test_check_runs_every_tool(tmp_path: Path) -> None:

@@ -43,8 +43,10 @@ def test_what_takes_long_begins_first():
 
 
 def test_make_test_deals_files_out():
-    (command,) = [
-        line for line in (ROOT / "Makefile").read_text().splitlines() if " -m pytest -n " in line
+    (options,) = [
+        line
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if line.startswith("SIDE_BY_SIDE")
     ]
     # the order of tests/conftest.py, not by number of tests
-    assert "--dist loadfile --no-loadscope-reorder" in command
+    assert "--dist loadfile --no-loadscope-reorder" in options

@@ -321,6 +321,7 @@ def test_autotune_prints_the_section_to_paste(
     assert "trial 2: " in result.stderr
 
 
+@pytest.mark.processes
 async def test_cluster_that_does_not_start_is_an_error_with_its_output(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("kind: PDCluster\nspec: {}\n")
     with pytest.raises(StartError, match=r"(?s)did not start:.*error: "):

@@ -36,6 +36,8 @@ from tests.worker.stock.fake_vllm import (
     tokens_event,
 )
 
+pytestmark = pytest.mark.processes
+
 SHAPE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
