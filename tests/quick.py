@@ -64,7 +64,7 @@ class Quick:
     """Leaves out what is not quick."""
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Of files that are not quick, nothing is imported."""
+        """Skip files that are not quick, so that nothing imports them."""
         return None if is_quick(collection_path) else True
 
     @pytest.hookimpl(trylast=True)
@@ -78,7 +78,7 @@ class Quick:
 
 
 def is_quick(path: Path) -> bool:
-    """Whether a file is a quick one, or a folder may hold some."""
+    """Return whether a file is a quick one, or a folder may hold some."""
     folders = [ROOT / folder for folder in FOLDERS]
     if path.is_dir():
         return any(path.is_relative_to(each) or each.is_relative_to(path) for each in folders)

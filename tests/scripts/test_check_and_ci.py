@@ -158,6 +158,8 @@ def test_check_runs_every_tool(tmp_path: Path) -> None:
         "python scripts/chart_copies.py --check",
         "== reference",
         "python scripts/reference.py --check",
+        "== cli",
+        "python scripts/cli_page.py --check",
         "check: all passed",
     ]
 
@@ -177,6 +179,7 @@ def test_check_runs_every_tool(tmp_path: Path) -> None:
         ("python scripts/check_duplicates", "duplicates"),
         ("python scripts/chart_copies", "charts"),
         ("python scripts/reference", "reference"),
+        ("python scripts/cli_page", "cli"),
     ],
 )
 def test_check_names_what_failed_after_running_all(tmp_path: Path, failing: str, name: str) -> None:
@@ -204,6 +207,7 @@ def test_fast_check_leaves_out_what_takes_long(tmp_path: Path) -> None:
             "duplicates",
             "charts",
             "reference",
+            "cli",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""What `make quick` runs, and that it holds to one process without torch."""
+"""Choice of `make quick`, and that its tests hold to one process without torch."""
 
 import os
 import subprocess
