@@ -51,6 +51,9 @@ docs: .venv-docs/.ready ## build the documentation site into site/, strict: no d
 run: setup model ## serve examples/chat.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/chat.yaml
 
+# A container may set it, and then each of hundreds of processes compiles all that it imports.
+quick test test-apiserver: export PYTHONDONTWRITEBYTECODE :=
+
 quick: setup ## thousands of tests without processes and torch, in less than a minute: the loop while you write
 	@$(PYTHON) -m pytest --quick -q -n auto
 
