@@ -7,19 +7,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from pdcluster_worker.engine.ports import TransferEvent
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.device_cache import DeviceKVCache
 from pdcluster_worker.transfer import wire
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.transfer.tcp import TcpTransport
 from pdcluster_worker.transfer.tcp_port import TcpSettings
 from tests.transports import need_transport
+
+if TYPE_CHECKING:
+    from pdcluster_worker.model.device_cache import DeviceKVCache
 
 BLOCK_BYTES = 4096
 NUM_BLOCKS = 16
@@ -51,10 +52,15 @@ class ByteMemory:
     def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None: ...
 
 
-def device_cache() -> DeviceKVCache:
+def device_cache() -> "DeviceKVCache":
     """As many blocks of as many bytes on a device, filled with random numbers: NIXL's slots are
     there too.  The device is the CPU.
     """
+    # here, since writers in processes of their own need no torch
+    import torch
+
+    from pdcluster_worker.model.device_cache import DeviceKVCache
+
     geometry = KVGeometry(1, head_dim=64, num_layers=2, block_size=4, dtype="float32")
     cache = DeviceKVCache(geometry, NUM_BLOCKS, torch.device("cpu"))
     cache.tensor.normal_()
@@ -65,7 +71,7 @@ def device_cache() -> DeviceKVCache:
 class Engine:
     """A transport, its memory and the events that it has given so far."""
 
-    def __init__(self, engine_id: str, memory: ByteMemory | DeviceKVCache) -> None:
+    def __init__(self, engine_id: str, memory: "ByteMemory | DeviceKVCache") -> None:
         self.engine_id = engine_id
         self.memory = memory
         self.awake = threading.Event()
