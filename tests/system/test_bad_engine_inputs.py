@@ -21,27 +21,13 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
 
 POISON = VOCAB_SIZE - 1
 
+# more of them in tests/worker/model/test_pool_length.py, without a process for each
 SIZES = [
     (
         {"numBlocks": None, "kvCacheMemory": 2 * BLOCK_BYTES},
         "the KV blocks hold no request of use: one request of 64 tokens takes 5 KV blocks "
         f"({5 * BLOCK_BYTES} bytes), and there are 2 ({2 * BLOCK_BYTES} bytes, room for 16 tokens)"
         f": raise engine.kvCacheMemory to {5 * BLOCK_BYTES}, or set engine.maxModelLen to 16",
-    ),
-    (
-        {"numBlocks": None, "kvCacheMemory": 100},
-        f"engine.kvCacheMemory leaves 100 bytes, which hold 0 KV blocks of {BLOCK_BYTES} bytes, "
-        "but 5 are needed for a request of 64 tokens: raise engine.kvCacheMemory to "
-        f"{5 * BLOCK_BYTES}",
-    ),
-    (
-        {"numBlocks": 1},
-        "engine.numBlocks leaves 1 KV blocks, but 5 are needed for a request of 64 tokens: raise "
-        "engine.numBlocks to 5",
-    ),
-    (
-        {"numBlocks": 8, "maxModelLen": 200},
-        "engine.maxModelLen=200 does not fit: one request of 200 tokens takes 14 KV blocks",
     ),
     (
         {"numBlocks": None, "kvCacheMemory": 1 << 60},
